@@ -349,6 +349,10 @@ class DecisionItem(Model):
     """`info`, `warning` or `critical`, if the controller declares one."""
     message: str | None
     """The controller's message, if it declares one."""
+    member: str | None
+    """The series whose controller it is, if there is one for each of a family."""
+    stage: int | None
+    """The stage of its escalation, from 1, if the controller escalates."""
 
 
 class RuleErrorItem(Model):

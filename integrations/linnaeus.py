@@ -18,6 +18,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from ..recorder.ranks.rank import this_rank
 from ..recorder.recorder import Recorder
+from ..rules.functions.milestones import exact, position_of
 from ..store.reading.tally import NUM_SAMPLES
 
 _Taken = ParamSpec("_Taken")
@@ -50,7 +51,7 @@ def milestone(fraction: float | str | Fraction, total_steps: int) -> int:
     >>> milestone(0.07, 100), milestone(0.25, 10), milestone("1/3", 9)
     (7, 3, 3)
     """
-    return max(1, math.ceil(Fraction(str(fraction)) * total_steps))
+    return max(1, position_of(exact(fraction), total_steps))
 
 
 class TrainingProgress:
@@ -150,7 +151,7 @@ class TrainingProgress:
 
         An epoch counts once ``end_epoch`` has ended it.
         """
-        share = Fraction(str(fraction))
+        share = exact(fraction)
         due = [f"epochs {self._epochs_ended // epochs}" if epochs and self._epochs_ended >= epochs else ""]
         due += [f"steps {self.global_step // steps}" if steps and self.global_step >= steps else ""]
         if share and self.expected_total_steps:

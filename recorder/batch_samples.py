@@ -24,8 +24,8 @@ from .values import as_text, described
 _TEXT_KINDS: Final = ("U", "S", "O", "T")
 
 #: The element type of each ``array`` type code, in torch and in numpy.
-_TORCH_TYPE: Final = {"f": "float32", "q": "int64", "i": "int32"}
-_NUMPY_TYPE: Final = {"f": "<f4", "q": "<i8", "i": "<i4"}
+_TORCH_TYPE: Final = {"f": "float32", "d": "float64", "q": "int64", "i": "int32"}
+_NUMPY_TYPE: Final = {"f": "<f4", "d": "<f8", "q": "<i8", "i": "<i4"}
 
 
 def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = None) -> SampleLosses:
@@ -40,10 +40,10 @@ def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = Non
     Raises:
         InvalidEvent: Shapes or types do not fit.
     """
-    losses = _packed(samples, "f", "samples")
+    losses = packed_numbers(samples, "f", "samples")
     count = len(losses) // 4
     ids, id_kind = (b"", NO_IDS) if sample_ids is None else _packed_ids(sample_ids, count)
-    tokens = b"" if sample_tokens is None else _packed(sample_tokens, "i", "sample_tokens")
+    tokens = b"" if sample_tokens is None else packed_numbers(sample_tokens, "i", "sample_tokens")
     if sample_tokens is not None and len(tokens) != 4 * count:
         raise InvalidEvent(f"{len(tokens) // 4} sample_tokens for {count} samples")
     return SampleLosses(losses, ids, id_kind, tokens)
@@ -114,7 +114,7 @@ class SampleChoice:
         values, counts = _numbers("f", losses.losses), _numbers("i", losses.tokens)
         over = -math.inf if self.tokens_over is None else self.tokens_over
         flagged = [index for index, loss in enumerate(values) if not loss <= over]
-        rows = [_packed(token_losses[index], "f", "token_losses") for index in flagged]
+        rows = [packed_numbers(token_losses[index], "f", "token_losses") for index in flagged]
         if counts:
             rows = [row[: 4 * counts[index]] for row, index in zip(rows, flagged, strict=True)]
         return _with_flagged(losses, flagged, rows)
@@ -194,7 +194,7 @@ def _packed_ids(ids: Any, count: int) -> tuple[bytes, int]:
     kind = getattr(getattr(ids, "dtype", None), "kind", "")
     listed = ids.tolist() if kind in _TEXT_KINDS else ids
     try:
-        packed = _packed(listed, "q", "sample_ids")
+        packed = packed_numbers(listed, "q", "sample_ids")
     except InvalidEvent:
         are_many = isinstance(listed, Sequence) and not isinstance(listed, str)
         if not are_many or not any(isinstance(entry, str) for entry in listed):
@@ -211,8 +211,12 @@ def _text_ids(ids: Iterable[Any]) -> bytes:
     return json.dumps([as_text(entry) for entry in ids], ensure_ascii=False).encode()
 
 
-def _packed(values: Any, code: str, what: str) -> bytes:
-    """Pack the values as little-endian bytes of one ``array`` type code (f, q or i)."""
+def packed_numbers(values: Any, code: str, what: str) -> bytes:
+    """Pack the values as little-endian bytes of one ``array`` type code: f, d, q or i.
+
+    Raises:
+        InvalidEvent: They are no sequence of numbers.
+    """
     if isinstance(values, (str, bytes, bytearray)):
         raise InvalidEvent(f"{what} must be a one-dimensional sequence, not one text", got=values)
     try:

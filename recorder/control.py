@@ -13,7 +13,8 @@ class Control:
 
     ``should_stop`` stays once set. Every other flag is cleared when it is served: ``should_evaluate`` by
     ``Recorder.evaluate``, ``should_save`` by ``Recorder.save``, ``should_log`` by ``Recorder.log``,
-    ``should_stop_epoch`` by the next ``Recorder.epoch_begin``.
+    ``should_stop_epoch`` by the next ``Recorder.epoch_begin``, and ``should_skip`` by the next ``Recorder.step``, which
+    says whether the loop left the update out.
     """
 
     should_stop: bool = False
@@ -21,6 +22,7 @@ class Control:
     should_save: bool = False
     should_evaluate: bool = False
     should_log: bool = False
+    should_skip: bool = False
 
 
 #: The flag that each order sets.

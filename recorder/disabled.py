@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -32,7 +33,11 @@ class Disabled:
         pass
 
     step = log = evaluate = save = late = event = epoch_begin = epoch_end = agree = _ignore
-    annotate = at = declare = load_state_dict = _pass
+    annotate = at = declare = handle = load_state_dict = _pass
+
+    def learning_rate(self, *_: Any) -> Callable[[float], float]:
+        """Return what leaves every rate as it is."""
+        return float
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return nothing: there is no run to resume."""

@@ -32,8 +32,8 @@ class Awaited(NamedTuple):
     Attributes:
         kind, seq, step, micro_step, epoch: Of the event.
         metrics: Names of its metrics on the device.
-        samples: Its sample arguments that are on the host, by name.
-        sample_names: Names of its sample arguments on the device.
+        arguments: Its sample arguments and vectors that are on the host, by name.
+        argument_names: Names of those on the device.
         copy: The tensors of both, metrics first.
     """
 
@@ -43,16 +43,16 @@ class Awaited(NamedTuple):
     micro_step: int
     epoch: float | None
     metrics: tuple[str, ...]
-    samples: Mapping[str, Any]
-    sample_names: tuple[str, ...]
+    arguments: Mapping[str, Any]
+    argument_names: tuple[str, ...]
     copy: Copy
 
     def arrived(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Wait for the copy. Return metrics and sample arguments as host values."""
+        """Wait for the copy. Return metrics, and sample arguments and vectors, as host values."""
         tensors = self.copy.wait()
         count = len(self.metrics)
         metrics = dict(zip(self.metrics, tensors[:count], strict=True))
-        return metrics, {**self.samples, **dict(zip(self.sample_names, tensors[count:], strict=True))}
+        return metrics, {**self.arguments, **dict(zip(self.argument_names, tensors[count:], strict=True))}
 
 
 class LateValues:
@@ -74,18 +74,18 @@ class LateValues:
         self,
         event: tuple[str, int, int, int, float | None],
         metrics: Mapping[str, Any],
-        samples: Mapping[str, Any],
+        arguments: Mapping[str, Any],
     ) -> None:
         """Start to copy what an event left on the device.
 
         Args:
             event: Its kind, seq, step, micro_step and epoch.
             metrics: Its metrics on the device.
-            samples: Its sample arguments, if any is on the device.
+            arguments: Its sample arguments and vectors by name, if any is on the device.
         """
-        on_device = {name: value for name, value in samples.items() if is_on_device(value)}
+        on_device = {name: value for name, value in arguments.items() if is_on_device(value)}
         copy = start_copy([*metrics.values(), *on_device.values()])
-        host = {name: value for name, value in samples.items() if name not in on_device}
+        host = {name: value for name, value in arguments.items() if name not in on_device}
         self._awaited.append(Awaited(*event, tuple(metrics), host, tuple(on_device), copy))
 
     def next_due(self, step: int) -> Awaited | None:

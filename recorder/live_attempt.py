@@ -40,6 +40,8 @@ from .values import as_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
+    from .operations.carrying_out import Operations
+    from .operations.handlers import Handlers
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -81,12 +83,14 @@ class LiveAttempt:
         settings: Of its recorder.
         control: The flags that the loop reads.
         on_released: Called after its end.
+        handlers: What the loop carries out; None if it has not said so yet.
 
     Attributes:
         position: The position of the loop.
         document: ``run.json``.
         agreement: Makes orders take effect on all ranks at once.
         orders: The flags that rules set.
+        operations: The operations with arguments; None if neither the rules nor the loop knows any.
         warnings: The warnings about calls.
         tape: The journal.
         is_closed: Whether it has ended, or is ending.
@@ -97,7 +101,12 @@ class LiveAttempt:
     """
 
     def __init__(
-        self, opening: Opening, settings: RecorderSettings, control: Control, on_released: Callable[[], None]
+        self,
+        opening: Opening,
+        settings: RecorderSettings,
+        control: Control,
+        on_released: Callable[[], None],
+        handlers: Handlers | None = None,
     ) -> None:
         self._settings, self._control, self._on_released = settings, control, on_released
         rank, attempt = settings.rank, opening.info.last
@@ -106,9 +115,9 @@ class LiveAttempt:
         self.position = opening.position
         self.document = RunDocument(opening.folder, opening.info, is_written=rank.decides)
         callbacks, names = settings.callbacks, opening.read_on_all_ranks
-        self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names)
-        self.orders = self.agreement.orders
-        self._steering = steering_of(opening.engine, control, callbacks, self.orders)
+        self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names, opening.calls)
+        self.orders, ask = self.agreement.orders, self.agreement.ask
+        self._steering = steering_of(opening.engine, control, callbacks, self.orders, ask)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
             read_by_rules=self._steering.reads if self._steering else (),
@@ -121,8 +130,24 @@ class LiveAttempt:
             self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
         self.tape = self._open_tape()
         self.tape.watch = self.agreement.values.take if self.agreement.values else None
+        self._opening = opening
+        self.operations: Operations | None = None
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
+        if opening.calls or handlers is not None:
+            self.operate(handlers)
         self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=settings.is_quiet)
+
+    def operate(self, handlers: Handlers | None) -> Operations:
+        """Return the operations with arguments, with what the loop carries out."""
+        # Most loops need none of it.
+        from .operations.carrying_out import Operations
+        from .operations.handlers import Handlers
+
+        if self.operations is None:
+            calls, kept = self._opening.calls, self._opening.kept
+            given = (handlers or Handlers(), self._control, self.position, self.warnings, self.emit)
+            self.operations = self.agreement.operations = Operations(*given, calls, kept)
+        return self.operations
 
     @property
     def folder(self) -> Path:
@@ -157,13 +182,17 @@ class LiveAttempt:
         step: int | None = None,
         epoch: float | None = None,
         micro_step: int = 0,
+        vectors: Any = None,
     ) -> None:
         """Record an event, at the loop's position unless another is given, and apply what rules decide."""
         if self.has_ended():
             return
         step = self.position.step if step is None else step
         epoch = self.position.epoch_at(step) if epoch is None else epoch
-        self.apply(self.tape.record(kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs))
+        outcomes = self.tape.record(
+            kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs, vectors=vectors
+        )
+        self.apply(outcomes)
 
     def has_ended(self) -> bool:
         """Whether the run has ended, so that a call records nothing. The first such call is warned of."""
@@ -208,6 +237,19 @@ class LiveAttempt:
         if status is not None:
             default = self.warnings.taken(as_end_status, status, default=default)
         self._end(default, reason=None if reason is None else as_text(reason))
+
+    def give_way(self, why: str) -> None:
+        """End the attempt so that the next continues from a checkpoint, in the same process.
+
+        What rules decide at its end is not carried out, because the training goes on.
+        """
+        self.is_closed, step = True, self.position.step
+        attrs = {"status": "interrupted", "reason": why}
+        try:
+            self.tape.record("train_end", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
+            self._write_end("interrupted", None, why)
+        finally:
+            self._release()
 
     def fail(self, error: BaseException) -> None:
         """End the run with an exception."""

@@ -6,11 +6,12 @@ An attempt is the first of a new run, or resumes from a checkpoint. This module 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import TelemetryError
+from ..store.events import Event
 from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
 from ..store.run_info import RunInfo
@@ -20,6 +21,7 @@ from .ranks.rank import Rank
 from .resume_point import Opening, ResumePoint
 
 if TYPE_CHECKING:
+    from ..rules.engine.decisions import Decision
     from ..rules.engine.engine import Engine
     from ..rules.policy_file.policy import Policy
     from .steering import Steering
@@ -64,6 +66,8 @@ def open_run(
             from .resuming import resumed_run
 
             opening = resumed_run(store, ResumePoint.from_argument(resume, resume_step), info.last, policy)
+        if opening.engine is not None:
+            opening = opening._replace(calls=opening.engine.policy.calls)
     except BaseException as error:
         if rank.has_group:
             rank.broadcast({"error": str(error)})
@@ -76,13 +80,19 @@ def open_run(
     return opening
 
 
-def steering_of(engine: Engine | None, control: Control, callbacks: Callbacks, orders: Control) -> Steering | None:
+def steering_of(
+    engine: Engine | None,
+    control: Control,
+    callbacks: Callbacks,
+    orders: Control,
+    ask: Callable[[str, Decision], None],
+) -> Steering | None:
     """Return what applies the rules' decisions to the loop; None without rules."""
     if engine is None:
         return None
     from .steering import Steering
 
-    return Steering(engine, control, callbacks, orders)
+    return Steering(engine, control, callbacks, orders, ask)
 
 
 def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
@@ -167,7 +177,9 @@ def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Open
         raise TelemetryError("rank 0 could not open the run", got=agreed["error"])
     attempt = dataclasses.replace(info.last, attempt=agreed["attempt"])
     info = dataclasses.replace(info, run_id=agreed["run_id"], attempts=(attempt,))
-    return Opening(store / info.run_id, info, Position(**agreed["position"]), None, agreed["read_on_all_ranks"])
+    kept = tuple(Event(**fields) for fields in agreed["kept"])
+    position = Position(**agreed["position"])
+    return Opening(store / info.run_id, info, position, None, agreed["read_on_all_ranks"], agreed["calls"], kept)
 
 
 def _for_other_ranks(opening: Opening) -> dict[str, Any]:
@@ -178,4 +190,6 @@ def _for_other_ranks(opening: Opening) -> dict[str, Any]:
         "attempt": opening.info.last.attempt,
         "position": position,
         "read_on_all_ranks": opening.read_on_all_ranks,
+        "calls": opening.calls,
+        "kept": [{"kind": event.kind, "step": event.step, "attrs": dict(event.attrs)} for event in opening.kept],
     }

@@ -46,6 +46,9 @@ from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
+    from .operations.carrying_out import Operations
+    from .operations.handlers import Handler, Handlers
+    from .operations.learning_rate import LearningRate
 
 logger = logging.getLogger("steptape")
 
@@ -196,6 +199,7 @@ class Recorder:
             is_quiet=quiet or not own.decides,
         )
         self._store, self._policy, self.control = folder, policy, Control()
+        self._handlers: Handlers | None = None
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
@@ -213,6 +217,7 @@ class Recorder:
         sample_ids: Any = None,
         sample_tokens: Any = None,
         token_losses: Any = None,
+        vectors: Mapping[str, Any] | None = None,
         applied: bool = True,
         awaits: Sequence[str] = (),
         **scalars: Any,
@@ -231,6 +236,8 @@ class Recorder:
             sample_tokens: Token count of each sample. Shape (n,).
             token_losses: Loss of each token of each sample: n sequences, or one tensor of shape (n, t). With
                 ``sample_tokens``, only that many leading values of each row count.
+            vectors: Named lists of numbers, such as the tokens of each expert by layer: tensors, arrays or sequences of
+                one dimension, at most 65,536 values each. Those on a device are copied in the background.
             applied: False for an update that was skipped, as mixed precision does after an overflow. It counts as a
                 step; rules read ``updates_applied`` and ``updates_skipped``.
             awaits: Names of values that ``late`` will bring. Rules that read them judge this step then.
@@ -258,19 +265,27 @@ class Recorder:
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_tokens is not None or token_losses is not None):
             warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
+        operations = live.operations
+        if operations is not None:
+            operations.begin_update()
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            scalars,
+            scalars if operations is None else {**operations.metrics(), **scalars},
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
             attrs={APPLIED: False} if applied is not None and not applied else None,
             samples=_NOTHING if samples is None and sample_ids is None else given,
+            vectors=vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
+        if operations is not None:
+            operations.end_update(is_applied=applied is None or applied, sample_ids=sample_ids)
         live.apply(outcomes)
-        if self._log_every and number % self._log_every == 0:
+        if operations is not None and operations.rollback is not None:
+            self._roll_back()
+        elif self._log_every and number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
 
@@ -305,6 +320,7 @@ class Recorder:
         epoch: float | None = None,
         micro_step: int = 0,
         attrs: Mapping[str, Any] | None = None,
+        vectors: Mapping[str, Any] | None = None,
         **scalars: Any,
     ) -> Control:
         """Record an event of a kind that has no method of its own, such as ``pre_optimizer_step``.
@@ -318,6 +334,7 @@ class Recorder:
             epoch: Epochs finished, as a fraction.
             micro_step: Micro-batches finished in the current update.
             attrs: Details as JSON values, which rules do not see.
+            vectors: Named lists of numbers, as for ``step``.
             **scalars: More values by name.
         """
         live, warnings = self._live, self._live.warnings
@@ -335,17 +352,30 @@ class Recorder:
                 epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=live.position.epoch),
                 micro_step=warnings.taken(as_whole, micro_step, "micro_step", default=0),
                 attrs=attrs,
+                vectors=vectors,
             )
         return self.control
 
-    def log(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
+    def log(
+        self,
+        metrics: Mapping[str, Any] | None = None,
+        /,
+        *unnamed: Never,
+        vectors: Mapping[str, Any] | None = None,
+        **scalars: Any,
+    ) -> Control:
         """Record values that do not belong to a ``step`` call, as a ``log`` event at the current step.
 
         It counts no step: without ``step`` calls, all values are recorded at step 0.
+
+        Args:
+            metrics: Values by name.
+            vectors: Named lists of numbers, as for ``step``.
+            **scalars: More values by name.
         """
         self.control.should_log = self._live.orders.should_log = False
         self._live.warnings.log_without_steps(self._live.position)
-        self._live.emit("log", (metrics, *unnamed) if unnamed else metrics, scalars)
+        self._live.emit("log", (metrics, *unnamed) if unnamed else metrics, scalars, vectors=vectors)
         return self.control
 
     def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
@@ -372,6 +402,8 @@ class Recorder:
         else:
             size_bytes = self._live.warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
         self._live.emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
+        if self._live.operations is not None:
+            self._live.operations.note_save(name)
         return self.control
 
     def at(self, step: int) -> None:
@@ -462,7 +494,45 @@ class Recorder:
 
         Without a process group it does nothing, and ``control`` changes when rules decide.
         """
-        return self.control if self._live.is_closed else self._live.agreement.reach()
+        if self._live.is_closed:
+            return self.control
+        self._live.agreement.reach()
+        if self._live.operations is not None and self._live.operations.rollback is not None:
+            self._roll_back()
+        return self.control
+
+    def handle(self, operation: str, function: Handler | None = None) -> None:
+        """Say that this loop carries out an operation that rules ask for.
+
+        Args:
+            operation: ``epochs.set``, ``batch.skip``, ``rollback.to`` or ``detail.set``. For those on the learning rate
+                call ``learning_rate``.
+            function: Called with an ``OperationRequest``. It returns None, or a mapping that the receipt in the log
+                keeps. A text means that it did not carry the operation out, and why. That of ``rollback.to`` loads the
+                checkpoint ``request.save.path`` and returns the recorder's state that the checkpoint keeps, if it does.
+                ``batch.skip`` takes none: read ``control.should_skip`` before the update.
+
+        Raises:
+            TelemetryError: There is no such operation, or it takes no function, or needs one.
+        """
+        self._operate().handlers.add(operation, function)
+
+    def learning_rate(self, optimizer: Any = None, scheduler: Any = None) -> LearningRate:
+        """Let rules change the learning rate.
+
+        Args:
+            optimizer: A PyTorch optimizer. Its parameter groups hold the rules' rate while it steps, and the schedule's
+                before and after. Without one, call the return value with the schedule's rate before each update: it
+                returns the rate to train with.
+            scheduler: Its scheduler. A rate that it did not set is then noted in the log.
+
+        Each update adds the metrics ``lr.base``, ``lr.scheduled`` and ``lr.used``, of the first parameter group.
+        """
+
+        def note(text: str) -> None:
+            self._live.emit("annotation", attrs={"text": text})
+
+        return self._operate().take_learning_rate(optimizer, scheduler, note)
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
@@ -568,12 +638,42 @@ class Recorder:
     ) -> None:
         self._live.leave(error)
 
+    def _operate(self) -> Operations:
+        """Return the operations with arguments of the attempt. Its steps are counted from now on."""
+        self.__dict__.pop("step", None)
+        operations = self._live.operate(self._handlers)
+        self._handlers = operations.handlers
+        return operations
+
+    def _roll_back(self) -> None:
+        """Let the loop load a checkpoint, and continue from it in a new attempt."""
+        live, own, operations = self._live, self._settings, self._operate()
+        loaded = operations.load_checkpoint()
+        if loaded is None:
+            return
+        save, about, state = loaded
+        step, begun = live.position.step, live.document.info
+        attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
+        described = dataclasses.replace(own.described, attempts=(attempt,))
+        live.give_way(f"rolled back to step {save.step}")
+        try:
+            resume, resume_step = (state, None) if state else (begun.run_id, save.step)
+            self._begin(open_run(self._store, described, self._policy, own.rank, None, resume, resume_step))
+        except Exception:  # The loop trains on with the checkpoint.
+            logger.exception("the run cannot be recorded after its rollback to step %d", save.step)
+            return
+        flags = {flag: False for flag in Control.__slots__ if flag != "should_stop"}
+        for flag, value in flags.items():
+            setattr(self.control, flag, value)
+        self._operate().rolled_back(about, save, begun.last.attempt, step)
+
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
-        self._live = live = LiveAttempt(opening, self._settings, self.control, partial(_OPEN.remove, self))
-        if not self._settings.is_strict and type(self).step is Recorder.step:
+        own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
+        self._live = live = LiveAttempt(*own, self._handlers)
+        if not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None:
             general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything
-            own = (live.tape, live.position, self.control, self._log_every)
-            self.__dict__["step"] = quick_step(general, live.apply, *own, keeps_samples=keeps_samples)
+            parts = (live.tape, live.position, self.control, self._log_every)
+            self.__dict__["step"] = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
         _OPEN.append(self)
         live.begin()

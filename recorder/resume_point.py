@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..store.errors import TelemetryError
+from ..store.events import Event
 from ..store.run_info import RunInfo
 from .position import Position
 from .values import as_epoch, as_text, as_whole
@@ -84,6 +85,8 @@ class Opening(NamedTuple):
         position: The position of the loop.
         engine: The rules, in the state in which earlier attempts left them; None without rules.
         read_on_all_ranks: The metrics that the rules read on all ranks.
+        calls: The operations with arguments that the rules may order.
+        kept: The receipts and checkpoints of the attempts that this one continues, in order.
     """
 
     folder: Path
@@ -91,3 +94,5 @@ class Opening(NamedTuple):
     position: Position
     engine: Engine | None
     read_on_all_ranks: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    kept: tuple[Event, ...] = ()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..store.errors import TelemetryError
-from ..store.events import Event
+from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
 from ..store.reading.progress import tally_of
 from ..store.reading.snapshot import Snapshot, read_snapshot
@@ -23,6 +23,10 @@ from .resume_point import Opening, ResumePoint
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
+
+
+#: The kinds of events that an attempt needs of those that it continues, beyond what rules read.
+_KEPT: Final = ("save", OPERATION_APPLIED)
 
 
 def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
@@ -68,7 +72,9 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
         position.epochs_begun = point.epochs_begun
     elif epoch is not None:
         position.epochs_begun = int(epoch) + 1
-    return Opening(folder, dataclasses.replace(info, attempts=(*info.attempts, attempt)), position, engine)
+    kept = (event for _, events in ancestry(snapshot, attempt) for event in events if event.kind in _KEPT)
+    info = dataclasses.replace(info, attempts=(*info.attempts, attempt))
+    return Opening(folder, info, position, engine, kept=tuple(kept))
 
 
 def _refuse_name(store: Path, name: str) -> None:

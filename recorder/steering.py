@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..rules.checks.findings import FindingCode, findings_of
-from ..rules.engine.decisions import Decision, DecisionDigest, Outcome, RuleError, outcome_payload
+from ..rules.control.calls import is_call
+from ..rules.control.effects import Effect
+from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
+from ..rules.language.families import MetricNames
 from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.operations import Effect
 from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy, policy_path
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
@@ -26,6 +28,7 @@ from .vain_rules import unserved, vain_in_a_whole_run
 logger = logging.getLogger("steptape.rules")
 
 _ORDER: Final = "step %d, %s: controller '%s' orders %s"
+_CLEARED: Final = "step %d, %s: controller '%s', raised at step %d, is cleared"
 _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
 #: The logging level of a decision's message, by its severity.
 _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "critical": logging.CRITICAL}
@@ -46,6 +49,7 @@ class Steering:
         control: The flags that the loop reads.
         callbacks: Called when an operation with their effect is decided, after its flag is set.
         orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
+        ask: Asks the loop for an operation with arguments that a decision orders.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
@@ -63,13 +67,16 @@ class Steering:
         control: Control,
         callbacks: Callbacks,
         orders: Control,
+        ask: Callable[[str, Decision], None],
     ) -> None:
         self._engine = engine
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
-        self.reads = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        read = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
+        families = frozenset(key.name for key in engine.policy.blueprint.families)
+        self.reads = MetricNames(read - families, families)
         self.reads_ranks = bool(engine.policy.reads_ranks)
-        self.reads_at_evaluations = self.reads - {
+        self.reads_at_evaluations = self.reads.listed - {
             key.name
             for controller in engine.policy.controllers
             for bound in controller.bound_rules
@@ -77,7 +84,7 @@ class Steering:
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
         self._digest = DecisionDigest(engine.policy.semantics_version)
-        self._control, self._orders = control, orders
+        self._control, self._orders, self._ask = control, orders, ask
         self._is_agreed, self._callbacks = orders is not control, callbacks
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
@@ -130,7 +137,7 @@ class Steering:
         self._digest.add(outcome)
 
     def apply(self, outcomes: Iterable[Outcome]) -> list[str]:
-        """Carry out decisions in order, except shadow decisions; log rule errors and warnings.
+        """Carry out decisions in order, except shadow decisions; log all other outcomes.
 
         Returns:
             One line for each user-defined operation that failed.
@@ -139,6 +146,8 @@ class Steering:
         for outcome in outcomes:
             if isinstance(outcome, Decision):
                 failures += self._carry_out(outcome)
+            elif isinstance(outcome, Cleared):
+                logger.debug(_CLEARED, outcome.step, outcome.trigger, outcome.controller, outcome.raised_at)
             elif isinstance(outcome, RuleError):
                 logger.warning("%s", outcome.error)
             else:
@@ -166,6 +175,8 @@ class Steering:
                 setattr(self._orders, FLAGS[effect], True)
             if effect is Effect.STOP and not self._is_agreed:
                 self.await_stop(decision.step + decision.value_lag)
+            if is_call(operation):
+                self._ask(operation, decision)
             failures += self._act(operation, decision)
             if not self._is_agreed:
                 self._callbacks.serve(effect)

@@ -11,16 +11,18 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import AWAITED, BY_CALL, LATE_FOR, SAMPLES, Event
+from ..store.events import AWAITED, BY_CALL, LATE_FOR, SAMPLES, VECTORS, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
 from ..store.sample_losses import SampleLosses
+from ..store.vectors import NO_VECTORS, Vectors
 from .batch_samples import SampleChoice
+from .calls.vectors import fitting_vectors, packed_vectors
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
 from .late_values import VALUE_LAG, Awaited, LateValues, ToBeBrought
@@ -39,7 +41,20 @@ _MAY_BE_LATE: Final = ("step_end", "log", "ranks")
 Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]
 _NO_EVENT: Final[Latest] = (-1, (), ())
 
-_NO_SAMPLES: Final[Mapping[str, Any]] = {}
+_NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
+
+#: How the names of vectors begin among the arguments that wait for a device; no sample argument begins so.
+_VECTOR: Final = f"{VECTORS}/"
+
+
+class _Carried(NamedTuple):
+    """What an event carries besides metrics and attributes."""
+
+    samples: SampleLosses | None = None
+    vectors: Vectors = NO_VECTORS
+
+
+_NOTHING_CARRIED: Final = _Carried()
 
 
 class Tape:
@@ -141,7 +156,7 @@ class Tape:
 
     @property
     def reads_samples(self) -> bool:
-        """Whether its rules read sample losses."""
+        """Whether its rules read sample losses or vectors."""
         return self._steering is not None and self._steering.reads_samples
 
     @property
@@ -180,7 +195,8 @@ class Tape:
         epoch: float | None,
         micro_step: int = 0,
         attrs: Mapping[str, Any] | None = None,
-        samples: Mapping[str, Any] = _NO_SAMPLES,
+        samples: Mapping[str, Any] = _NO_ARGUMENTS,
+        vectors: Any = None,
         awaits: Collection[str] = (),
     ) -> Sequence[Outcome]:
         """Write one event, let rules judge it, and write their decisions.
@@ -188,6 +204,7 @@ class Tape:
         Args:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
             samples: The arguments of ``SampleChoice.kept``, by name.
+            vectors: The vectors of a call. Those that do not fit leave the event itself recorded.
             awaits: Names of values that ``bring`` will bring.
 
         Returns:
@@ -197,7 +214,7 @@ class Tape:
         Raises:
             Exception: With ``strict`` only. Otherwise a failure loses the event, is counted, and is logged once.
         """
-        event = (kind, metrics, scalars, step, epoch, micro_step, attrs, samples, awaits)
+        event = (kind, metrics, scalars, step, epoch, micro_step, attrs, samples, vectors, awaits)
         return self._in_turn(functools.partial(self._guarded, kind, functools.partial(self._take, *event)))
 
     def bring(
@@ -290,6 +307,7 @@ class Tape:
         micro_step: int,
         attrs: Mapping[str, Any] | None,
         samples: Mapping[str, Any],
+        vectors: Any,
         awaits: Collection[str],
     ) -> Sequence[Outcome]:
         """Take the event of a call, with what must precede and follow it."""
@@ -297,23 +315,27 @@ class Tape:
         given = values_by_name(kind, metrics, scalars, self._warnings)
         payload = payload_of(given, attrs, reads_devices=not may_be_late)
         self._warnings.values(kind, payload)
-        late_samples = samples if may_be_late and any(map(is_on_device, samples.values())) else _NO_SAMPLES
-        kept, noted = (None, {}) if late_samples or not samples else self._kept(step, samples)
+        fit = fitting_vectors(vectors, self._object_to)
+        late = _on_device(samples, fit) if may_be_late else _NO_ARGUMENTS
+        at_hand = {name: value for name, value in samples.items() if name not in late}
+        kept, noted = self._kept(step, at_hand) if at_hand else (None, {})
+        here = {name: values for name, values in fit.items() if _VECTOR + name not in late}
+        carried = _Carried(kept, packed_vectors(here, self._object_to) if here else NO_VECTORS)
         if noted:
             payload = payload._replace(attrs={**payload.attrs, **noted})
         with self.lock:
             if not self.is_clear:
                 self._catch_up(kind, step, epoch)
             self.is_clear = False
-            if payload.on_device or late_samples:
-                self._begin_late(kind, payload, step, epoch, micro_step, kept, late_samples)
+            if payload.on_device or late:
+                self._begin_late(kind, payload, step, epoch, micro_step, carried, late)
             elif awaits:
                 mark = {AWAITED: [*awaits], BY_CALL: True}
                 present = payload._replace(attrs={**payload.attrs, **mark})
-                seq = self._record(kind, present, step, epoch, micro_step, kept)
+                seq = self._record(kind, present, step, epoch, micro_step, carried)
                 self._to_be_brought.take(step, (seq, micro_step, epoch, mark))
             else:
-                self._record(kind, payload, step, epoch, micro_step, kept)
+                self._record(kind, payload, step, epoch, micro_step, carried)
             if self._late:
                 self._record_due(step)
             return self._hand_out()
@@ -331,7 +353,7 @@ class Tape:
             self.is_clear = False
             lag = max(reached - step, 0)
             if awaited is None:
-                self._record("log", payload, step, epoch, 0, None, lag)
+                self._record("log", payload, step, epoch, 0, value_lag=lag)
             else:
                 seq, micro_step, own_epoch, mark = awaited
                 if seq < self._newest_brought:
@@ -339,7 +361,7 @@ class Tape:
                     self._warnings.object_to(what, got=f"step {step}", fix="Call late in the order of the steps")
                 self._newest_brought = max(seq, self._newest_brought)
                 late = payload._replace(attrs={**payload.attrs, **mark, LATE_FOR: seq})
-                self._record("step_end", late, step, own_epoch, micro_step, None, lag)
+                self._record("step_end", late, step, own_epoch, micro_step, value_lag=lag)
             return self._hand_out()
 
     def _record(
@@ -349,7 +371,7 @@ class Tape:
         step: int,
         epoch: float | None,
         micro_step: int,
-        samples: SampleLosses | None,
+        carried: _Carried = _NOTHING_CARRIED,
         value_lag: int = 0,
     ) -> int:
         """Write an event, let rules judge it, and return its ``seq``."""
@@ -365,19 +387,21 @@ class Tape:
             elapsed_ns=elapsed_ns,
             value_lag=value_lag,
             attrs=encoded_attrs(payload.attrs).encode() if payload.attrs else b"",
-            samples=samples,
+            samples=carried.samples,
+            vectors=carried.vectors,
         )
         self.kinds.add(kind)
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values
+        samples = carried.samples
         counts = samples or micro_step or kind != "step_end" or not COUNTED.isdisjoint((*payload.attrs, *payload.names))
         if counts or self.is_steered:
             metrics = dict(zip(payload.names, payload.values, strict=True))
             envelope = (kind, step, seq, self.attempt, self.rank, micro_step, epoch, time_ns, elapsed_ns, value_lag)
-            event = Event(*envelope, metrics, payload.attrs, samples)
+            event = Event(*envelope, metrics, payload.attrs, *carried)
             if counts:
                 self._tally.add(event)
-            self._judge(event if self.reads_samples else event._replace(samples=None))
+            self._judge(event if self.reads_samples else event._replace(samples=None, vectors=NO_VECTORS))
         if not counts and LATE_FOR not in payload.attrs:
             self._tally.end_update(step, 0)
         return seq
@@ -403,6 +427,9 @@ class Tape:
             self._warnings.once(f"sample losses were not recorded: {error}", about=error.what)
             return None, {}
 
+    def _object_to(self, what: str, got: Any, fix: str) -> None:
+        self._warnings.object_to(what, got=got, fix=fix)
+
     # --- what is due before or after an event ------------------------------------------------------------------------
 
     def _catch_up(self, kind: str, step: int, epoch: float | None) -> None:
@@ -422,31 +449,34 @@ class Tape:
         step: int,
         epoch: float | None,
         micro_step: int,
-        kept: SampleLosses | None,
-        samples: Mapping[str, Any],
+        carried: _Carried,
+        late: Mapping[str, Any],
     ) -> None:
         """Write the host values of an event, and start to copy the rest."""
-        awaited = [*payload.on_device, *([SAMPLES] if samples else [])]
+        awaited = [*payload.on_device, *_kinds_of(late)]
         present = payload._replace(attrs={**payload.attrs, AWAITED: awaited})
-        seq = self._record(kind, present, step, epoch, micro_step, kept)
-        self._late.take((kind, seq, step, micro_step, epoch), payload.on_device, samples)
+        seq = self._record(kind, present, step, epoch, micro_step, carried)
+        self._late.take((kind, seq, step, micro_step, epoch), payload.on_device, late)
 
     def _record_late(self, awaited: Awaited, step: int) -> None:
         """Write the late values of an earlier event, now that the loop has reached this step."""
         try:
             try:
-                metrics, samples = awaited.arrived()
+                metrics, late = awaited.arrived()
             except KeyboardInterrupt:
                 self._late.give_back(awaited)
                 raise
-            names = [*awaited.metrics, *([SAMPLES] if samples else [])]
+            names = [*awaited.metrics, *_kinds_of(late)]
             payload = payload_of(metrics, {AWAITED: names, LATE_FOR: awaited.seq})
             self._warnings.values("late", payload)
+            samples = {name: value for name, value in late.items() if not name.startswith(_VECTOR)}
+            vectors = {name[len(_VECTOR) :]: value for name, value in late.items() if name.startswith(_VECTOR)}
             kept, noted = self._kept(awaited.step, samples) if samples else (None, {})
             if noted:
                 payload = payload._replace(attrs={**payload.attrs, **noted})
+            carried = _Carried(kept, packed_vectors(vectors, self._object_to))
             self._record(
-                awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, kept, step - awaited.step
+                awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, carried, step - awaited.step
             )
         except Exception as error:
             if self._strict:
@@ -511,6 +541,17 @@ class Tape:
             "Further lost events are counted, and the count is recorded once recording works again",
             about=error.what if isinstance(error, InvalidEvent) else "lost events",
         )
+
+
+def _on_device(samples: Mapping[str, Any], vectors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what an event must wait for: all sample arguments if one is on a device, and each vector that is."""
+    late = dict(samples) if any(map(is_on_device, samples.values())) else {}
+    return late | {_VECTOR + name: values for name, values in vectors.items() if is_on_device(values)}
+
+
+def _kinds_of(late: Mapping[str, Any]) -> list[str]:
+    """Return the names by which events await these arguments."""
+    return sorted({VECTORS if name.startswith(_VECTOR) else SAMPLES for name in late})
 
 
 def _or_nan(epoch: float | None) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from ..rules.control.effects import Effect
 from ..rules.language.references import ContextValue
 from ..rules.policy_file.declarations import Controller
-from ..rules.policy_file.operations import Effect
 from ..store.events import INIT_END, RANKS, is_loop_kind
 
 #: The call that records each kind of event.

@@ -23,6 +23,24 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("diff", "difference", "change", "increase"), "delta"),
     **dict.fromkeys(("shift", "prev", "previous", "offset"), "lag"),
     **dict.fromkeys(("size", "length"), "len"),
+    **dict.fromkeys(("consecutive", "in_a_row", "run_length", "sustained"), "streak"),
+    **dict.fromkeys(("rolling", "window"), "Write mean(loss, 50), or the like."),
+    **dict.fromkeys(("absent_over_time", "missing", "no_data"), "Write absent(loss, steps=500)."),
+    **dict.fromkeys(("fresh", "stale", "timestamp"), "Write age(loss), the steps since the newest value."),
+    **dict.fromkeys(("changes", "resets"), "Write sum(delta(loss) != 0, last=50)."),
+    **dict.fromkeys(("ever", "once"), 'Write peak(loss > 2) == 1, or fired("name") of a controller.'),
+    "always": "Write trough(loss > 2) == 1.",
+    "since": 'Write streak(loss <= 2) for values, or steps_since("name") of a controller.',
+    "predict_linear": 'Write loss + 500 * slope(loss, 50, per="step").',
+    "cumsum": "A sum needs a window, as in sum(loss, steps=500).",
+    **dict.fromkeys(("clip", "clamp_min", "clamp_max"), "clamp"),
+    "sgn": "sign",
+    **dict.fromkeys(("cleared", "resolved"), "Write not raised(\"name\") of a controller with 'clear'."),
+    **dict.fromkeys(("where", "iff", "ifelse", "coalesce", "fillna"), "Write a if condition else b."),
+    **dict.fromkeys(("median_abs_deviation", "mad_over_time"), "mad"),
+    **dict.fromkeys(("first_value", "baseline"), "initial"),
+    **dict.fromkeys(("now", "time"), "Rules read no clock. Write elapsed_s, the seconds of training."),
+    "sin": "Write cos(x - 1.5707963267948966).",
     **dict.fromkeys(
         ("irate", "deriv", "derivative", "gradient", "trend"),
         "Write slope(loss, 50) for the change per value, or rate(loss) for the newest change per step.",
@@ -35,6 +53,12 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("isinf", "is_inf"), "Write not isfinite(loss), which is true for NaN, too."),
     **dict.fromkeys(("isnull", "isna", "is_null"), "Write len(loss) == 0 for a series without a value."),
     "is_finite": "isfinite",
+    **dict.fromkeys(("active", "firing", "is_raised"), "raised"),
+    **dict.fromkeys(
+        ("is_fraction_point", "fraction_point", "every_fraction", "at_fraction", "at_progress"),
+        "Write milestone(at=0.25).",
+    ),
+    **dict.fromkeys(("every_percent", "percent"), "Write milestone(every=0.05) for every 5 percent of the run."),
     **dict.fromkeys(("pow", "power"), "Write loss ** 2."),
     **dict.fromkeys(("fabs", "absolute"), "abs"),
     "ceil": "math_ceil",
@@ -63,6 +87,7 @@ SIGNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"[\u2010-\u2015\u2212]", "Write the minus sign of the keyboard."),
         (r"[\u2018-\u201f]", "Write the straight quotes of the keyboard."),
         (r"\?", "Write 'a if condition else b'."),
+        (r"[A-Za-z_][\w/]*/\*(?=\s*(?:$|[<>=!),]))", 'Write series("grad_norm/*") for all series with such a name.'),
         (r"^if\b|\bthen\b", "The rule is the condition alone. 'operations' says what to do."),
         (r"\d%(?=\s*(?:$|[),<>=!]|and\b|or\b|else\b))", "Write a fraction, as in 0.05 for 5%."),
         (r"\b\d+(?:\.\d+)?x\b", "Write a product, as in 2 * loss."),
@@ -79,6 +104,7 @@ CONSTANTS: Final[Mapping[str, str]] = {
     "true": "Write True.",
     "false": "Write False.",
     **dict.fromkeys(("null", "nil"), "Write len(loss) == 0 for a series without a value."),
+    "member": "Only a controller with for_each has a member.",
 }
 #: Names of numbers that are not finite, each with the test for it.
 NOT_FINITE: Final[Mapping[str, str]] = {
@@ -92,12 +118,28 @@ WINDOW_LENGTHS: Final = frozenset(
 )
 WINDOW_ARGUMENTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("minutes", "hours", "time", "duration"), "Time is counted in seconds, as in seconds=300."),
-    "min_periods": "min",
+    **dict.fromkeys(("min_count", "min_periods", "min_samples", "min_values"), "min"),
     **dict.fromkeys(("p", "percentile", "quantile"), "q"),
+}
+
+#: Arguments of milestones, and the units of a run's length.
+MILESTONE_ARGUMENTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("each", "n", "step", "interval", "period"), "every"),
+    **dict.fromkeys(("fraction", "fractions", "share", "shares", "points", "progress"), "at"),
+    **dict.fromkeys(("unit", "units", "by", "per"), "of"),
+    **dict.fromkeys(
+        ("steps", "epochs", "samples", "tokens"),
+        'A milestone is a share of the run, as in milestone(every=0.05, of="tokens").',
+    ),
+}
+MILESTONE_UNITS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("updates", "update", "max_steps", "iterations"), "steps"),
+    **dict.fromkeys(("seconds", "time", "hours", "minutes"), "A run declares no length in time."),
 }
 
 #: For kinds of events, and for triggers.
 KINDS: Final[Mapping[str, str]] = {
+    "on_state": "Write on_state:NAME for the changes of a state.",
     **dict.fromkeys(("step", "steps"), "step_end"),
     **dict.fromkeys(("on_step", "on_steps"), "on_step_end"),
 }
@@ -111,12 +153,20 @@ ACTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("print", "warn"), "should_log"),
 }
 
+_IN_A_CONTROLLER: Final = "It belongs to a controller, in the list 'controllers'."
+_AT_THE_TOP: Final = "It belongs to the top of the file, next to 'controllers'."
+
 #: Keys of a policy.
 ROOT_KEYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("rules", "alerts", "policies", "triggers"), "controllers"),
     **dict.fromkeys(("metrics", "controller-metrics"), "controller_metrics"),
     **dict.fromkeys(("parameters", "variables", "vars", "constants"), "params"),
     "actions": "operations",
+    **dict.fromkeys(("definitions", "defs", "let", "aliases", "expressions", "macros", "recording_rules"), "define"),
+    "record": "Write define: {name: expression}.",
+    "groups": "controllers",
+    **dict.fromkeys(("state_machine", "phases", "classes"), "states"),
+    **dict.fromkeys(("rule", "message", "cooldown", "every", "requires", "severity", "patience"), _IN_A_CONTROLLER),
 }
 
 #: Keys of a controller.
@@ -125,15 +175,38 @@ CONTROLLER_KEYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("when", "if", "expr", "expression", "condition"), "rule"),
     **dict.fromkeys(("do", "then", "action", "actions", "operation"), "operations"),
     **dict.fromkeys(("hold", "duration", "pending_for"), "for"),
+    **dict.fromkeys(("escalation", "stages", "ladder", "steps"), "escalate"),
+    **dict.fromkeys(("clears", "clear_when", "recover", "recovery", "resolve", "until"), "clear"),
     **dict.fromkeys(("level", "priority"), "severity"),
     **dict.fromkeys(("msg", "summary", "description", "annotations"), "message"),
     **dict.fromkeys(("alert", "id"), "name"),
+    **dict.fromkeys(("define", "states", "params", "cooldowns", "controller_metrics"), _AT_THE_TOP),
+    **dict.fromkeys(("each", "fresh", "on_change"), "Write every: value to ask the rule at new values alone."),
+    **dict.fromkeys(("foreach", "group_by", "by", "per"), "for_each"),
+    "keep_firing_for": "Write 'clear' and a condition, or 'cooldown' and a number of steps.",
+    "admit": "It belongs to a name under 'define'.",
+    "labels": "Write 'severity', and values of the run in 'message'.",
+    **dict.fromkeys(("throttle", "rate_limit", "debounce", "repeat_interval", "group_interval"), "cooldown"),
+}
+
+#: Keys of a definition that takes only some values.
+ADMISSION_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("when", "if", "where", "unless", "filter"), "admit"),
+    **dict.fromkeys(("expr", "expression", "rule", "series"), "value"),
 }
 
 #: Keys of a controller's patience.
 PATIENCE_KEYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("threshold", "count", "patience", "times"), "patience_threshold"),
     "steps": "Patience counts true answers, as in patience_threshold: 3. For a number of steps write 'for: 3'.",
+}
+
+#: Keys of an escalation.
+ESCALATION_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("max", "limit", "most", "max_times"), "cap"),
+    **dict.fromkeys(("repeat", "loop", "restart"), "cycle"),
+    **dict.fromkeys(("reset_after", "forget", "expire_after", "reset"), "forget_after"),
+    **dict.fromkeys(("steps", "levels", "ladder", "operations"), "stages"),
 }
 
 #: Units of a span.

@@ -65,4 +65,6 @@ class Expectations:
                 break
         first = expected.event
         metrics, attrs = {**first.metrics, **event.metrics}, {**first.attrs, **event.attrs}
-        return event._replace(metrics=metrics, attrs=attrs, samples=event.samples or first.samples), expected.waiting
+        samples, vectors = event.samples or first.samples, {**first.vectors, **event.vectors}
+        merged = event._replace(metrics=metrics, attrs=attrs, samples=samples, vectors=vectors)
+        return merged, expected.waiting

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from .errors import DamagedLog, InvalidEvent
+from .errors import DamagedLog, InvalidEvent, shortened
 from .events import INIT_END, KINDS, Event, is_kind, kind_advice
+from .vectors import MOST_VALUES
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -21,7 +23,7 @@ _FROM_TEXT: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.i
 
 _INTEGERS: Final = ("step", "seq", "attempt", "rank", "micro_step", "time_ns", "elapsed_ns", "value_lag")
 _INT32: Final = ("attempt", "rank", "micro_step", "value_lag")
-_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "run_id", *_INTEGERS))
+_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", *_INTEGERS))
 
 
 def encoded_float(value: float) -> float | str:
@@ -107,6 +109,8 @@ def event_to_line(event: Event) -> str:
         "metrics": {name: encoded_float(value) for name, value in event.metrics.items()},
         "attrs": encoded(event.attrs),
     }
+    if event.vectors:
+        document["vectors"] = {name: encoded([*values]) for name, values in event.vectors.items()}
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
@@ -137,6 +141,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
             metrics=_metrics(document, where),
             attrs=_mapping(document, "attrs", where),
             samples=None,
+            vectors=_vectors(document, where),
             **{name: _integer(document, name, defaults.get(name, 0), where) for name in _INTEGERS},
         )
         yield event
@@ -182,6 +187,19 @@ def _epoch(document: dict[str, Any], where: str) -> float | None:
 def _metrics(document: dict[str, Any], where: str) -> dict[str, float]:
     metrics = _mapping(document, "metrics", where)
     return {name: _number(value, f"metric {name!r}", where) for name, value in metrics.items() if value is not None}
+
+
+def _vectors(document: dict[str, Any], where: str) -> dict[str, array[float]]:
+    return {name: _vector(name, values, where) for name, values in _mapping(document, "vectors", where).items()}
+
+
+def _vector(name: str, values: Any, where: str) -> array[float]:
+    what = f"vector {name!r}"
+    if not isinstance(values, list):
+        raise InvalidEvent(f"{what} must be a list of numbers", where=where, got=shortened(repr(values), 100))
+    if len(values) > MOST_VALUES:
+        raise InvalidEvent(f"{what} is longer than {MOST_VALUES:,} values", where=where, got=len(values))
+    return array("d", (_number(value, f"a value of {what}", where) for value in values))
 
 
 def _number(value: Any, what: str, where: str) -> float:

@@ -24,17 +24,20 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
     train_end
 
 A loop may emit kinds of its own at any place: ``custom:<name>``. People and steptape itself add ``annotation``,
-``failure``, ``gap``, ``plan`` (what the loop declared late) and ``agreement``. The rule engine adds ``decision``,
-``rule_error`` and ``rule_warning``.
+``failure``, ``gap``, ``plan`` (what the loop declared late), ``agreement``, ``operation_applied`` and
+``operation_refused``. The rule engine adds ``decision``,
+``cleared``, ``rule_error`` and ``rule_warning``.
 """
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from .sample_losses import SampleLosses
+from .vectors import NO_VECTORS, Vectors
 
 #: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` precedes all events.
 LOOP_KINDS: Final = (
@@ -59,10 +62,14 @@ LOOP_KINDS: Final = (
 )
 
 #: Kinds that people and the recorder add. They never trigger a rule.
-NOTE_KINDS: Final = ("annotation", "failure", "gap", "plan", "agreement")
+NOTE_KINDS: Final = ("annotation", "failure", "gap", "plan", "agreement", "operation_applied", "operation_refused")
+
+#: The receipts: what the loop made of an operation that a rule asked for. A fact of the run, no decision.
+OPERATION_APPLIED: Final = "operation_applied"
+OPERATION_REFUSED: Final = "operation_refused"
 
 #: What the rule engine did, as the recorder logged it. The engine never reads these kinds.
-RULE_KINDS: Final = ("decision", "rule_error", "rule_warning")
+RULE_KINDS: Final = ("decision", "cleared", "rule_error", "rule_warning")
 
 #: All kinds that have a fixed name.
 KINDS: Final = frozenset((*LOOP_KINDS, *NOTE_KINDS, *RULE_KINDS))
@@ -120,15 +127,31 @@ def kind_advice(kind: str, known: Collection[str] = KINDS) -> str:
 
 
 #: Attributes for late values. ``AWAITED`` holds the names of the values that were still on a device (``SAMPLES`` for
-#: sample losses). Both the early event and the late one, of the same kind and step, carry it. ``LATE_FOR``, on the late
-#: event only, holds the ``seq`` of the early one. ``BY_CALL``, on both, says that the loop brings the values itself.
+#: sample losses, ``VECTORS`` for vectors). Both the early event and the late one, of the same kind and step, carry it.
+#: ``LATE_FOR``, on the late event only, holds the ``seq`` of the early one. ``BY_CALL``, on both, says that the loop
+#: brings the values itself.
 AWAITED: Final = "awaited"
 LATE_FOR: Final = "late_for"
 BY_CALL: Final = "by_call"
 SAMPLES: Final = "samples"
+VECTORS: Final = "vectors"
+
+#: The awaited names that are no metrics.
+NO_METRICS: Final = frozenset((SAMPLES, VECTORS))
 
 #: The attribute of a ``step_end`` event that says whether its update changed the model; True where it is missing.
 APPLIED: Final = "applied"
+
+
+class MetricsOfTable(Mapping[str, float]):
+    """The numbers of one event of a table of events, by name. To list them takes longer than to look some up."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def possible(self) -> Collection[str]:
+        """The names that any event of the table may hold: one object for all events."""
 
 
 class Event(NamedTuple):
@@ -152,6 +175,7 @@ class Event(NamedTuple):
         metrics: Numbers by name. NaN is a value; an absent name was not logged.
         attrs: Non-numeric values, as JSON would hold them (integers beyond 2**53 included).
         samples: The per-sample losses of the step, for readers that request them; None without any.
+        vectors: Its vectors by name, for the same readers. NaN is a value.
     """
 
     kind: str
@@ -167,6 +191,7 @@ class Event(NamedTuple):
     metrics: Mapping[str, float] = {}
     attrs: Mapping[str, Any] = {}
     samples: SampleLosses | None = None
+    vectors: Vectors = NO_VECTORS
 
     @property
     def is_late(self) -> bool:
@@ -175,4 +200,4 @@ class Event(NamedTuple):
 
 
 #: Envelope fields in the column order of files and tables, without ``run_id``.
-ENVELOPE: Final = tuple(name for name in Event._fields if name not in ("metrics", "attrs", "samples"))
+ENVELOPE: Final = tuple(name for name in Event._fields if name not in ("metrics", "attrs", "samples", "vectors"))

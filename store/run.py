@@ -26,6 +26,7 @@ from .reading.timeline import (
     events_along,
     events_table_along,
     samples_table_along,
+    vectors_table_along,
 )
 from .run_info import Attempt, RunInfo
 from .sql.spikes import BASELINE, TOP, spiking_samples
@@ -106,7 +107,7 @@ class Run:
         Args:
             rank: The rank; None for all.
             attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
-            samples: Whether events carry their sample losses, which are far more data than the rest.
+            samples: Whether events carry their sample losses and vectors, which are far more data than the rest.
         """
         with collection_paused():
             return iter(self.read(lambda snapshot: list(events_along(snapshot, rank, attempts, samples=samples))))
@@ -117,7 +118,7 @@ class Run:
         For a finished run of one file, each event is built on access.
 
         Args:
-            samples: Whether events carry their sample losses.
+            samples: Whether events carry their sample losses and vectors.
         """
         return self.read(lambda snapshot: deciding_stream(snapshot, samples=samples))
 
@@ -141,7 +142,8 @@ class Run:
 
         Args:
             attempt: The attempt. It need not be among the run's own yet.
-            samples: Whether events carry their sample losses, for policies that read those (``Policy.reads_samples``).
+            samples: Whether events carry their sample losses and vectors, for policies that read those
+                (``Policy.reads_samples``).
 
         Raises:
             ValueError: A parent is not one of the attempts before its child.
@@ -202,6 +204,16 @@ class Run:
             [("_nan", "descending"), ("_rank", "descending"), ("seq", "ascending"), ("position", "ascending")],
         )
         return table.take(order[:top])
+
+    def vectors(self, name: str | None = None, *, attempts: Attempts = "effective") -> pa.Table:
+        """Return vectors, one row each, in the order recorded.
+
+        Args:
+            name: Only the vectors of this name.
+            attempts: ``effective`` leaves out rolled-back events, ``all`` includes them.
+        """
+        table = self.read(lambda snapshot: vectors_table_along(snapshot, attempts))
+        return table if name is None else table.filter(pc.equal(table["name"], name))
 
     def spiking_samples(self, step: int, *, radius: int = 0, top: int = TOP, baseline: int = BASELINE) -> pa.Table:
         """Return the samples that drove the loss spike at a step, the highest losses first.

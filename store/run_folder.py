@@ -21,7 +21,7 @@ COLUMNS_JSON: Final = "columns.json"
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _JOURNAL: Final = re.compile(r"journal-(\d+)-(\d+)-(\d{12,})")
-_SEALED: Final = re.compile(r"(events|samples|metrics)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
+_SEALED: Final = re.compile(r"(events|samples|metrics|vectors)-(\d+)-(\d+)-(\d{12,})-(\d{12,})\.parquet")
 
 #: Bytes per read: first a size that most files fit into, then a larger one.
 _SMALL_BYTES: Final = 16384
@@ -83,7 +83,7 @@ class Listing(NamedTuple):
     irregular: tuple[Path, ...] = ()
 
     def table(self, name: str) -> tuple[SealedFile, ...]:
-        """The sealed files of one table: ``events``, ``samples`` or ``metrics``."""
+        """The sealed files of one table: ``events``, ``samples``, ``metrics`` or ``vectors``."""
         return tuple(file for file in self.sealed if file.table == name)
 
     def sealed_until(self, table: str, attempt: int, rank: int) -> int:

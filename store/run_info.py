@@ -12,7 +12,7 @@ from .errors import DamagedLog, NotARun, UnsupportedVersion
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 
 _Value = TypeVar("_Value")
 
@@ -115,6 +115,11 @@ class RunInfo:
     def last(self) -> Attempt:
         """The newest attempt."""
         return self.attempts[-1]
+
+    @property
+    def earlier_plans(self) -> dict[int, Plan]:
+        """What each attempt but the newest declared at its start."""
+        return {attempt.attempt: attempt.plan for attempt in self.attempts[:-1]}
 
     def to_json(self) -> bytes:
         """Encode the content of ``run.json``, in this steptape's format."""

@@ -128,6 +128,7 @@ def store_append() -> Callable[..., int]:
             value_lag=event.value_lag,
             attrs=encoded_attrs(event.attrs).encode() if event.attrs else b"",
             samples=samples,
+            vectors=event.vectors,
         )
 
     return append

@@ -387,6 +387,8 @@ def test_decisions_say_what_made_them_fire(client: httpx.Client) -> None:
             "mode": "shadow",
             "severity": "critical",
             "message": "the loss is infinite",
+            "member": None,
+            "stage": None,
         }
     ]
     assert [(error["controller"], error["step"], error["error"]) for error in page["rule_errors"]] == [

@@ -82,20 +82,20 @@ def with_metrics(columns: Columns, metrics: list[str]) -> Columns:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store with one run that has every kind of row: samples, token losses, a decision, an evaluation, a save."""
+    """A store with one run that has every kind of row: samples, vectors, a decision, an evaluation, a save."""
     folder = tmp_path_factory.mktemp("columns")
     policy = folder / "policy.yaml"
     policy.write_text(POLICY)
     with Recorder(folder / "runs", name="small", rules=policy) as rec:
         for step in range(1, 11):
-            rec.step(loss=1 / step, samples=[1.0, 2.0], sample_ids=[step, f"s{step}"])
+            rec.step(loss=1 / step, samples=[1.0, 2.0], sample_ids=[step, f"s{step}"], vectors={"x": [step]})
         rec.evaluate(eval_loss=0.5)
         rec.save("checkpoint-10")
     rec.close(seal=True)
     return open_store(folder / "runs")
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "all_samples"])
+@pytest.mark.parametrize("view", [*VIEWS, "all_samples", "all_vectors"])
 def test_the_page_lists_the_columns_of_each_view(store: Store, view: str) -> None:
     """Names, types and order are those that DuckDB describes."""
     described = store.rows(f"DESCRIBE {view}")
@@ -109,8 +109,8 @@ def test_the_page_lists_every_view_and_no_other(store: Store) -> None:
     """Each heading that names a table is a view, a macro or the Parquet table ``metrics``."""
     views = {row["name"] for row in store.rows("SHOW TABLES")}
 
-    assert set(sections()) == {*VIEWS, "all_samples", "metrics", *MACROS}
-    assert {*VIEWS, "all_samples"} <= views
+    assert set(sections()) == {*VIEWS, "all_samples", "all_vectors", "metrics", *MACROS}
+    assert {*VIEWS, "all_samples", "all_vectors"} <= views
 
 
 @pytest.mark.parametrize("table", ["events", "samples"])

@@ -384,3 +384,28 @@ def test_the_document_s_wrong_flag_is_told_by_its_micro_batches(tmp_path: Path) 
     faults = {fault.code: fault.what for fault in run.read(check_training)[0]}
     assert set(faults) == {"accumulation", "unlogged-leftover"}
     assert "update 1 of attempt 0 took 1 of usually 4 micro-batches (1, 4, 4" in faults["accumulation"]
+
+
+def test_rules_reach_the_shares_that_the_checker_foretells(tmp_path: Path) -> None:
+    """The number of all updates is known from the end of the first epoch on; what has passed by then comes at once."""
+    shares: list[float | str | Fraction] = ["0.1", "0.25", "0.5", Fraction(1, 3), "1"]
+    checker = TrainingConsistencyChecker(config(), accumulation_steps=4)
+    checker.initialize_with_first_epoch(actual_steps=10)
+    foretold = checker.calculate_expected_fractions(shares)
+    rules = tmp_path / "rules.yaml"
+    each = "  - {{name: c{0}, triggers: [on_substep_end, on_step_end], rule: milestone(at={1}), operations: []}}\n"
+    rules.write_text("controllers:\n" + "".join(each.format(n, share) for n, share in enumerate(shares)))
+    fired: dict[Any, int] = {}
+    with Recorder(tmp_path, rules=rules) as rec:
+        progress = TrainingProgress(config(), accumulation_steps=4, recorder=rec)
+        for _ in range(3):
+            progress.start_epoch()
+            for accumulates in batches(10, 4):
+                progress.update_step(8, accumulates)
+                fired |= {share: progress.global_step for share in shares if progress.is_fraction_point(share)}
+            progress.end_epoch()
+    decided = {(row["controller"], row["step"]) for row in open_run(rec.folder).decisions().to_pylist()}
+
+    assert foretold == {"0.1": 1, "0.25": 3, Fraction(1, 3): 3, "0.5": 5, "1": 9}
+    assert fired == {**foretold, "0.1": 3, "0.25": 3}
+    assert decided == {(f"c{number}", max(3, foretold[share])) for number, share in enumerate(shares)}

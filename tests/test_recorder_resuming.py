@@ -38,6 +38,16 @@ controllers:
     triggers: [on_evaluate]
     rule: eval_loss < min(loss, 3)
     operations: [hfcontrols.should_log]
+  - name: raised
+    triggers: [on_step_end]
+    rule: loss > mean(calm, 3, min=1)
+    clear: loss < 2
+    escalate:
+      stages: [{operations: []}, {operations: [hfcontrols.should_log]}]
+      cycle: true
+      forget_after: 5
+define:
+  calm: {value: loss, admit: not fired_now("raised")}
 """
 
 
@@ -337,7 +347,8 @@ def train(store: Path, losses: Sequence[float], rules: Path, splits: Sequence[in
 
 def decided(run: Run) -> list[tuple[str, int, str]]:
     """Return the rules' decisions, without positions that depend on attempts."""
-    return [(row["controller"], row["step"], repr(row["values"])) for row in run.decisions().to_pylist()]
+    rows = run.decisions().to_pylist()
+    return [(row["controller"], row["step"], f"{row['values']} {row['stage']}") for row in rows]
 
 
 @examples(6)

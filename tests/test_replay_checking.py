@@ -104,6 +104,44 @@ def test_a_shorter_selection_of_runs_gives_more_findings(runs: list[Run]) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("rule", "more", "message"),
+    [
+        ("loss > 1", "    for: 21\n", "'for' waits for 21 steps, but the runs given have at most 20 steps"),
+        (
+            "loss > 1",
+            "    between: [30, null]\n",
+            "'between' begins at step 30, but the runs given have at most 20 steps",
+        ),
+        (
+            "absent(loss, steps=21)",
+            "",
+            "absent(loss, steps=21) looks back 21 steps, but the runs given have at most 20 steps",
+        ),
+        (
+            "age(eval_loss) > 20",
+            "",
+            "'age(eval_loss) > 20' is never true, so the rule is never true: the runs given have at most 20 steps",
+        ),
+    ],
+)
+def test_what_waits_longer_than_the_longest_run_is_found(rule: str, more: str, message: str, runs: list[Run]) -> None:
+    """By its steps, or by those that it plans."""
+    assert [what for what in told(rule, runs, more) if "steps" in what] == [message]
+    assert [what for what in told(rule.replace("20", "19"), runs, "") if "is never" in what] == []
+
+
+def test_a_run_that_plans_more_steps_than_it_has_counts_with_those(tmp_path: Path) -> None:
+    """It may still get there."""
+    with Recorder(tmp_path, total_steps=100) as rec:
+        rec.step(loss=1.0)
+    run = open_run(rec.folder)
+
+    assert told("mean(loss, steps=100) > 1 and step > 99", [run]) == []
+    assert len(told("mean(loss, steps=101) > 1", [run])) == 1
+    assert [what[:31] for what in told("loss > 1 and step > 100", [run])] == ["'step > 100' is never true, so "]
+
+
 def test_patience_and_triggers_are_measured_by_how_often_the_trigger_comes(runs: list[Run]) -> None:
     """Four evaluations satisfy a patience of 3, but not of 4."""
     patience = "    patience: {{patience_threshold: {}}}\n"

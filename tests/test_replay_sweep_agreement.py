@@ -187,6 +187,7 @@ def controllers(draw: st.DrawFn, name: str) -> str:
         "once": st.just("true"),
         "between": st.sampled_from(["[3, 9]", "[null, 8]", "[4, null]"]),
         "mode": st.just("shadow"),
+        "clear": st.sampled_from(["loss < threshold", "step % 4 == 3"]),
     }
     lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{draw(rules())}'"]
     lines.append(f"    operations: {operations}")
@@ -194,10 +195,19 @@ def controllers(draw: st.DrawFn, name: str) -> str:
     return "\n".join(lines)
 
 
+MILESTONES = ("milestone(every=0.25)", 'loss > 1 and milestone(at=[0.1, 0.6], of="epochs")')
+
+
 def rules() -> st.SearchStrategy[str]:
     """Draw rules, mostly ones with a columnar form, sometimes others."""
     only_engine = st.sampled_from(
-        ['fired("a")', 'times_fired("a") > 1', "mean(loss, steps=3) > threshold", "mean(abs(delta(loss)), 2) > 0.5"]
+        [
+            'fired("a")',
+            'times_fired("a") > 1',
+            "mean(loss, steps=3) > threshold",
+            "mean(abs(delta(loss)), 2) > 0.5",
+            *MILESTONES,
+        ]
     )
     return st.one_of(conditions(), conditions(), conditions(), only_engine)
 
@@ -335,3 +345,29 @@ def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str)
 
     assert (judged.stop is not None) == (operation == "should_training_stop")
     assert repr(found) == repr(outcomes_of_results([judged]))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "rule: 'phase == \"high\"'",
+        "rule: loss > 2, clear: loss < threshold",
+        "rule: 'raised(\"other\")'",
+    ],
+)
+def test_a_param_that_a_rule_reads_through_something_else_decides_anew(keys: str) -> None:
+    """The event engine decides such rules, once for each value of the param."""
+    losses = [3.0, 3.0, 1.0, 3.0, 0.0, 3.0]
+    events = [Event("step_end", step, step - 1, metrics={"loss": loss}) for step, loss in enumerate(losses, start=1)]
+    text = (
+        "params: {threshold: 1.5}\nstates: {phase: [{high: loss > threshold}, {low: 'True'}]}\ncontrollers:\n"
+        f"  - {{name: c, triggers: [on_step_end], operations: [], {keys}}}\n"
+        "  - {name: other, triggers: [on_step_end], operations: [], rule: loss > 2, clear: loss < threshold}\n"
+    )
+    variants = variants_of(parse_policy(text), {"threshold": [0.5, 1.5, 9.0]})
+    swept = RunSweep(stream_of_events(events, PLAN), lambda: events)
+
+    found = [column_firings(swept, variant) for variant in variants]
+
+    assert found == [engine_firings(variant, events) for variant in variants]
+    assert found[0] != found[2]

@@ -44,6 +44,25 @@ def step(**metrics: float) -> Event:
     return Event("step_end", metrics=metrics)
 
 
+def test_a_decision_shows_past_decisions_as_its_rule_saw_them() -> None:
+    """Those of its own event are not among them."""
+    text = """
+controllers:
+  - {name: a, triggers: [on_step_end], rule: not fired("a"), operations: []}
+  - {name: b, triggers: [on_step_end], rule: 'times_fired("a") < 1 and not holding("b")', operations: []}
+  - {name: c, triggers: [on_step_end], rule: 'streak("c") < 1 and fired_now("a")', operations: []}
+"""
+    made = Engine(parse_policy(text)).observe(step(loss=1.0))
+
+    assert [dict(outcome.values) for outcome in made if isinstance(outcome, Decision)] == [
+        {'fired("a")': False},
+        {'times_fired("a")': 0, 'holding("b")': False},
+        {'streak("c")': 0, 'fired_now("a")': True},
+    ]
+    before = Engine(parse_policy("\n".join(text.splitlines()[:3]), semantics_version=3)).observe(step(loss=1.0))
+    assert [dict(outcome.values) for outcome in before if isinstance(outcome, Decision)] == [{'fired("a")': True}]
+
+
 HEAD = """\
 params: {spike: 2.0, label: x}
 controller_metrics:
@@ -162,7 +181,7 @@ def test_a_recorded_outcome_that_says_little_takes_the_rest_from_its_envelope() 
             Event("decision", seq=7, attrs={"controller": "c"}),
             "event 0/0/7: a recorded outcome lacks a key; got 'trigger'",
         ),
-        (Event("step_end"), "not a decision, rule_error or rule_warning"),
+        (Event("step_end"), "not the outcome of a rule"),
         (
             Event("decision", attrs={"controller": 1, "trigger": "t", "event_seq": 0, "operations": [], "values": {}}),
             "a recorded outcome is malformed; got 'not text: 1'",

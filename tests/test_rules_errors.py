@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from steptape import load_policy
-from steptape.rules.errors import PolicyError
+from steptape.rules.errors import PolicyError, suggestion
+from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.policy_file.policy import parse_policy
 
 
@@ -84,7 +85,7 @@ controllers:
         "25:5: controller: 'name' is missing",
         "25:5: controller: 'operations' is missing",
         "25:15: controller, triggers: must be a list; got 'on_log'. Write one '- entry' per line, or [] for none.",
-        "26:11: controller, rule: must be text; got True. Put it in quotes.",
+        '26:11: controller, rule: must be text; got True. Write "True" in quotes.',
     ]
 
 
@@ -216,9 +217,7 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         (
             "getattr(loss, 'x') == 1",
-            "4:11: unknown function; got 'getattr'. Known here: abs, absent, age, all, any, any_rank, argmax, "
-            "argmin, clamp, cos, count, delta, detrended_std, dict, ema, exp, finite, fired, fired_now, first, "
-            "float, holding, initial, int, isfinite, isnan, lag, last, len, list and 35 more",
+            "4:11: unknown function; got 'getattr'. " + suggestion("getattr", FUNCTIONS),
         ),
         (
             '"mean(loss) > 1"',

@@ -76,7 +76,7 @@ def test_another_controller_may_be_the_one_that_notices_nan() -> None:
     assert warnings("loss > 3", "not isfinite(loss)") == []
     assert warnings("loss > 3", "lr > 1 and isnan(loss)") == []
     assert len(warnings("loss > 3", "isnan(eval_loss)")) == 1
-    assert len(warnings("loss > 3", "isfinite(loss) and loss < min(loss, 9)")) == 1
+    assert len(warnings("loss > 3", "isfinite(loss) and loss < min(loss, 9, skip=1)")) == 1
 
 
 def test_a_finding_stands_at_the_comparison_and_says_what_to_do() -> None:
@@ -257,8 +257,8 @@ def test_an_epoch_is_a_whole_number_where_it_ends() -> None:
 
 def test_a_name_that_the_file_lists_is_not_doubted() -> None:
     """The list says that these metrics exist."""
-    listed = "series: [los, nan, eval, loss, 'grad_*']"
-    rule = "los < 2 and nan < 1 and eval/loss < 2 and series('grad_*') < 2"
+    listed = "series: [los, nan, eval, loss, 'grad_?']"
+    rule = "los < 2 and nan < 1 and eval/loss < 2 and series('grad_?') < 2"
 
     assert warnings(rule, head=listed) == []
     assert len(warnings(rule)) == 4
@@ -311,7 +311,7 @@ controllers:
         parse_policy(text.replace("{name: c", "{name: c, x-name: d"))
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped_policies()) - {"trac_fig3"}))
+@pytest.mark.parametrize("name", sorted(set(shipped_policies()) - {"trac_fig3", "surogate"}))
 def test_shipped_policies_are_fine(name: str) -> None:
-    """The exception is the figure kept as it was printed."""
+    """The exceptions are kept as they were published."""
     assert findings_of(load_policy(shipped_policies()[name])) == []

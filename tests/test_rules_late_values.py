@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.engine.decisions import (
+    Cleared,
     Decision,
     Outcome,
     RuleError,
@@ -39,11 +41,12 @@ controller_metrics:
 
 def rule(name: str, text: str, trigger: str = "on_step_end", more: str = "") -> str:
     """Return one controller as a line."""
-    return f"  - {{name: {name}, triggers: [{trigger}], rule: '{text}', operations: [hfcontrols.should_log]{more}}}\n"
+    orders = "" if ", escalate: " in more else ", operations: [hfcontrols.should_log]"
+    return f"  - {{name: {name}, triggers: [{trigger}], rule: '{text}'{orders}{more}}}\n"
 
 
 #: What a loop in one process declares at its start.
-PLANNED: Final = Plan(total_steps=30, world_size=1, constants={"k": 1.0})
+PLANNED: Final = Plan(30, total_epochs=4, world_size=1, constants={"k": 1.0, "total_samples": 60})
 
 
 def engine(*controllers: str, head: str = "", plan: Plan = Plan()) -> Engine:  # noqa: B008 - a Plan is immutable
@@ -198,7 +201,53 @@ _RULES: Final = (
     "a > {x} and k > 1",
     "any_rank(a > {x})",
     "max_rank(host) > {x} and spread(b) == 0",
+    "level > {x} or high",
+    "mean(high, 3) > 0.4",
+    "streak(high) >= {x}",
+    "age(a) >= {x}",
+    "absent(b, steps=2)",
+    "lag(a, steps=2) > {x}",
+    "delta(b, seconds=3) > 0",
+    "rate(a) > 0 or slope(a, 3, per='step') > 1",
+    "mean(host, samples=40) > {x}",
+    "mean(finite(a), 3, min=1) > {x}",
+    'streak("{c}") >= {x}',
+    'true_now("{above}") and a > 1',
+    'fired_now("{above}")',
+    'phase == "rough" and b > {x}',
+    'age("phase") >= {x}',
+    'changed("phase")',
+    'raised("{r}") or a > {x}',
+    "milestone(every=0.2)",
+    "milestone(at=[0.3, 0.7], of='samples') or a > {x}",
+    "not milestone(every=0.25, of='epochs') and step > 5",
+    "b > 1 and milestone(every=0.1)",
+    "half",
+    "b > mean(kept, 2)",
+    "mean(own, 2) > {x}",
+    "delta(kept) > 0 or age(own) > 1",
+    "mean(delta(own), last=2, min=1) > 0",
+    'any(series("n/*") > mean(series("n/*"), 3))',
+    'count(series("n/*") > {x}) > 0 and a > 0',
+    "worst > lag(worst, steps=2)",
+    'mean(max(series("n/*") + a), 2) > {x}',
+    'argmin(series("n/*")) == "n/2" and any(mean(a * series("n/*"), 2) > {x})',
+    'series("n/1") > {x}',
+    'median(series("n/*")) > {x} and holding("{c}")',
+    "each > mean(each, 2) or b > {x}",
 )
+#: Names and states that rules read.
+_HEAD: Final = """
+define:
+  level: mean(finite(b), 3)
+  high: a > 2
+  half: milestone(at=0.5)
+  worst: max(series("n/*")) + 0
+  each: series("n/*")
+  kept: {value: b, admit: 'not fired_now("c0")'}
+  own: {value: a + host, admit: 'len(own) < 2 or a < 1.5 * mean(own, 3)'}
+states: {phase: [{rough: 'high and host > 1'}, {calm: level < 3}]}
+"""
 _TIMING: Final = (
     "",
     "patience: {patience_threshold: 1}",
@@ -211,6 +260,14 @@ _TIMING: Final = (
     "once: true",
     "between: [3, 15]",
     "message: '{a:.2f} {host} {step}'",
+    "every: value",
+    "requires: [b]",
+    "requires: [n/*]",
+    "for_each: n/*",
+    "clear: b < 3",
+    "escalate: {stages: [{operations: [], times: 2}, {operations: []}], cycle: true, forget_after: {evaluations: 1}}",
+    "escalate: {stages: [{operations: []}, {operations: [], times: 2}], cap: 3, forget_after: 4}",
+    "clear: 'host > 2 and streak(\"{c}\") != 2'",
 )
 _NUMBERS: Final = st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, math.nan])
 
@@ -218,20 +275,33 @@ _NUMBERS: Final = st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, math.nan])
 @st.composite
 def controllers(draw: st.DrawFn) -> str:
     """Draw the text of a policy whose controllers read each other."""
-    lines = []
+    lines, clearing = list[str](), list[str]()
     for number in range(draw(st.integers(1, 5))):
-        text = draw(st.sampled_from(_RULES)).format(x=draw(st.integers(0, 4)), c=f"c{draw(st.integers(0, number))}")
-        triggers = draw(st.sampled_from(["on_step_end", "on_log", "on_step_end, on_log", "on_evaluate"]))
+        unknown = [*([] if number else ["{above}"]), *([] if clearing else ["{r}"])]
+        text = draw(st.sampled_from([each for each in _RULES if not any(name in each for name in unknown)]))
+        above = f"c{draw(st.integers(0, max(number - 1, 0)))}"
+        other, raised = f"c{draw(st.integers(0, number))}", draw(st.sampled_from(clearing or ["c"]))
+        text = text.format(x=draw(st.integers(0, 4)), c=other, above=above, r=raised)
+        known = ["on_step_end", "on_log", "on_step_end, on_log", "on_evaluate"]
+        # Changes of a state have no milestones.
+        known += [] if "milestone" in text or "half" in text else ["on_state:phase"]
+        triggers = draw(st.sampled_from(known))
         timing = draw(st.lists(st.sampled_from(_TIMING), max_size=2, unique_by=lambda more: more.partition(":")[0]))
-        more = "".join(f", {key}" for key in timing if key)
+        names = re.search(r"\b(a|b|n|host|level|high|worst|each)\b", text)
+        reads_series = names and "_rank" not in text and "history" not in text
+        timing = [key.replace("{c}", other) for key in timing if key and (reads_series or not key.startswith("every"))]
+        if text.startswith("each") and "for_each: n/*" not in timing:
+            timing.append("for_each: n/*")
+        more = "".join(f", {key}" for key in timing)
+        clearing += [f"c{number}"] if ", clear: " in more else []
         lines.append(rule(f"c{number}", text.replace("'", '"'), triggers, more))
-    return f"{METRICS}cooldowns: {{pause: {{steps: 3}}}}\ncontrollers:\n{''.join(lines)}"
+    return f"{METRICS}{_HEAD}cooldowns: {{pause: {{steps: 3}}}}\ncontrollers:\n{''.join(lines)}"
 
 
 @st.composite
 def reported(draw: st.DrawFn) -> list[dict[str, float]]:
     """Draw the metrics of a run whose series are each reported at some of the steps."""
-    names = ("a", "b", "host", "batch_size", "epoch")
+    names = ("a", "b", "n/1", "n/2", "host", "batch_size", "epoch")
     steps = draw(st.integers(1, 20))
     return [{name: draw(_NUMBERS) for name in names if draw(st.booleans())} for _ in range(steps)]
 
@@ -240,7 +310,7 @@ def reported(draw: st.DrawFn) -> list[dict[str, float]]:
 @given(
     text=controllers(),
     steps=reported(),
-    late=st.sets(st.sampled_from(["a", "b", "batch_size", "epoch"]), min_size=1),
+    late=st.sets(st.sampled_from(["a", "b", "n/1", "n/2", "batch_size", "epoch"]), min_size=1),
     lag=st.integers(1, 4),
     evaluate_every=st.integers(3, 30),
     log_every=st.integers(0, 3),
@@ -266,12 +336,17 @@ def test_any_policy_decides_alike_whether_values_come_at_once_or_late(
 
 
 def said(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[object, ...]]]:
-    """Return the decisions of each controller, in order, without what says when they were made."""
+    """Return what each controller decided, and when it was cleared, in order, without what says when it was made."""
     made: dict[str, list[tuple[object, ...]]] = {}
     for outcome in outcomes:
-        if isinstance(outcome, Decision):
+        if isinstance(outcome, Decision | Cleared):
             values = {name: repr(value) for name, value in outcome.values.items()}
-            what = (outcome.trigger, outcome.step, outcome.epoch, values, outcome.message)
+            more: tuple[object, ...] = (
+                (f"raised at {outcome.raised_at}",)
+                if isinstance(outcome, Cleared)
+                else (outcome.message, outcome.stage)
+            )
+            what = (outcome.trigger, outcome.step, outcome.epoch, values, outcome.member, *more)
             made.setdefault(outcome.controller, []).append(what)
     return made
 
@@ -351,6 +426,23 @@ def test_a_policy_that_was_recorded_under_semantics_2_decides_as_then() -> None:
     late = observed(run, stream(RARE, late=frozenset({"loss"}), evaluate_every=100))
 
     assert [(outcome.step, outcome.value_lag) for outcome in late] == [(2, 2), (6, 0), (7, 0)]
+
+
+def test_what_no_rule_reads_is_computed_at_its_own_event_all_the_same() -> None:
+    """A state, and a definition that admits values: their failures have the step of an unsplit run."""
+    head = "states: {phase: [{a: loss >= 1}, {b: 1 / 0 > 1}]}\n"
+    head += "define: {kept: {value: loss, admit: 1 / loss > 0}}\n"
+    steps = [{"loss": 3.0}, {"loss": 3.0, "lr": 1.0}, {"loss": 0.0}, {"loss": 0.0}, {"loss": 0.0}]
+    policy = engine(rule("high", "lr > 2"), head=head), engine(rule("high", "lr > 2"), head=head)
+
+    at_once, late = (
+        observed(run, stream(steps, late=frozenset(names))) for run, names in zip(policy, ((), ("lr",)), strict=True)
+    )
+
+    failed = [
+        sorted((each.controller, each.step) for each in made if isinstance(each, RuleError)) for made in (at_once, late)
+    ]
+    assert failed == [[("kept", 3), ("phase", 3)]] * 2
 
 
 def test_a_controller_that_reads_only_another_one_waits_with_it() -> None:

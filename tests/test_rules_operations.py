@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape.rules.control.effects import Effect
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.functions.undefined import UNAVAILABLE
-from steptape.rules.policy_file.operations import Effect, LogControl, LogMessage
+from steptape.rules.policy_file.operations import LogControl, LogMessage
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event

@@ -13,17 +13,17 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules.compiled.compilation import compile_rule
+from steptape.rules.compiled.compiled_rules import compile_rule
 from steptape.rules.compiled.names import Names
 from steptape.rules.compiled.workspace import Workspace
 from steptape.rules.functions.operators import modulo
 from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language.binding import bind
 from steptape.rules.language.bound_rule import NameScope, dependencies
+from steptape.rules.language.context import Clock
 from steptape.rules.language.expressions import parse
 from steptape.rules.language.references import Param
 from steptape.store.events import Event
-from steptape.store.plan import Plan
 
 SERIES = {"loss": 2.5, "lr": 1e-3, "spike": math.nan, "bound": math.inf, "zero": -0.0}
 METRICS = {
@@ -39,7 +39,7 @@ def compiled(text: str) -> Any:
     names = Names()
     bound = bind(parse(text), NameScope(METRICS.keys(), PARAMS), is_condition=False)
     code = compile_rule(bound, names).code
-    workspace = Workspace(names, dependencies([bound]), Plan())
+    workspace = Workspace(names, dependencies([bound]), Clock())
     for key, series in workspace.series.items():
         series.append(SERIES[key.name])
     for name, cell in workspace.cells.items():

@@ -58,6 +58,15 @@ def test_a_rule_on_steps_is_judged_when_the_values_of_its_step_are_there() -> No
     )
 
 
+def test_a_rule_on_all_ranks_knows_the_epoch_that_its_step_tells_as_a_metric() -> None:
+    """The event that brings the values has none of its own."""
+    told = [Event("step_end", 1, 0, metrics={"loss": 1.0, "epoch": 2.5}), Event("ranks", 1, 1, metrics={"loss@1": 1.0})]
+
+    for asked in ("epoch > 2", 'milestone(at=0.5, of="epochs")'):
+        engine = Engine(policy(f"max_rank(loss) > 0 and {asked}"), Plan(total_epochs=4))
+        assert [made.step for made in fold(engine, told)] == [1]
+
+
 def test_nothing_is_known_of_other_ranks_before_the_first_agreement() -> None:
     """The own series of rank 0 do not stand for them."""
     assert fired("max_rank(loss) > 0 or not any_rank(loss > 9)", {}, {"grad@1": 1.0}, {"loss@1": 1.0}) == [3]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import shipped_policies, shipped_tests
 from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.report import result_json, result_lines
 from steptape.rules.scenarios.run import Comparison, ScenarioResult, run_test
 
 Play = Callable[[str], ScenarioResult]
@@ -52,6 +54,32 @@ expect:
 
     assert outcome.passes
     assert outcome.steps == 5
+
+
+def test_a_message_can_be_expected(tmp_path: Path) -> None:
+    """It is compared as it was rendered, and the difference shows both."""
+    rule = "{name: high, triggers: [on_step_end], rule: loss > 5, message: 'loss {loss:.1f}', operations: []}"
+    (tmp_path / "p.yaml").write_text(f"controllers:\n  - {rule}\n")
+    text = """
+policy: p.yaml
+tests:
+  - name: t
+    series: {loss: 1 9 8}
+    expect:
+      - {step: 2, controller: high, message: loss 9.0}
+      - {step: 3, controller: high, message: loss 9.0}
+"""
+    (test,) = parse_tests(text, source=str(tmp_path / "t.yaml"))
+
+    played = run_test(test)
+
+    assert places(played.different) == [(3, "high")]
+    assert [line.split("[]")[1].strip() for line in result_lines(played)[2:] if "[]" in line] == [
+        "on_step_end: loss = 8.0, message 'loss 8.0'"
+    ]
+    assert "message 'loss 9.0'" in result_lines(played)[2]
+    assert result_json(played)["different"][0]["expected"]["message"] == "loss 9.0"
+    assert result_json(played)["different"][0]["decided"]["message"] == "loss 8.0"
 
 
 def test_an_imagined_loop_may_have_kinds_of_its_own(tmp_path: Path) -> None:
@@ -200,3 +228,47 @@ def test_every_shipped_policy_carries_tests_that_name_all_its_controllers_and_pa
     assert [test.name for test in tests if not run_test(test).passes] == []
     fired = {expected.controller for test in tests for expected in test.expected}
     assert fired == {controller.name for controller in tests[0].policy.controllers}
+
+
+def test_a_test_may_say_when_a_raised_controller_is_cleared(tmp_path: Path) -> None:
+    """One that says so of a controller names all the steps at which that is cleared; others need not."""
+    clears = "rule: loss > 2, clear: loss < 1, operations: []}\n"
+    (tmp_path / "p.yaml").write_text(
+        "controllers:\n"
+        f"  - {{name: high, triggers: [on_step_end], {clears}  - {{name: other, triggers: [on_step_end], {clears}"
+    )
+
+    def played(*expected: str) -> ScenarioResult:
+        lines = "".join(f"      - {{{entry}}}\n" for entry in (*expected, "step: 2, controller: other"))
+        text = f"policy: p.yaml\ntests:\n  - name: t\n    series: {{loss: 1 9 0 1 0}}\n    expect:\n{lines}"
+        (test,) = parse_tests(text, source=str(tmp_path / "t.yaml"))
+        return run_test(test)
+
+    fires = "step: 2, controller: high"
+    wrong = played(fires, "step: 5, controller: high, cleared: true")
+
+    assert played(fires).passes
+    assert played(fires, "step: 3, controller: high, cleared: true").passes
+    assert (places(wrong.missing), places(wrong.unexpected)) == ([(5, "high")], [(3, "high")])
+    assert result_lines(wrong)[1:] == [
+        "     step 2  high   []",
+        "     step 2  other  []",
+        "  +  step 3  high   cleared  on_step_end: loss = 0.0",
+        "  -  step 5  high   cleared  was not cleared",
+    ]
+
+
+def test_only_a_controller_that_has_a_clear_is_cleared(tmp_path: Path) -> None:
+    """It orders nothing then."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    text = (
+        "policy: policy.yaml\ntests:\n  - name: t\n    series: {loss: 1}\n    expect:\n"
+        "      - {step: 1, controller: high, cleared: true, operations: [hfcontrols.should_save]}\n"
+    )
+    with pytest.raises(PolicyError) as error:
+        parse_tests(text, source=str(tmp_path / "t.yaml"))
+
+    assert [problem.message.partition(": ")[2] for problem in error.value.problems] == [
+        "controller 'high' has no 'clear'",
+        "a cleared controller has none; got a list",
+    ]

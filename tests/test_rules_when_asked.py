@@ -30,6 +30,7 @@ def fired(rule: str, keys: str, updates: Sequence[Mapping[str, float]]) -> list[
 
 #: A probe every third step, high from step 3 on; a loss at each.
 PROBED: list[dict[str, float]] = [{"loss": 1.0, **({"norm": 5.0} if step % 3 == 0 else {})} for step in range(1, 13)]
+PROBED[6]["late"] = 1.0
 
 
 @pytest.mark.parametrize(
@@ -38,11 +39,15 @@ PROBED: list[dict[str, float]] = [{"loss": 1.0, **({"norm": 5.0} if step % 3 == 
         ("patience: {patience_threshold: 2}", [5, 8, 11]),
         ("patience: {patience_threshold: 2}, every: value", [9]),
         ("every: value", [3, 6, 9, 12]),
-        ("every: value, between: [5, 10]", [5, 6, 9]),
+        ("every: value, between: [5, 10]", [6, 9]),
+        ("every: value, requires: [late]", [9, 12]),
     ],
 )
 def test_with_every_value_a_probe_counts_once(keys: str, expected: list[int]) -> None:
-    """Patience counts its values, and not the steps at which it is the newest."""
+    """Patience counts its values, and not the steps at which it is the newest.
+
+    A value that comes where the rule is not asked is not new later.
+    """
     assert fired("norm > 2", keys, PROBED) == expected
 
 
@@ -64,7 +69,7 @@ def test_a_rule_whose_run_lacks_what_it_requires_is_silent() -> None:
     ("rule", "keys", "message"),
     [
         ("step > 3", "every: value", "controller 'c', every: the rule reads no series"),
-        ("loss > 3", "every: step", "controller 'c', every: unknown every; got 'step'"),
+        ("loss > 3", "every: step", "controller 'c', every: takes the word 'value' alone; got 'step'"),
         ("loss > 3", "requires: loss", "controller 'c', requires: must be a list"),
     ],
 )

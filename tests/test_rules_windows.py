@@ -80,6 +80,40 @@ def test_a_window_of_any_length_is_its_reduction_bit_for_bit(name: str, length: 
     assert [exact(number) for number in read(reading, losses(numbers))] == expected
 
 
+@examples(60)
+@given(
+    st.lists(st.one_of(st.none(), values), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.integers(0, 3),
+    st.sampled_from([None, "older", "recent"]),
+    st.integers(0, 4),
+)
+def test_a_part_of_a_window_is_that_of_its_newest_values(
+    numbers: list[float | None], length: int, skip: int, half: str | None, least: int
+) -> None:
+    """However often it is read, and at events without a new value, too."""
+    parts = f", skip={skip}" * (skip > 0) + (f', half="{half}"' if half else "") + f", min={least}" * (least > 0)
+    rate = {"learning_rate": 1.0}
+    events = [
+        Event("step_end", at, at, metrics=rate if loss is None else {"loss": loss, **rate})
+        for at, loss in enumerate(numbers)
+    ]
+
+    expected: list[object] = []
+    for end in range(1, len(numbers) + 1):
+        seen = [number for number in numbers[:end] if number is not None]
+        end_of_window = max(0, len(seen) - skip)
+        window = seen[max(0, end_of_window - length) : end_of_window]
+        middle = len(window) // 2
+        window = {None: window, "older": window[:middle], "recent": window[middle:]}[half]
+        expected.append(exact(reductions.mean(window)) if len(window) >= max(least, 1) else "undefined")
+    reading = f"mean(loss, {length}{parts})"
+    assert [exact(number) for number in read(reading, events)] == expected
+    # One rule may read it twice.
+    twice = f"max([{reading}, {reading}])"
+    assert [exact(number) for number in read(twice, events)] == expected
+
+
 def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
     """Thousands of values are compared with a loop."""
     numbers = [math.sin(at) * 10 ** (at % 7) for at in range(3_000)]

@@ -62,7 +62,8 @@ def recorded(tmp_path: Path) -> Path:
     """The folder of a finished run with samples and gaps in its metrics."""
     with Recorder(tmp_path / "runs", name="digested") as rec:
         for step in range(1, 31):
-            rec.step(loss=math.nan if step == 9 else 1 / step, samples=[step / 2, 1.0], sample_ids=[step, f"s{step}"])
+            losses, ids, vectors = [step / 2, 1.0], [step, f"s{step}"], {"x": [step, 0.5]}
+            rec.step(loss=math.nan if step == 9 else 1 / step, samples=losses, sample_ids=ids, vectors=vectors)
             if step % 10 == 0:
                 rec.evaluate(eval_loss=1 / step)
                 rec.annotate("ten more", step=step)
@@ -313,6 +314,7 @@ def flipped(table: pa.Table, name: str, row: int, bit: int) -> pa.Table:
         *(("events", name) for name in ("elapsed_ns", "value_lag", "loss", "eval_loss", "attrs")),
         *(("samples", name) for name in ("run_id", "attempt", "rank", "seq", "step", "micro_step")),
         *(("samples", name) for name in ("position", "sample_id", "loss", "tokens")),
+        *(("vectors", name) for name in ("run_id", "attempt", "rank", "seq", "step", "micro_step", "name")),
     ],
 )
 @pytest.mark.parametrize("bit", [0, 7, 13, 30])

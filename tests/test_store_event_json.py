@@ -121,7 +121,7 @@ def test_missing_keys_have_defaults_and_blank_lines_do_not_count() -> None:
         ('{"event": 3}', 'a line must be an object with the key "event"'),
         ('{"event": "step_ended"}', "unknown kind of event; got 'step_ended'. Did you mean 'step_end'?"),
         ('{"event": "on_step_end"}', "Did you mean 'step_end'?"),
-        ('{"event": "zzz"}', "Known kinds: agreement, annotation, decision,"),
+        ('{"event": "zzz"}', "Known kinds: agreement, annotation, cleared, decision,"),
         ('{"event": "log", "loss": 1}', "unknown key; got 'loss'. Metrics belong under \"metrics\""),
         ('{"event": "log", "step": "1"}', "'step' must be a whole number; got '1'"),
         ('{"event": "log", "step": 1.5}', "'step' must be a whole number; got 1.5"),

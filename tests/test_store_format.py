@@ -28,7 +28,7 @@ from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
 DATA = Path(__file__).parent / "data"
 PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")
 SAMPLE = DATA / "format-1"
-VERSIONS = (1, 2, 3, 4)
+VERSIONS = (1, 2, 3, 4, 5)
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
@@ -92,6 +92,19 @@ SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
 }
 
 
+#: The vectors of both runs since format 5.
+VECTORS = [
+    {"seq": 2, "step": 2, "micro_step": 0, "name": "expert_tokens/größe", "values": [3.0, math.nan, 2.0**53]},
+    {"seq": 2, "step": 2, "micro_step": 0, "name": "empty", "values": []},
+    {"seq": 13, "step": 2, "micro_step": 0, "name": "route", "values": [-math.inf]},
+]
+
+
+def vectors_of(version: int) -> list[dict[str, Any]]:
+    """Return the vectors of both runs of a version."""
+    return VECTORS if version >= 5 else []
+
+
 def events_of(version: int) -> list[Event]:
     """Return the events of both runs of a version."""
     return EVENTS + (EVENTS_SINCE_4 if version >= 4 else [])
@@ -116,7 +129,10 @@ def test_events_of_every_format_are_read_forever(
     samples = run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
     by_sql = run.rows("SELECT * EXCLUDE (run_id, attempt, rank) FROM samples ORDER BY seq, tokens")
 
+    vectors = run.vectors().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
+
     assert store_facts(run.events()) == store_facts(events_of(version))
+    assert str(vectors) == str(vectors_of(version))
     assert str(samples) == str(by_sql) == str(samples_of(version)).replace("[0,", "[0.0,")
 
 
@@ -238,7 +254,7 @@ for statement in sys.stdin.read().split(";"):
 
 def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
     """They run in the folder above a store whose sealed run has the id that the page names."""
-    shutil.copytree(DATA / "format-4", tmp_path / "runs")
+    shutil.copytree(DATA / "format-5", tmp_path / "runs")
     (queries,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
     command = [sys.executable, "-W", "error", "-c", QUERIES]
@@ -268,8 +284,24 @@ BLOCKS_OF = {
 }
 BLOCKS_OF[4] = BLOCKS_OF[3]
 
+
+def vector_block(*vectors: tuple[str, list[float]]) -> bytes:
+    """Return the bytes of vectors, with their length."""
+    parts = [
+        struct.pack("<I", len(name.encode())) + name.encode() + struct.pack(f"<I{len(values)}d", len(values), *values)
+        for name, values in vectors
+    ]
+    return struct.pack("<I", len(b"".join(parts))) + b"".join(parts)
+
+
+BLOCKS_OF[5] = [
+    FIRST,
+    vector_block(("expert_tokens/größe", [3.0, math.nan, 2.0**53]), ("empty", [])) + BLOCKS_OF[3][1],
+    vector_block(("route", [-math.inf])),
+]
+
 #: The version of the journals in folders of each version.
-JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2}
+JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2, 5: 4}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -335,4 +367,7 @@ def test_a_journal_and_a_sealed_run_of_every_format_can_be_sealed_today(tmp_path
         run = store.run(run_id)
 
         assert str(run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()) == expected
+        assert str([entry["values"] for entry in run.vectors().to_pylist()]) == str(
+            [entry["values"] for entry in vectors_of(version)]
+        )
         assert not list(run.folder.glob("journal-*"))

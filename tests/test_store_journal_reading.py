@@ -194,7 +194,7 @@ def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
     """The error names the remedy."""
     journal_of(small_run).write_bytes(PREAMBLE.pack(MAGIC, VERSION + 1))
 
-    with pytest.raises(UnsupportedVersion, match=r"journal version 3; .* versions up to 2. Upgrade steptape"):
+    with pytest.raises(UnsupportedVersion, match=r"journal version 5; .* versions up to 4. Upgrade steptape"):
         open_run(small_run)
 
 

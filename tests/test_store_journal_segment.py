@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import zlib
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from steptape.store.journal.format import (
     EVENT,
     HAS_ATTRS,
     HAS_SAMPLES,
+    HAS_VECTORS,
     MAGIC,
     PREAMBLE,
     TAG_EVENT,
@@ -33,7 +35,7 @@ from steptape.store.journal.format import (
     samples_block,
 )
 from steptape.store.journal.reading import read_segment
-from steptape.store.parquet.from_journal import events_table, samples_table
+from steptape.store.parquet.from_journal import events_table, samples_table, vectors_table
 from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
@@ -55,6 +57,7 @@ EVENTS = st.builds(
     time_ns=st.integers(0, 2**62),
     metrics=st.dictionaries(st.sampled_from(["loss", "Loss", "lr", "epoch"]), FLOATS, max_size=3),
     attrs=st.sampled_from([{}, {}, {}, {"a": 1}, {"text": "ü"}]),
+    vectors=st.sampled_from([{}, {}, {"ü": array("d", [1.5, math.nan]), "x": array("d")}, {"x": array("d", [2.0])}]),
 )
 
 
@@ -115,8 +118,25 @@ def plain_event(payload: bytes, layouts: dict[int, tuple[str, list[str]]]) -> tu
     if flags & 1:
         size = struct.unpack_from("<I", rest)[0]
         attrs, rest = json.loads(rest[4 : 4 + size]), rest[4 + size :]
+    vectors = []
+    if flags & 4:
+        size = struct.unpack_from("<I", rest)[0]
+        vectors, rest = plain_vectors(rest[4 : 4 + size]), rest[4 + size :]
     metrics = sorted((name, value.hex()) for name, value in zip(names, values, strict=True))
-    return (kind, *envelope, None if math.isnan(epoch) else epoch, metrics, attrs, plain_samples(rest, flags))
+    known = None if math.isnan(epoch) else epoch
+    return (kind, *envelope, known, metrics, attrs, vectors, plain_samples(rest, flags))
+
+
+def plain_vectors(block: bytes) -> list[tuple[str, list[str]]]:
+    """Decode a block of vectors."""
+    vectors = []
+    while block:
+        size = struct.unpack_from("<I", block)[0]
+        name, block = block[4 : 4 + size].decode(), block[4 + size :]
+        count = struct.unpack_from("<I", block)[0]
+        values, block = struct.unpack_from(f"<{count}d", block, 4), block[4 + 8 * count :]
+        vectors.append((name, [value.hex() for value in values]))
+    return vectors
 
 
 def plain_samples(block: bytes, flags: int) -> list[tuple[int, str | None, str, int | None, list[str] | None]]:
@@ -175,11 +195,15 @@ def test_reading_in_bulk_yields_what_reading_event_by_event_yields(
             columns = Columns()
             columns.extend(segment.metric_names())
             assert rows_of(events_table("run-1", segment, columns).to_pylist(), columns) == [
-                row[:-1] for row in expected
+                row[:-2] for row in expected
             ]
             assert [
                 (row["seq"], row["step"], *sample_of(row)) for row in samples_table("run-1", segment).to_pylist()
             ] == [(seq, step, *sample) for _, seq, step, *_, samples in expected for sample in samples]
+            assert [
+                (row["seq"], row["step"], row["name"], [value.hex() for value in row["values"]])
+                for row in vectors_table("run-1", segment).to_pylist()
+            ] == [(seq, step, *vector) for _, seq, step, *_, vectors, _ in expected for vector in vectors]
 
 
 def sample_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -191,16 +215,17 @@ def sample_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def facts_of(record: Any) -> tuple[Any, ...]:
     """Convert a record to the plain reader's form."""
-    event, samples = record
+    event, samples, vectors = record
+    hexes = [(name, [value.hex() for value in values]) for name, values in vectors.items()]
     metrics = sorted((name, value.hex()) for name, value in event.metrics.items())
     envelope = (event.seq, event.step, event.micro_step, event.value_lag, event.time_ns, event.elapsed_ns)
     flags = 0 if samples is None else 2
     block = b"" if samples is None else samples_block(samples)
-    return (event.kind, *envelope, event.epoch, metrics, event.attrs, plain_samples(block, flags))
+    return (event.kind, *envelope, event.epoch, metrics, event.attrs, hexes, plain_samples(block, flags))
 
 
 def rows_of(rows: list[dict[str, Any]], columns: Columns) -> list[tuple[Any, ...]]:
-    """Convert rows of the events table to the plain reader's form, without samples."""
+    """Convert rows of the events table to the plain reader's form, without vectors and samples."""
     return [
         (
             *(
@@ -239,6 +264,13 @@ def payload_of(flags: int, rest: bytes) -> bytes:
         payload_of(HAS_SAMPLES, struct.pack("<IBBfIIIf", 1, 0, 4, 1.0, 1, 1, 1, 2.0)),
         payload_of(HAS_SAMPLES, struct.pack("<IBBfI4I2f", 1, 0, 4, 1.0, 2, 0, 0, 1, 1, 2.0, 2.0)),
         payload_of(HAS_SAMPLES, struct.pack("<IBBf", 1, 0, 8, 1.0)),
+        payload_of(HAS_VECTORS, b"\x01\x00"),
+        payload_of(HAS_VECTORS, struct.pack("<I", 9)),
+        payload_of(HAS_VECTORS, struct.pack("<III", 8, 9, 0)),
+        payload_of(HAS_VECTORS, struct.pack("<IIII", 8, 0, 1, 0)),
+        payload_of(HAS_VECTORS, struct.pack("<IIB", 5, 1, 255)),
+        payload_of(HAS_VECTORS, struct.pack("<II1sI", 9, 1, b"\xff", 0)),
+        payload_of(HAS_VECTORS, struct.pack("<IIIII", 16, 0, 0, 0, 0)),
     ],
 )
 def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
@@ -251,7 +283,7 @@ def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
     path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
 
     with pytest.raises(DamagedLog, match="checksum is correct"):
-        (list(open_run(path.parent).events()), open_run(path.parent).samples())
+        (list(open_run(path.parent).events()), open_run(path.parent).samples(), open_run(path.parent).vectors())
 
 
 @pytest.mark.parametrize("rest", [struct.pack("<IBBf", 3, 0, 0, 1.0), struct.pack("<IBBf", 3, TEXT_IDS, 0, 1.0)])

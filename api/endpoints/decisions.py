@@ -37,6 +37,8 @@ _NOT_SAID: Final[dict[str, Any]] = {
     "mode": "act",
     "severity": None,
     "message": None,
+    "member": None,
+    "stage": None,
     "error": None,
 }
 

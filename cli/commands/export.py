@@ -75,4 +75,4 @@ def _write_text(run: Run, form: ExportFormat, attempts: Attempts, file: IO[str])
     if form is ExportFormat.CSV:
         file.write(to_csv(run.table(attempts=attempts)).decode())
     else:
-        file.writelines(event_to_line(event) + "\n" for event in run.events(rank=None, attempts=attempts))
+        file.writelines(event_to_line(event) + "\n" for event in run.events(rank=None, attempts=attempts, samples=True))

@@ -29,8 +29,8 @@ def query(
 ) -> None:
     """Run read-only SQL over a store.
 
-    Views: runs, events, steps, evals, saves, samples, decisions, windows. Table macros: series(name), rolling(n),
-    spiking_samples(step).
+    Views: runs, events, steps, evals, saves, samples, vectors, decisions, windows. Table macros: series(name),
+    rolling(n), spiking_samples(step).
     """
     if not sql:
         missing = f"the first argument is the store: steptape query STORE '{store}'"

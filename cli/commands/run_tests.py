@@ -49,7 +49,8 @@ def run_tests(
             continue
         for result in results:
             _print_result(result)
-        verdict = f"{len(failed)} of {len(results)} tests fail" if failed else f"all {len(results)} tests pass"
+        passed = "the test passes" if len(results) == 1 else f"all {len(results)} tests pass"
+        verdict = f"{len(failed)} of {len(results)} tests fail" if failed else passed
         say(f"{tests_path(name)}: {verdict}")
     raise typer.Exit(status)
 

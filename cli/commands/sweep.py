@@ -229,7 +229,7 @@ def _limits(result: Sweep) -> Iterator[str]:
         units = ", ".join(result.step_units)
         yield f"Steps of several units ({units}) are not added up: 'of a run' is the mean share of a run's steps."
     for what, reason in result.engine_reasons.items():
-        yield f"Evaluated event by event, which is slower, {what}: {reason}."
+        yield f"Evaluated event by event, which is slower: {what}, because {reason}."
     if repeated := repeated_sentence(result.repeated):
         yield repeated
     for run in result.excluded:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from ...store.event_json import event_to_line
-from ...store.events import Event, is_kind, kind_advice
+from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
 from ...store.polling import pause_after
 from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.snapshot_parts import after, of_rank
@@ -102,7 +102,7 @@ def event_line(event: Event) -> str:
     """
     attrs = {name: value for name, value in event.attrs.items() if name not in _KNOWN_ATTRS}
     parts = [f"step {event.step}", event.kind]
-    if event.kind in ("decision", "rule_error", "rule_warning"):
+    if event.kind in RULE_KINDS:
         parts += [_outcome(event)]
     elif event.metrics or attrs:
         parts += [shown(dict(event.metrics) | attrs)]
@@ -112,7 +112,9 @@ def event_line(event: Event) -> str:
 def _outcome(event: Event) -> str:
     """Describe the outcome of a rule, with the values that explain it."""
     said = event.attrs
-    name = shown(said.get("controller"))
+    name = " ".join(shown(said[key]) for key in ("controller", "member") if key in said)
+    if event.kind == "cleared":
+        return f"{name}: because {shown(said.get('values') or {})}, raised at step {shown(said.get('raised_at'))}"
     if event.kind != "decision":
         return f"{name}: {shown(said.get('error') or said.get('message'))}"
     orders = shown(said.get("operations") or [])

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
 
-#: The arguments of ``Recorder.step`` besides metrics. A step with ``token_losses`` takes the general path.
-_MAY_BE_NONE: Final = frozenset(("step", "epoch", "token_losses", *_SAMPLES))
+#: The arguments of ``Recorder.step`` besides metrics. A step with token losses or vectors takes the general path.
+_MAY_BE_NONE: Final = frozenset(("step", "epoch", "token_losses", "vectors", *_SAMPLES))
 _ARGUMENTS: Final = _MAY_BE_NONE | {"micro_step", "applied", "awaits"}
 
 #: The journal stores a micro step as int32.

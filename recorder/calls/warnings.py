@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any, Final, TypeVar
 
 from ...store.annotations import INCIDENT, labelled_steps
@@ -50,7 +50,7 @@ class CallWarnings:
         self,
         *,
         strict: bool,
-        read_by_rules: Collection[str] = (),
+        read_by_rules: Container[str] = (),
         read_at_evaluations: Collection[str] = (),
         total_steps: int | None = None,
     ) -> None:

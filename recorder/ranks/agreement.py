@@ -19,11 +19,16 @@ from .rank import Rank
 from .rank_values import RankValues
 
 if TYPE_CHECKING:
+    from ...rules.engine.decisions import Decision
+    from ..operations.carrying_out import Operations
     from ..steering import Steering
     from .private_group import Agreed, PrivateGroup
 
 #: The most seconds that an agreement takes, unless the loop gives another number.
 AGREE_TIMEOUT_S: Final = 30.0
+
+#: The most operations with arguments that ranks can agree on: their bits, and those of the flags, are one integer.
+MAX_CALLS: Final = 56
 
 #: Updates for which an order waits before a loop is taken to make no agreement.
 _UNAGREED_STEPS: Final = 100
@@ -41,10 +46,12 @@ class Agreement:
         callbacks: Called when an order takes effect.
         timeout_s: The most seconds that an agreement takes.
         names: The metrics that rules read on all ranks; the same on all ranks.
+        calls: The operations with arguments that rules may order; the same on all ranks.
 
     Attributes:
         orders: The flags that rules set: those of ``control``, unless ranks must agree on them first.
         values: The values of this rank that rules read on all ranks; None if they read none.
+        operations: Carries out operations with arguments; None while nobody knows any.
     """
 
     def __init__(
@@ -54,10 +61,14 @@ class Agreement:
         callbacks: Callbacks,
         timeout_s: float,
         names: Iterable[str] = (),
+        calls: Sequence[str] = (),
     ) -> None:
         self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
         self.orders = Control() if rank.has_group else control
         self.values = RankValues(names) if rank.has_group and names else None
+        self._calls = calls[:MAX_CALLS]
+        self._asked: list[tuple[str, Decision]] = []
+        self.operations: Operations | None = None
         self._pid = os.getpid()
         self._group: PrivateGroup | None = None
         self._failure, self._has_differed, self._has_agreed = "", False, False
@@ -70,7 +81,13 @@ class Agreement:
             except Exception as error:  # A job that can record must not fail because its ranks cannot agree.
                 self._failure = f"there is no gloo group: {error}"
 
-    def begin(self, steering: Steering | None, warnings: CallWarnings, position: Position, emit: Emit) -> None:
+    def begin(
+        self,
+        steering: Steering | None,
+        warnings: CallWarnings,
+        position: Position,
+        emit: Emit,
+    ) -> None:
         """Take what an agreement acts on, now that it exists."""
         self._steering, self._warnings, self._position, self._emit = steering, warnings, position, emit
         self._agreed_at, self._looks = position.step, 0
@@ -123,6 +140,17 @@ class Agreement:
         if not self._rank.has_group:
             self._callbacks.serve(name)
 
+    def ask(self, operation: str, decision: Decision) -> None:
+        """Ask for an operation with arguments, on all ranks at their next agreement if they must agree."""
+        assert self.operations is not None
+        if not self._rank.has_group:
+            self.operations.ask(operation, decision)
+        elif self._group is None or operation not in self._calls:
+            why = "the ranks agree no longer" if self._group is None else f"ranks agree on {MAX_CALLS} operations"
+            self.operations.refuse(operation, decision, why)
+        else:
+            self._asked.append((operation, decision))
+
     def look(self, *, is_end: bool = False) -> None:
         """Warn if the loop seems to make no agreement. To be called on rank 0 now and then, and at the end of the run.
 
@@ -152,10 +180,13 @@ class Agreement:
         """Return the flags of rank 0, and among them those that rules have set since the last agreement."""
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
-        order = _bits(self.orders)
+        order = _bits(self.orders) | sum(1 << self._bit(operation) for operation in {name for name, _ in self._asked})
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
+
+    def _bit(self, operation: str) -> int:
+        return len(FLAGS) + self._calls.index(operation)
 
     def _set(self, flags: int) -> None:
         """Set ``control``. A stop stays."""
@@ -172,7 +203,7 @@ class Agreement:
         self._has_differed = self._has_differed or differs
         if differs:
             self._emit("agreement", attrs={"step": agreed.step, "own_step": step})
-        names = [name for bit, name in enumerate(FLAGS) if agreed.order >> bit & 1]
+        names = [name for bit, name in enumerate((*FLAGS, *self._calls)) if agreed.order >> bit & 1]
         if names:
             self._emit("agreement", attrs={"orders": names, "step": agreed.step})
         if self._steering is not None and "stop" in names:
@@ -180,17 +211,31 @@ class Agreement:
         if agreed.lost:
             self._turn_off(agreed.lost, time.monotonic() - began)
         for name in names:
+            if name in self._calls and self.operations is not None:
+                self.operations.ask(name, self._next_asked(name))
             self._callbacks.serve(name)
         if differs:
             what = "agree: the ranks are at different steps"
             got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
             self._warnings.object_to(what, got=got, fix="Call rec.agree() at the same place on every rank")
 
+    def _next_asked(self, operation: str) -> Decision | None:
+        """Take the oldest decision that asks for an operation; None on another rank than 0."""
+        for index, (name, decision) in enumerate(self._asked):
+            if name == operation:
+                del self._asked[index]
+                return decision
+        return None
+
     def _turn_off(self, why: str, waited_s: float) -> None:
         """End the agreements of this attempt."""
         self._group, self._failure = None, ""
         attrs: dict[str, Any] = {"off": why, "waited_s": round(waited_s, 3)}
         self._emit("agreement", attrs=attrs)
+        for operation, decision in self._asked:
+            assert self.operations is not None
+            self.operations.refuse(operation, decision, "the ranks agree no longer")
+        self._asked.clear()
         error = TelemetryError(
             f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
             got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",

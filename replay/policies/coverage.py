@@ -152,7 +152,7 @@ class _Conducts:
     def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
         with_probes, probes = probed(self.policy)
         stream = self._stream(snapshot)
-        engine = Engine(with_probes, snapshot.info.last.plan)
+        engine = Engine(with_probes, snapshot.info.last.plan, stream.plans)
         observer = Observer(self.policy, probes, until)
         observer.observe(BEFORE_STREAM, 0, engine.start())
         for index, event, outcomes in observed_in(engine, stream, everything=True):

@@ -20,16 +20,18 @@ from ...rules.checks.possible_firings import could_not_fire, deciding_controller
 from ...rules.engine.decisions import Decision
 from ...rules.engine.missing_series import meant_series
 from ...rules.language.bound_rule import BoundRule
+from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
-from ...store.events import RANKS, SAMPLES, Event, is_loop_kind
+from ...store.events import NO_METRICS, RANKS, Event, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream, stream_for
 from ..runs.replaying import LabelledOutcome, replay_stream
+from .long_spans import long_spans, steps_of
 
 _INIT: Final = "on_init_end"
 
@@ -58,6 +60,8 @@ class Recorded:
 
     def count(self, key: SeriesKey) -> int:
         """Return the number of values of a series."""
+        if is_pattern(key.name) and (names := [name for name in self.first_kinds if matches(name, key.name)]):
+            return max(self.count(SeriesKey(name, key.kind)) for name in names)
         for name in filter(None, (key.name, ALSO_CALLED.get(key.name))):
             kind = key.kind or self.first_kinds.get(name)
             if found := self.values[SeriesKey(name, kind)]:
@@ -77,7 +81,7 @@ def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Record
             for name in event.metrics:
                 found.values[SeriesKey(name, event.kind)] += 1
             # A late value belongs to the event that awaited it, and so does the kind that a bare name reads.
-            for name in (*event.metrics, *(awaited_names(event.attrs) - {SAMPLES})):
+            for name in (*event.metrics, *(awaited_names(event.attrs) - NO_METRICS)):
                 found.first_kinds.setdefault(name, event.kind)
     return found
 
@@ -135,16 +139,20 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], l
     facts: list[Recorded] = []
     contradictions: dict[tuple[str, ...], Finding] = {}
     unable: list[tuple[str, ...]] = []
+    most_steps, is_planned = 0.0, True
     for run in runs:
         info, stream, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
         made_up = (event for index, event in stream.gathered.items() if stream.kinds[index] != RANKS)
         facts.append(recorded([*stream.facts, *made_up], info.last.newest_plan.constants))
+        most_steps = max(most_steps, steps_of(info, stream))
+        is_planned = is_planned and info.last.newest_plan.max_steps() is not None
         places_in_run = StreamAppearances(stream, info.last.plan, filtered)
         unable.append(could_not_fire(policy, places_in_run))
         for pair, finding in _contradictions(policy, places, info, stream):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
+    found.update(long_spans(policy, places, most_steps, is_planned=is_planned))
     return sorted(found), list(_lacked(policy, facts)), _reach(policy, unable)
 
 
@@ -272,7 +280,7 @@ def _contradiction(
                 names = (first.outcome.controller, one, second.outcome.controller, other)
                 index = [controller.name for controller in policy.controllers].index(second.outcome.controller)
                 controller = policy.controllers[index]
-                place = places.of(index, "operations", controller.operations.index(other))
+                place = places.of_operation(index, controller, other)
                 at = f"step {second.outcome.step} of {run_id}"
                 what = f"orders {other} at {at}, where controller '{names[0]}' orders {one}"
                 yield names, places.finding(place, FindingCode.CONTRADICTION, controller, what)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...rules.language.timing import Span, StepWindow
-from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.declarations import Controller, Escalation
 from ...rules.policy_file.policy import Policy, parse_policy
 
 
@@ -25,7 +25,19 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -
     document = {
         "params": dict(policy.params),
         "series": None if policy.series is None else sorted(policy.series),
-        "define": dict(policy.definitions) or None,
+        "define": {
+            **policy.definitions,
+            **{each.name: {"value": each.value.text, "admit": each.admit.text} for each in policy.admitted},
+        }
+        or None,
+        "states": {
+            state.name: {
+                "triggers": list(state.triggers),
+                "classes": [{name: rule.text} for name, rule in state.classes],
+            }
+            for state in policy.states
+        }
+        or None,
         "controller_metrics": [
             {"name": entry.name, "class": entry.class_name, "arguments": dict(entry.arguments)}
             for entry in policy.metrics
@@ -54,15 +66,30 @@ def _controller(controller: Controller) -> dict[str, Any]:
         "for": None if hold is None else _span(hold),
         "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
         "once": True if controller.is_once else None,
-        "requires": list(controller.requires) or None,
+        "requires": [key.name for key in controller.requires] or None,
+        "for_each": None if controller.each is None else controller.each.name,
         "every": "value" if controller.awaits_value else None,
+        "clear": None if controller.clear is None else controller.clear.text,
+        "escalate": None if controller.escalation is None else _escalation(controller.escalation),
     }
     return {
         "name": controller.name,
-        "triggers": list(controller.triggers),
+        "triggers": list(controller.listed_triggers),
         "rule": controller.rule.text,
-        "operations": [],
+        **({"operations": []} if controller.escalation is None else {}),
         **timed(controller.between),
+        **{key: value for key, value in optional.items() if value is not None},
+    }
+
+
+def _escalation(escalation: Escalation) -> dict[str, Any]:
+    optional = {
+        "cap": escalation.cap,
+        "forget_after": None if escalation.forget_after is None else _span(escalation.forget_after),
+    }
+    return {
+        "stages": [{"operations": [], "times": stage.times} for stage in escalation.stages],
+        "cycle": escalation.cycles,
         **{key: value for key, value in optional.items() if value is not None},
     }
 

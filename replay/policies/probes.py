@@ -89,11 +89,12 @@ def _rule(text: str, held: str, answer: ClauseAnswer) -> str:
 def _entry(controller: Controller, probe: Probe, rule: str) -> dict[str, Any]:
     return {
         "name": probe.name,
-        "triggers": list(dict.fromkeys(controller.triggers)),
+        "triggers": list(dict.fromkeys(controller.listed_triggers)),
         "rule": rule,
         "operations": [],
         "once": probe.answer in (ClauseAnswer.TRUE, ClauseAnswer.FALSE),
         **timed(controller.between),
+        **({} if controller.each is None else {"for_each": controller.each.name}),
     }
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from ...rules.control.effects import Effect
 from ...rules.engine.decisions import Decision
-from ...rules.policy_file.operations import Effect
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
 from ..policies.conduct import Conduct
@@ -34,6 +34,7 @@ _EFFECTS: Final = MappingProxyType(
         Effect.STOP_EPOCH: "ends the epoch",
         Effect.SAVE: "saves a checkpoint",
         Effect.EVALUATE: "runs an evaluation",
+        Effect.STEER: "changes the training",
         Effect.ACT: "changes the training",
     }
 )

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from ...rules.checks.possible_firings import deciding_controllers
+from ...rules.control.effects import Effect
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest

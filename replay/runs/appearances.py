@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
 from ...store.plan import Plan, constants_in
@@ -66,6 +67,10 @@ class StreamAppearances:
         return next((index for index, known in enumerate(epochs) if known != (None, None)), None)
 
     def _found(self, key: SeriesKey) -> Sequence[int]:
+        if is_pattern(key.name) and (names := [name for name in self._stream.facts.metrics if matches(name, key.name)]):
+            # The values of all members: a rule of one member may first be true where it could with all of them.
+            members = {index for name in names for index in self.values(SeriesKey(name, key.kind))}
+            return sorted(members)
         late = [] if key.kind else [i for i, own in self._late_plans if key.name in constants_in(own.attrs)]
         if key.kind is None and key.name in self._constants:
             return [BEFORE_STREAM, *late]

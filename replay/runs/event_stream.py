@@ -33,9 +33,10 @@ class EventStream:
         recorded: The outcomes of recorded rules, in order.
         gathered: The ``ranks`` events that were made up, by the index of the fact that each follows. They are no facts.
             One at the index of a recorded ``ranks`` event has its values and others, and replaces it.
+        plans: What each attempt but the newest declared at its start, where that is known.
 
     Attributes:
-        facts, recorded, gathered: As given.
+        facts, recorded, gathered, plans: As given.
         kinds: Kind of each fact.
         with_attrs: Indices of the facts that have attributes.
     """
@@ -45,7 +46,9 @@ class EventStream:
         facts: EventRows | EventList,
         recorded: Sequence[Event],
         gathered: Mapping[int, Event] = MappingProxyType({}),
+        plans: Mapping[int, Plan] = MappingProxyType({}),
     ) -> None:
+        self.plans = plans
         self.facts = facts
         self.recorded = recorded
         self.gathered = gathered
@@ -139,6 +142,7 @@ def event_stream(
     others: Others = dict,
     names: Collection[str] = (),
     plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
+    plans: Mapping[int, Plan] = MappingProxyType({}),
 ) -> EventStream:
     """Return a stream of events, with facts and rule outcomes separated; a stream itself as it is.
 
@@ -147,6 +151,7 @@ def event_stream(
         others: Reads those of the other ranks.
         names: The metrics that rules read on all ranks.
         plan: What the loop declared.
+        plans: What each attempt but the newest declared at its start.
     """
     if isinstance(events, EventStream):
         return events
@@ -155,7 +160,8 @@ def event_stream(
     if not set(RULE_KINDS).isdisjoint(facts.column("kind")):
         facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS)
     # The engine takes the values of a single process for those of all ranks.
-    return EventStream(facts, recorded, {} if plan.world_size == 1 else _gathered(facts, others, frozenset(names)))
+    gathered = {} if plan.world_size == 1 else _gathered(facts, others, frozenset(names))
+    return EventStream(facts, recorded, gathered, plans)
 
 
 def _gathered(facts: EventRows | EventList, others: Others, names: frozenset[str]) -> dict[int, Event]:
@@ -211,4 +217,5 @@ def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
 def stream_for(policy: Policy, snapshot: Snapshot) -> EventStream:
     """Return the effective events of the deciding rank over which a policy is folded."""
     events = deciding_stream(snapshot, samples=policy.reads_samples)
-    return event_stream(events, lambda: other_ranks(snapshot), policy.reads_ranks, snapshot.info.last.plan)
+    info = snapshot.info
+    return event_stream(events, lambda: other_ranks(snapshot), policy.reads_ranks, info.last.plan, info.earlier_plans)

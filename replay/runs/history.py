@@ -117,7 +117,7 @@ def read_lineage(
 
     Args:
         snapshot: The run.
-        samples: Whether to load the events' sample losses.
+        samples: Whether to load the events' sample losses and vectors.
         renames: The metrics to rename.
         ranks: The metrics that rules read on all ranks.
     """
@@ -127,7 +127,8 @@ def read_lineage(
     def others() -> dict[int, Sequence[Event]]:
         return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
 
-    return event_stream(renamed_events(events, called), others, ranks, snapshot.info.last.plan), rolled_back
+    info = snapshot.info
+    return event_stream(renamed_events(events, called), others, ranks, info.last.plan, info.earlier_plans), rolled_back
 
 
 def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ...rules.checks.metric_keys import evaluations_read
 from ...rules.errors import suggestion
+from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED
 from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
@@ -91,8 +92,13 @@ def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict
     known = {*names, *snapshot.info.last.newest_plan.constants}
     keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
     read = {key.name for key in keys} | evaluations_read(policy)
-    lacked = sorted(name for name in read if known.isdisjoint((name, ALSO_CALLED.get(name))))
+    lacked = sorted(name for name in read if not any(_is_named(each, name) for each in known))
     return {name: nearest_metric(name, names) for name in lacked}
+
+
+def _is_named(metric: str, name: str) -> bool:
+    """Whether rules find a metric under a name, or as a member of a family."""
+    return metric in (name, ALSO_CALLED.get(name)) or (is_pattern(name) and matches(metric, name))
 
 
 def _renamed(event: Event, called: Mapping[str, str]) -> Event:

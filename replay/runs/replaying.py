@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...rules.engine.decisions import Decision, Outcome, RuleError
+from ...rules.control.effects import Effect
+from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
-from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, RANKS, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, RANKS, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
@@ -27,9 +27,9 @@ from .validity import Validity, ValidityLabeler, with_those_that_ask
 BEFORE_A_STEP: Final = frozenset(
     (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
 )
-_WITHIN_A_STEP: Final = frozenset(
-    ("ranks", "log", "prediction_step", "evaluate", "predict", "save", "annotation", "gap", "plan", "agreement")
-)
+_WITHIN_A_STEP: Final = frozenset(("ranks", "log", "prediction_step", "evaluate", "predict", "save", *NOTE_KINDS)) - {
+    "failure"
+}
 
 #: Events that are processed together; fewer at first, since rules that have seen nothing soon become idle.
 _STRETCH: Final = 512
@@ -44,8 +44,8 @@ class LabelledOutcome:
         event_index: Index of the event among the stream's events, outcomes of recorded rules not counted. -1 for
             ``init_end``.
         event: That event's kind.
-        outcome: The decision, rule error or warning.
-        validity: The decision's label; None for errors and warnings.
+        outcome: The outcome of a rule.
+        validity: The decision's label; None for any other outcome.
         elapsed_ns: Training time up to the event, summed over the attempts that led to it; None when the log has none.
     """
 
@@ -66,6 +66,8 @@ class LabelledOutcome:
         place: dict[str, Any] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
         if outcome.value_lag:
             place["value_lag"] = outcome.value_lag
+        if outcome.member:
+            place["member"] = outcome.member
         if isinstance(outcome, Decision):
             return {
                 **place,
@@ -76,7 +78,11 @@ class LabelledOutcome:
                 **({} if outcome.acts else {"mode": outcome.mode}),
                 **({"severity": outcome.severity} if outcome.severity else {}),
                 **({"message": outcome.message} if outcome.message else {}),
+                **({"stage": outcome.stage} if outcome.stage else {}),
             }
+        if isinstance(outcome, Cleared):
+            values = encoded(outcome.values)
+            return {**place, "controller": outcome.controller, "raised_at": outcome.raised_at, "values": values}
         if isinstance(outcome, RuleError):
             return {**place, "controller": outcome.controller, "error": outcome.error}
         return {**place, "controller": outcome.controller, "warning": outcome.warning}
@@ -215,7 +221,7 @@ def replay_stream(
     policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
 ) -> Replay:
     """Replay a policy over a stream that the caller shares with other readers."""
-    engine = Engine(policy, plan)
+    engine = Engine(policy, plan, stream.plans)
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     on_made_up = _controllers_on_made_up(policy, stream)

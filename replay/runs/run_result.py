@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
-from ...rules.policy_file.operations import Effect
+from ...rules.control.effects import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.events import Event
 from ...store.garbage import collection_paused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ...rules.policy_file.operations import Effect
+from ...rules.control.effects import Effect
 from ...rules.policy_file.policy import Policy
 
 

@@ -93,6 +93,7 @@ class _Counting:
         self._metrics = {one.name for one in policy.metrics if _STEP in METRIC_CLASSES[one.class_name].reads}
         self._steps = frozenset(run.events(_STEP))
         self._run = run
+        self._sources = {series.key: series.source for series in policy.admitted}
 
     def names(self) -> frozenset[str]:
         """Return the controllers that count logged steps, and those that ask about the decisions of such a one."""
@@ -129,5 +130,5 @@ class _Counting:
 
     def _is_of_steps(self, key: SeriesKey, rule: BoundRule) -> bool:
         while key.is_derived:
-            key = rule.derived[key].driver
+            key = rule.derived[key].driver if key in rule.derived else self._sources[key]
         return not self._steps.isdisjoint(self._run.values(key)[:1])

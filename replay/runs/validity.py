@@ -8,15 +8,15 @@ from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple
 
+from ...rules.control.effects import Effect
 from ...rules.engine.decisions import Decision
 from ...rules.engine.engine import Engine
 from ...rules.language.references import ContextValue, PastDecisions
 from ...rules.language.timing import Unit
 from ...rules.policy_file.declarations import ACT, Controller
-from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.events import Event
+from ...store.events import OPERATION_REFUSED, Event
 from .event_stream import EventStream
 from .saves import Saves, drops_own_checkpoints
 
@@ -43,7 +43,7 @@ class Validity(StrEnum):
 
 
 #: Effects that change a run's trajectory other than by ending it.
-_DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.ACT))
+_DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.STEER, Effect.ACT))
 
 #: Effects that take run time: a different number of them shifts every later clock reading.
 _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
@@ -85,7 +85,8 @@ def with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> f
 
 
 def _looks_at_clock(controller: Controller) -> bool:
-    spans = (controller.hold, None if controller.cooldown is None else controller.cooldown.span)
+    spans = [controller.hold, None if controller.cooldown is None else controller.cooldown.span]
+    spans += [] if controller.escalation is None else [controller.escalation.forget_after]
     references = (reference for rule in controller.bound_rules for reference in rule.references.values())
     return any(span is not None and span.unit is Unit.SECONDS for span in spans) or any(
         isinstance(reference, ContextValue) and reference.name == "elapsed_s" for reference in references
@@ -126,10 +127,16 @@ class ValidityLabeler:
         self._lacks_evaluation_from: int | None = None
         self._evaluated_steps = {event.step for _, event in stream.of_kind("evaluate")}
         self._recorded: dict[tuple[int, int, int], list[_Orders]] = {}
+        self._refused: set[tuple[tuple[int, int, int], str]] = set()
+        refused = {
+            (event.attempt, event.attrs.get("event_seq"), event.attrs.get("operation"))
+            for _, event in stream.of_kind(OPERATION_REFUSED)
+        }
         for event in stream.recorded:
             if event.kind == "decision":
                 where = (event.attempt, event.rank, event.attrs.get("event_seq", event.seq))
                 orders = _Orders(tuple(event.attrs.get("operations", ())), event.attrs.get("mode", ACT))
+                self._refused |= {(where, name) for name in orders.operations if (where[0], where[2], name) in refused}
                 self._recorded.setdefault(where, []).append(orders)
         self.looks_at_every_event = bool(self._recorded)
 
@@ -159,13 +166,15 @@ class ValidityLabeler:
 
     def pass_event(self, event: Event, event_index: int, decisions: Iterable[Decision]) -> None:
         """Note what the recorded run did at an event and the replayed policy did not."""
-        recorded = self._recorded.get((event.attempt, event.rank, event.seq))
+        where = (event.attempt, event.rank, event.seq)
+        recorded = self._recorded.get(where)
         if recorded is None:
             return
         decided = {_orders_of(decision) for decision in decisions}
         for orders in recorded:
             if orders not in decided and orders.mode == ACT:
-                if any(map(self._diverts, orders.operations)):
+                done = [name for name in orders.operations if (where, name) not in self._refused]
+                if any(map(self._diverts, done)):
                     self._diverted_at = event_index if self._diverted_at is None else self._diverted_at
                 if any(map(self._takes_time, orders.operations)):
                     self._shift(event_index)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ...rules.policy_file.operations import Effect
+from ...rules.control.effects import Effect
 from ...store.events import Event
 from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events

@@ -111,7 +111,7 @@ class Stream:
 
     def series(self, key: SeriesKey) -> Values:
         """Return the values of a rule's series: those of the first kind of event that carried it."""
-        name, kind, _ = key
+        name, kind = key.name, key.kind
         if kind is None and name in self.plan.constants:
             return Values(_BEFORE, np.array([float(self.plan.constants[name])]))
         first: tuple[int, str] | None = None

@@ -7,7 +7,7 @@ reason, and goes to the event engine.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,10 +65,12 @@ class Terms:
 
     Args:
         params: The params of the policy, which give their types. Their values are left open.
+        states: Names of its states.
     """
 
-    def __init__(self, params: Mapping[str, Param]) -> None:
+    def __init__(self, params: Mapping[str, Param], states: Collection[str] = ()) -> None:
         self._params = params
+        self._states = states
         self._made: dict[tuple[object, ...], Term] = {}
 
     def condition(self, rule: BoundRule) -> Term:
@@ -115,7 +117,7 @@ class Terms:
                 return self._binary(node, rule)
             case ast.IfExp():
                 return self._chosen(node, rule)
-            case ast.Call(func=ast.Name(id=name)) if not node.keywords:
+            case ast.Call(func=ast.Name(id=name)):
                 return self._called(node, name, rule)
         raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
@@ -168,13 +170,13 @@ class Terms:
         return self._make("if", test, body, otherwise, is_truth=body.is_truth, is_float=is_float)
 
     def _called(self, node: ast.Call, name: str, rule: BoundRule) -> Term:
+        count = len(node.args)
+        is_known = (name in {*_OF_ONE, *_TESTS} and count == 1) or count >= _OF_SEVERAL.get(name, count + 1)
+        if node.keywords or not is_known:
+            raise NotColumnar(f"it calls {rule.expression.segment(node)}")
         arguments = [self._number(argument, rule) for argument in node.args]
-        if name in _TESTS:
-            return self._make(name, *arguments, is_truth=True)
-        if (name in _OF_ONE and len(arguments) == 1) or len(arguments) >= _OF_SEVERAL.get(name, len(arguments) + 1):
-            is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
-            return self._make(name, *arguments, is_float=is_float)
-        raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
+        is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
+        return self._make(name, *arguments, is_truth=name in _TESTS, is_float=is_float)
 
     def _referred(self, node: ast.expr, reference: ref.Reference, rule: BoundRule) -> Term:
         match reference:
@@ -184,13 +186,18 @@ class Terms:
                 return self._make("reference", payload=reference, is_float=name not in _WHOLE_FACTS)
             case ref.ContextValue(name):
                 raise NotColumnar(f"it reads the fact {name!r}")
+            case ref.MetricValue(name) | ref.StateChange(_, name) if name in self._states:
+                raise NotColumnar(f"it reads the state {name!r}")
             case ref.MetricValue(name):
                 raise NotColumnar(f"it reads the controller metric {name!r}")
             case ref.PastDecisions(question, controller):
                 raise NotColumnar(f"it asks {question} of {controller!r}")
+            case ref.Milestone() | ref.FamilyReading():
+                why = " (a family of series)" if isinstance(reference, ref.FamilyReading) else ""
+                raise NotColumnar(f"it calls {rule.expression.segment(node)}{why}")
         if isinstance(reference, ref.SeriesReference):
             if reason := _not_columnar(reference):
-                raise NotColumnar(f"{reason}: {rule.expression.segment(node)}")
+                raise NotColumnar(f"it calls {rule.expression.segment(node)} ({reason})")
             return self._make("reference", payload=reference, is_float=gives_float(node, rule))
         raise NotColumnar(f"the column engine cannot evaluate {rule.expression.segment(node)}")
 
@@ -209,8 +216,8 @@ def _not_columnar(reference: ref.SeriesReference) -> str:
             return f"a window by {extent}"
         case ref.Window(least=int()):
             return "a window with 'min'"
-        case ref.Window() if reference.is_per_step or reference.function.reads_newest:
-            return f"the function {reference.function.name}"
-        case ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
-            return "the step of a value"
-    return f"it reads a computed series, {reference.key.name}" if reference.key.is_derived else ""
+        case ref.Window() if reference.function.reads_newest:
+            return "a window and the newest value"
+        case ref.Window(is_per_step=True) | ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
+            return "the steps of values"
+    return "a series of an expression" if reference.key.is_derived else ""

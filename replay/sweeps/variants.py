@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ...rules.control.effects import Effect
 from ...rules.language.references import Param, ParamValue, PastDecisions
 from ...rules.language.timing import StepWindow
 from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.operations import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
@@ -28,6 +28,15 @@ MAX_VARIANTS: Final = 100_000
 
 #: Effects whose outcome columns can compute: they end a run, or leave it as it was.
 _KNOWN_EFFECTS: Final = frozenset({Effect.STOP, Effect.SAVE, Effect.LOG, Effect.MESSAGE, Effect.NOTIFY})
+
+#: Keys of a controller that columns do not evaluate, each with whether a controller has it.
+_ENGINE_KEYS: Final[Mapping[str, Callable[[Controller], bool]]] = {
+    "requires": lambda controller: bool(controller.requires),
+    "every": lambda controller: controller.awaits_value,
+    "clear": lambda controller: controller.clear is not None,
+    "escalate": lambda controller: controller.escalation is not None,
+    "for_each": lambda controller: controller.each is not None,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +143,7 @@ def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Var
     if count > MAX_VARIANTS:
         raise TelemetryError(f"a sweep has at most {MAX_VARIANTS:,} variants", got=f"{count:,}")
     settled = _settling(policy, axes)
-    terms = Terms(policy.params)
+    terms = Terms(policy.params, [state.name for state in policy.states])
     structures: dict[tuple[Param, ...], Structure] = {}
     questions: dict[tuple[object, ...], SharedRule] = {}
     variants = []
@@ -208,15 +217,24 @@ def _structure(policy: Policy, terms: Terms) -> Structure:
         try:
             if f"on_{INIT_END}" in controller.triggers:
                 raise NotColumnar(f"its trigger is {INIT_END}, which is not an event of a run")
-            if controller.requires or controller.awaits_value:
-                raise NotColumnar(f"the key '{'requires' if controller.requires else 'every'}'")
+            if controller.changing:
+                raise NotColumnar(f"it reads the state {controller.changing!r}")
+            for key, has_it in _ENGINE_KEYS.items():
+                if has_it(controller):
+                    raise NotColumnar(f"it has the key '{key}'")
+            if controller.changing:
+                raise NotColumnar(f"it reads the state '{controller.changing}'")
+            for series in controller.admitted:
+                raise NotColumnar(f"it reads the admitted values '{series.name}'")
             condition = terms.condition(controller.rule.bound)
         except NotColumnar as error:
             reason = str(error)
         effects = effects_of_controller(policy, controller)
         watchers.append(Watcher(controller, condition, reason, Effect.STOP in effects, Effect.SAVE in effects))
     names = _engine_names(watchers)
-    inner = [watcher.declaration.rule.bound for watcher in watchers if watcher.declaration.name in names]
+    inner = [
+        rule for watcher in watchers if watcher.declaration.name in names for rule in watcher.declaration.bound_rules
+    ]
     params = {
         node.id for rule in inner for node in rule.references if isinstance(node, ast.Name)
     } & policy.params.keys()
@@ -243,8 +261,9 @@ def effects_of_controller(policy: Policy, controller: Controller) -> set[Effect]
 def _engine_names(watchers: Sequence[Watcher]) -> frozenset[str]:
     names = {watcher.declaration.name for watcher in watchers if watcher.condition is None}
     while True:
-        inner = [watcher.declaration for watcher in watchers if watcher.declaration.name in names]
-        cooldowns = {each.cooldown.name for each in inner if each.cooldown is not None and each.cooldown.name}
+        inside = [watcher for watcher in watchers if watcher.declaration.name in names]
+        held = [watcher.declaration.cooldown for watcher in inside]
+        cooldowns = {cooldown.name for cooldown in held if cooldown is not None and cooldown.name}
         further = {
             each.declaration.name
             for each in watchers
@@ -252,8 +271,9 @@ def _engine_names(watchers: Sequence[Watcher]) -> frozenset[str]:
         }
         asked = {
             reference.controller
-            for each in inner
-            for reference in each.rule.bound.references.values()
+            for watcher in inside
+            for rule in watcher.declaration.bound_rules
+            for reference in rule.references.values()
             if isinstance(reference, PastDecisions)
         }
         if names >= further | asked:

@@ -14,8 +14,16 @@ from typing import Final
 from ..functions.table import FUNCTIONS, TRUE_OF_CONTROLLERS
 from ..habits import NOT_FINITE
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_float
-from ..language.references import ContextValue, ParamValue, PastDecisions, SeriesReference, SeriesValue
+from ..language.expression_types import gives_float, gives_truth
+from ..language.references import (
+    ContextValue,
+    FamilyReading,
+    MemberName,
+    ParamValue,
+    PastDecisions,
+    SeriesReference,
+    SeriesValue,
+)
 from ..policy_file.declarations import Controller
 
 Doubt = tuple[ast.expr, str]
@@ -42,8 +50,12 @@ class _Type(Enum):
     UNKNOWN = "unknown"
 
 
-def wrong_types(_: Controller, rule: BoundRule) -> Iterator[Doubt]:
-    """Yield comparisons and sums of a number with a text or None, and bits of floats."""
+def wrong_types(controller: Controller, rule: BoundRule) -> Iterator[Doubt]:
+    """Yield comparisons and sums of a number with a text or None, bits of floats, and a rule that gives a number."""
+    tree = rule.expression.tree
+    is_condition = any(rule is condition.bound for condition in controller.conditions)
+    if is_condition and _type_of(rule, tree) in (_Type.NUMBER, _Type.TEXT):
+        yield tree, f"a rule must give True or False; this one gives a {_type_of(rule, tree).value}. Compare it."
     for node in ast.walk(rule.expression.tree):
         if isinstance(node, ast.Compare):
             for left, operator, right in _links(node):
@@ -94,13 +106,8 @@ def _reads_nothing(rule: BoundRule, node: ast.expr) -> bool:
 
 
 def _type_of(rule: BoundRule, node: ast.expr) -> _Type:
-    reference = rule.references.get(node)
-    if isinstance(reference, ParamValue):
-        return _type_of_value(reference.value)
-    if isinstance(reference, PastDecisions):
-        return _Type.UNKNOWN if reference.question in TRUE_OF_CONTROLLERS else _Type.NUMBER
-    if reference is not None:
-        return _Type.NUMBER if isinstance(reference, SeriesReference | ContextValue) else _Type.UNKNOWN
+    if node in rule.references:
+        return _type_of_reference(rule, node)
     match node:
         case ast.Constant(value):
             return _type_of_value(value)
@@ -108,11 +115,27 @@ def _type_of(rule: BoundRule, node: ast.expr) -> _Type:
             return _Type.TEXT
         case ast.Call(ast.Name(name)) if FUNCTIONS[name].is_float or name in _GIVE_NUMBERS:
             return _Type.NUMBER
+        case ast.IfExp(_, body, otherwise):
+            kinds = {_type_of(rule, body), _type_of(rule, otherwise)} - {_Type.NONE}
+            return kinds.pop() if len(kinds) == 1 else _Type.UNKNOWN
         case ast.UnaryOp(ast.USub() | ast.UAdd(), operand):
             return _type_of(rule, operand)
         case ast.BinOp(left, _, right):
             kinds = {_type_of(rule, left), _type_of(rule, right)}
             return kinds.pop() if len(kinds) == 1 else _Type.UNKNOWN
+    return _Type.UNKNOWN
+
+
+def _type_of_reference(rule: BoundRule, node: ast.expr) -> _Type:
+    match rule.references[node]:
+        case ParamValue(value):
+            return _type_of_value(value)
+        case MemberName() | FamilyReading("argmin" | "argmax"):
+            return _Type.TEXT
+        case PastDecisions(question):
+            return _Type.UNKNOWN if question in TRUE_OF_CONTROLLERS else _Type.NUMBER
+        case found if isinstance(found, SeriesReference | ContextValue) and not gives_truth(node, rule):
+            return _Type.NUMBER
     return _Type.UNKNOWN
 
 
@@ -154,6 +177,8 @@ def _fix_of_text(rule: BoundRule, node: ast.expr, number: ast.expr) -> str:
     reference = rule.references.get(node)
     if isinstance(reference, ParamValue):
         return f"Param '{rule.expression.segment(node)}' is the text '{reference.value}'; give it a number, as in 0.05."
+    if isinstance(reference, FamilyReading | MemberName):
+        return f"{rule.expression.segment(node)} is the name of a member."
     text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
     test = NOT_FINITE.get(text.casefold().lstrip("+-"))
     if test:

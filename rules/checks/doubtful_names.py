@@ -26,7 +26,8 @@ _LEAST_LENGTH: Final = 4
 _LEAST_REPLACED: Final = 6
 #: A metric's name that reads as arithmetic.
 _ARITHMETIC: Final = re.compile(r"[A-Za-z_]\w*(?:(?:/[A-Za-z_]\w*)+|(?:-[A-Za-z_]\w*)+)")
-_WILDCARD: Final = re.compile(r"[*?]|\[.*\]")
+WILDCARD: Final = re.compile(r"[*?]|\[.*\]")
+_MEANT: Final = 'only a star stands for other characters, as in any(series("grad_norm/*") > 100)'
 
 
 def arithmetic_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
@@ -62,7 +63,8 @@ def near_names(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
     compared = list(_compared_for_equality(rule.expression.tree))
     seen: set[str] = set()
     for node in ast.walk(rule.expression.tree):
-        if not isinstance(node, ast.Name) or not isinstance(rule.references.get(node), SeriesValue):
+        reference = rule.references.get(node)
+        if not isinstance(node, ast.Name) or not isinstance(reference, SeriesValue) or reference.key.is_derived:
             continue
         if node.id in seen or (node.id.casefold() in NOT_FINITE and node in compared):
             continue
@@ -95,8 +97,10 @@ def wildcards(policy: Policy, rule: BoundRule) -> Iterator[Doubt]:
     """Yield series whose name is a pattern."""
     for node in ast.walk(rule.expression.tree) if policy.series is None else ():
         reference = rule.references.get(node)
-        if isinstance(node, ast.Call) and isinstance(reference, SeriesValue) and _WILDCARD.search(reference.key.name):
-            yield node, f"reads the one metric called '{reference.key.name}': names have no wildcards"
+        if isinstance(node, ast.Call) and isinstance(reference, SeriesValue) and WILDCARD.search(reference.key.name):
+            name = reference.key.name
+            if not reference.key.is_of_member:
+                yield node, f"reads the one metric called '{name}': {_MEANT}"
 
 
 def _compared_for_equality(tree: ast.expr) -> Iterator[ast.expr]:

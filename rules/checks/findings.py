@@ -14,18 +14,23 @@ from typing import Final
 
 import yaml
 
+from ..control.effects import Effect
 from ..language.bound_rule import BoundRule
+from ..language.patience import RESET_ON_FAILURE
 from ..language.references import SeriesKey
 from ..policy_file.declarations import Controller
 from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
-from ..policy_file.operations import Effect, LogControl
+from ..policy_file.operations import LogControl
 from ..policy_file.policy import Policy
 from .comparisons import constant_conditions, exact_floats, wrong_types
+from .dead_conditions import dead_classes, dead_in, dead_links
+from .doubtful_arguments import doubtful_arguments, memberless, needs_milestone
 from .doubtful_names import arithmetic_names, near_names, unread_fields, wildcards
 from .length_conditions import NO_LIMIT, impossible_lengths
 from .metric_keys import unknown_keys
 from .nan_guard import unguarded_spikes
+from .states_read import doubtful_states
 
 #: Triggers that an attempt has at most once.
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
@@ -50,7 +55,9 @@ class FindingCode(StrEnum):
     DIVISION = "division"
     NEAR_FACT = "near-fact"
     WILDCARD = "wildcard"
+    RANGE = "range"
     DUPLICATE = "duplicate"
+    STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,6 +106,12 @@ class PolicyPlaces:
         if entry is not None:
             node = node.value[entry]
         return self._reader.document.place(node)
+
+    def of_operation(self, index: int, controller: Controller, operation: str) -> Place:
+        """Return where a controller orders an operation, or where its stages begin."""
+        if controller.escalation is not None:
+            return self.of(index, "escalate")
+        return self.of(index, "operations", controller.operations.index(operation))
 
     def in_message(self, index: int, begin: int, offset: int) -> Place:
         """Return where a character of a controller's message is, ``offset`` characters after ``begin``."""
@@ -150,6 +163,9 @@ def findings_of(policy: Policy) -> list[Finding]:
             *length_findings(policy, places, lambda _: NO_LIMIT),
             *_patience(policy, places),
             *_contradictions(policy, places),
+            *_milestones(policy, places),
+            *range_findings(policy, places),
+            *_early_caps(policy, places),
             *_duplicates(policy, places),
             *_log_formats(policy, places),
             *(found for index in range(len(policy.controllers)) for found in _doubts(policy, places, index)),
@@ -163,11 +179,14 @@ def _doubts(policy: Policy, places: PolicyPlaces, index: int) -> Iterator[Findin
     for rule, place_at in _expressions(places, index, controller):
         for code, doubts in (
             (FindingCode.TYPE, wrong_types(controller, rule)),
+            (FindingCode.TYPE, doubtful_states(controller, rule)),
+            (FindingCode.TYPE, doubtful_arguments(policy, rule)),
             (FindingCode.CONSTANT, constant_conditions(controller, rule)),
             (FindingCode.FLOAT_EQUALITY, exact_floats(controller, rule)),
             (FindingCode.DIVISION, arithmetic_names(policy, rule)),
             (FindingCode.NEAR_FACT, near_names(policy, rule)),
             (FindingCode.WILDCARD, wildcards(policy, rule)),
+            (FindingCode.WILDCARD, memberless(controller, rule)),
         ):
             for node, what in doubts:
                 yield places.finding(place_at(rule.expression.offset(node)), code, controller, what)
@@ -177,7 +196,8 @@ def _expressions(
     places: PolicyPlaces, index: int, controller: Controller
 ) -> Iterator[tuple[BoundRule, Callable[[int], Place]]]:
     """Yield the expressions of a controller, each with what finds the place of an offset in it."""
-    yield controller.rule.bound, controller.rule.place_at
+    for rule in controller.conditions:
+        yield rule.bound, rule.place_at
     message = controller.message
     if message is None:
         return
@@ -212,7 +232,9 @@ def _log_formats(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
 def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for controller, name, offset in unguarded_spikes(policy):
         series = name if name.isidentifier() else f'series("{name}")'
-        fix = f"Add one with the rule: not isfinite({series})"
+        is_of_member = controller.each is not None and name == controller.each.name
+        keys = "the same 'for_each' and the rule" if is_of_member else "the rule"
+        fix = f"Add one with {keys}: not isfinite({series})"
         what = f"never fires while '{name}' is NaN, and no other controller fires then. {fix}"
         yield places.finding(controller.rule.place_at(offset), FindingCode.NAN_GUARD, controller, what)
 
@@ -241,8 +263,49 @@ def _patience(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
                 yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
 
 
+def _milestones(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    """Yield findings for controllers that wait for a milestone to be true again and again."""
+    for index, controller in enumerate(policy.controllers):
+        if not needs_milestone(controller.rule.bound):
+            continue
+        at_once = "a milestone is true at one event and false at the next, but"
+        patience = controller.patience
+        if patience is not None and patience.threshold > 0 and patience.mode == RESET_ON_FAILURE:
+            what = f"{at_once} patience waits for {patience.threshold + 1} true answers in a row"
+            yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
+        if controller.hold is not None:
+            what = f"{at_once} 'for' waits for true answers in a row"
+            yield places.finding(places.of(index, "for"), FindingCode.PATIENCE, controller, what)
+
+
+def range_findings(policy: Policy, places: PolicyPlaces, most_steps: float = NO_LIMIT) -> Iterator[Finding]:
+    """Yield findings for comparisons that the range of their values decides, and for classes that are never taken.
+
+    Args:
+        policy: The policy.
+        places: Where its keys are.
+        most_steps: The most steps of the runs that it is compared with.
+    """
+    dead = dead_in(policy, most_steps)
+    for controller in policy.controllers:
+        for rule in controller.conditions:
+            for node, what in dead_links(rule.bound, dead):
+                place = rule.place_at(rule.bound.expression.offset(node))
+                yield places.finding(place, FindingCode.RANGE, controller, what)
+    conditions = [(state.name, rule) for state in policy.states for _, rule in state.classes]
+    found = [(name, rule, doubt) for name, rule in conditions for doubt in dead_links(rule.bound, dead)]
+    if most_steps == NO_LIMIT:
+        found += [(name, rule, (rule.bound.expression.tree, what)) for name, rule, what in dead_classes(policy, dead)]
+    for name, rule, (node, what) in found:
+        place = rule.place_at(rule.bound.expression.offset(node))
+        message = f"state '{name}': {what}"
+        yield Finding(policy.source, place.line, place.column, FindingCode.RANGE, message)
+
+
 def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for index, controller in enumerate(policy.controllers):
+        if controller.escalation is not None:
+            continue
         first_of: dict[Effect, str] = {}
         seen: set[str] = set()
         for entry, name in enumerate(controller.operations):
@@ -255,6 +318,17 @@ def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
                 yield places.finding(place, FindingCode.CONTRADICTION, controller, what)
             seen.add(name)
             first_of.setdefault(policy.effects(name), name)
+
+
+def _early_caps(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    """Yield findings for stages that a cap keeps from coming to their end."""
+    for index, controller in enumerate(policy.controllers):
+        escalation = controller.escalation
+        if escalation is None or escalation.cap is None or escalation.cap >= escalation.decisions:
+            continue
+        end = f"before the end of the stages, which are {escalation.decisions} decisions"
+        what = f"the cap of {escalation.cap} comes {end}"
+        yield places.finding(places.of(index, "escalate"), FindingCode.STAGES, controller, what)
 
 
 def contradict(policy: Policy, first: str, second: str) -> bool:

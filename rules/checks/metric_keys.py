@@ -38,7 +38,7 @@ def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
         known[declaration.name] = None if keys is None or others is None else keys | others
     for controller in policy.controllers:
         for read in keys_read(controller.rule.bound):
-            keys = known[read.metric]
+            keys = known.get(read.metric)
             if keys is not None and read.path[0] not in keys:
                 fix = suggestion(read.path[0], keys)
                 yield UnknownKey(controller, read.offset, f"'{read.metric}' has no key '{read.path[0]}'. {fix}")
@@ -50,7 +50,7 @@ def evaluations_read(policy: Policy) -> set[str]:
     found: set[str] = set()
     for controller in policy.controllers:
         for read in keys_read(controller.rule.bound):
-            match classes[read.metric], *read.path:
+            match classes.get(read.metric, ""), *read.path:
                 case ("HistoryBasedMetric", "metrics", name) | ("EvalMetrics", name):
                     found.add(name)
     return found - _PLACES

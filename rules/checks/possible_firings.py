@@ -12,12 +12,12 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
+from ..control.effects import Effect
 from ..language.references import Param
 from ..language.timing import Unit
 from ..policy_file.declarations import Controller
-from ..policy_file.operations import Effect
 from ..policy_file.policy import Policy
-from .appearances import Appearances, First, Never, any_of
+from .appearances import START, Appearances, First, Never, any_of
 from .length_conditions import NO_LIMIT
 from .possible_truths import RuleSurroundings, RuleTruth, limits_in
 
@@ -67,6 +67,11 @@ def stops(policy: Policy, controller: Controller) -> bool:
     return not controller.is_shadow and any(policy.effects(name) is Effect.STOP for name in controller.operations)
 
 
+def _first_true(controller: Controller, rule: RuleTruth) -> First:
+    """Return when a rule may first be true. Nobody knows which values are admitted."""
+    return START if controller.admitted else rule.first(rule.tree, True)
+
+
 class _Possible:
     """The first events at which the controllers of a policy could fire in one run."""
 
@@ -85,7 +90,7 @@ class _Possible:
         for index in indices:
             controller = self._policy.controllers[index]
             rule = RuleTruth(self._around, controller.rule.bound)
-            if isinstance(self._fires(controller, rule.first(rule.tree, True)), int):
+            if isinstance(self._fires(controller, _first_true(controller, rule)), int):
                 return True
             asked = asked or rule.has_asked
         return asked and any(isinstance(self.firsts()[index], int) for index in indices)
@@ -97,7 +102,7 @@ class _Possible:
         """
         while True:
             rules = [RuleTruth(self._around, controller.rule.bound) for controller in self._policy.controllers]
-            trues = [rule.first(rule.tree, True) for rule in rules]
+            trues = list(map(_first_true, self._policy.controllers, rules))
             firsts = [
                 self._fires(controller, true) for controller, true in zip(self._policy.controllers, trues, strict=True)
             ]

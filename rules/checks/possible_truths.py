@@ -18,6 +18,7 @@ from ..language.bound_rule import BoundRule
 from ..language.references import (
     ContextValue,
     Extent,
+    FamilyReading,
     Half,
     MetricValue,
     Param,
@@ -224,6 +225,8 @@ class RuleTruth:
                 return self._values(reference.key, 1)
             case Window():
                 return self._window(reference)
+            case FamilyReading(function) if function != "count":
+                return self._values(reference.key, 1)
             case ParamValue(bool(value)) if wanted is not None:
                 own = self._around.params.get(node.id) if isinstance(node, ast.Name) else None
                 return self._constant(own if isinstance(own, bool) else value, wanted)

@@ -11,11 +11,9 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import CodeType, MappingProxyType, TracebackType
-from typing import Any, Final
+from types import CodeType, MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from ..errors import ExpressionError, Fault
 from ..functions.methods import call_method
 from ..functions.operators import GUARDED
 from ..functions.reductions import SUM_IS_PLAIN
@@ -25,8 +23,8 @@ from ..functions.undefined import Undefined
 from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
-from ..language.expressions import Expression
-from ..language.leaves import leaves
+from .constant_folding import folded
+from .family_members import MEMBER_NAME
 from .names import Names
 from .window_reading import LONG
 
@@ -43,6 +41,12 @@ _UNROLLED: Final = 16
 
 #: The answer of a rule that was true and whose gate has let it pass.
 FIRED: Final = object()
+
+
+class ClearAnswer(NamedTuple):
+    """What the ``clear`` of a raised controller gave, if that is not False; or the exception in its place."""
+
+    given: object
 
 
 def _not_full() -> float:
@@ -62,67 +66,17 @@ CONSTANT_NAMES: Final[dict[str, Any]] = {
     "formatted": formatted,
     "not_full": _not_full,
     "FIRED": FIRED,
+    "ClearAnswer": ClearAnswer,
     **{f"f_{function.name}": function.plain for function in FUNCTIONS.values() if function.plain},
     **{f"w_{function.name}": function.reduction for function in FUNCTIONS.values() if function.reduction},
     **{f"op_{operator.__name__}": guard for operator, guard in GUARDED.items()},
 }
 
+#: What may change between two rules at one event.
+_CHANGE_WITHIN_EVENTS: Final = ref.MetricValue | ref.StateClass | ref.StateChange | ref.PastDecisions | ref.AcrossRanks
+
 #: Whole numbers up to here are exact as floats.
 _MAX_EXACT: Final = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledRule:
-    """A rule as code, before an engine binds its names to values.
-
-    Attributes:
-        code: Body of a function of the event that returns the rule's value.
-        leaf_codes: The same for each reading that explains a decision, by its text.
-    """
-
-    code: CodeType
-    leaf_codes: Mapping[str, CodeType]
-
-    def failing_offset(self, traceback: TracebackType | None, expression: Expression) -> int | None:
-        """Return the offset in the rule's text at which an exception was raised; None when unknown.
-
-        It is taken from the innermost frame of the rule's own code.
-        """
-        codes = _nested_codes(self.code)
-        offset = None
-        while traceback is not None:
-            code = traceback.tb_frame.f_code
-            if code in codes:
-                position = list(code.co_positions())[traceback.tb_lasti // 2]
-                if position[0] is not None and position[2] is not None:
-                    offset = expression.offset_at(position[0], position[2])
-            traceback = traceback.tb_next
-        return offset
-
-
-def _nested_codes(code: CodeType) -> set[CodeType]:
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {code}.union(*(_nested_codes(constant) for constant in inner))
-
-
-def compile_rule(rule: BoundRule, names: Names) -> CompiledRule:
-    """Compile a bound rule and its leaves.
-
-    Args:
-        rule: The rule.
-        names: The generated names of its policy, which gain those that the rule reads.
-
-    Raises:
-        ExpressionError: The rule is too large for Python's compiler.
-    """
-    translator = Translator(rule, names)
-    try:
-        return CompiledRule(
-            translator.code(rule.expression.tree),
-            {text: translator.code(node) for text, node in leaves(rule).items()},
-        )
-    except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
-        raise ExpressionError([Fault(0, "the rule is too large to compile", str(error))]) from error
 
 
 class Translator:
@@ -151,8 +105,11 @@ class Translator:
 
     def code(self, tree: ast.expr) -> CodeType:
         """Return the code of a function of the event that returns the tree's value."""
+        return self._function(tree, self.body(tree))
+
+    def _function(self, tree: ast.expr, body: ast.expr) -> CodeType:
         argument = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
-        function = ast.copy_location(ast.Lambda(argument, self.body(tree)), self._rule.expression.anchor(tree))
+        function = ast.copy_location(ast.Lambda(argument, body), self._rule.expression.anchor(tree))
         return compile_tree(ast.Expression(function))
 
     def body(self, tree: ast.expr) -> ast.expr:
@@ -176,6 +133,8 @@ class Translator:
             new: ast.AST = self._referred(node, reference)
         else:
             new = self._rewritten(node)
+        if isinstance(new, ast.expr):
+            new = folded(new, CONSTANT_NAMES)
         if isinstance(node, ast.expr):
             ast.copy_location(new, self._rule.expression.anchor(node))
         return new
@@ -219,8 +178,14 @@ class Translator:
                 return _call(_name(self._names.reader_of(reference)))
             case ref.SeriesFold():
                 return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
+            case ref.FamilyReading():
+                return self._of_family(node, reference)
+            case ref.MemberName():
+                return _name(MEMBER_NAME)
             case ref.MetricValue(name):
                 return ast.Attribute(_name(self._names.cell_of(name)), "value", ast.Load())
+            case ref.StateChange(question, state):
+                return self.of_state(state, question)
             case ref.ParamValue(value):
                 return ast.Constant(value)
             case ref.ContextValue("step"):
@@ -229,6 +194,8 @@ class Translator:
                 return _call(_name(self._names.fact_of(name)), _name(EVENT))
             case ref.PastDecisions(question, controller):
                 return self._past(question, controller)
+            case ref.Milestone():
+                return _call(_name(self._names.milestone_of(reference)))
             case ref.AcrossRanks(question, name):
                 return self._across_ranks(node, question, name)
             case ref.RankValue(name):
@@ -248,9 +215,27 @@ class Translator:
         of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return _call(ast.Attribute(_name(RANKS), "any", ast.Load()), ast.Lambda(of_rank, condition))
 
+    def _of_family(self, node: ast.expr, reading: ref.FamilyReading) -> ast.expr:
+        assert isinstance(node, ast.Call)
+        tree, wants_full_windows = node.args[0], self._wants_full_windows
+
+        def compiled() -> tuple[CodeType, bool]:
+            # Comprehensions within it count for the budget of the rule around it.
+            inner = Translator(self._rule, self._names, wants_full_windows=wants_full_windows)
+            read = (self._rule.references.get(part) for part in ast.walk(tree))
+            is_stable = not any(isinstance(each, _CHANGE_WITHIN_EVENTS) for each in read)
+            return inner._function(tree, inner.translated(tree)), is_stable
+
+        name = self._names.reading_of(reading, compiled, wants_full_windows=wants_full_windows)
+        return _call(_name(name), _name(EVENT))
+
     def values(self, key: ref.SeriesKey) -> ast.expr:
         """Return an expression for the list of the newest values of a series."""
         return _name(self._names.values_of(key))
+
+    def of_state(self, state: str, question: str) -> ast.expr:
+        """Return an expression that asks about the newest change of a state."""
+        return _call(ast.Attribute(_name(self._names.state_of(state)), question, ast.Load()), _name(EVENT))
 
     def _value(self, key: ref.SeriesKey, back: int) -> ast.expr:
         return ast.Subscript(self.values(key), ast.Constant(-1 - back), ast.Load())
@@ -262,12 +247,13 @@ class Translator:
     def _past(self, question: str, controller: str) -> ast.expr:
         past = _name(self._names.past_of(controller))
         match question:
-            case "fired":
-                return ast.Compare(ast.Attribute(past, "times", ast.Load()), [ast.Gt()], [ast.Constant(0)])
+            case "fired" | "raised":
+                count = ast.Attribute(past, "times" if question == "fired" else question, ast.Load())
+                return ast.Compare(count, [ast.Gt()], [ast.Constant(0)])
             case "times_fired":
                 return ast.Attribute(past, "times", ast.Load())
-            case "streak":
-                return ast.Attribute(past, "streak", ast.Load())
+            case "streak" | "stage":
+                return ast.Attribute(past, question, ast.Load())
             case "true_now" | "fired_now":
                 noted = ast.Attribute(past, f"{question.removesuffix('_now')}_at", ast.Load())
                 return ast.Compare(noted, [ast.Is()], [_name(EVENT)])

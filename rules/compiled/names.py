@@ -2,14 +2,26 @@
 
 No name comes from the policy file. ``s3`` is the list of values of a series and ``n3`` the series itself, ``m0`` the
 cell of a controller metric, ``x0`` a function that reads a window, ``a0`` a fold over a series, ``h0`` the past
-decisions of a controller, ``k_epoch`` a function that reads a fact about the run.
+decisions of a controller, ``t0`` the newest change of a state, ``y0`` whether a milestone is reached, ``z0`` a function
+of a family, ``k_epoch`` a function that reads a fact about the run.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from types import CodeType
+from typing import NamedTuple, TypeVar
 
-from ..language.references import SeriesAge, SeriesAgo, SeriesFold, SeriesKey, SeriesRise, Window
+from ..language.references import (
+    FamilyReading,
+    Milestone,
+    SeriesAge,
+    SeriesAgo,
+    SeriesFold,
+    SeriesKey,
+    SeriesRise,
+    Window,
+)
 
 #: What a function of its own reads.
 Look = Window | SeriesAgo | SeriesRise | SeriesAge
@@ -17,11 +29,26 @@ Look = Window | SeriesAgo | SeriesRise | SeriesAge
 _Item = TypeVar("_Item")
 
 
+class ReadingCode(NamedTuple):
+    """A function of a family, as generated code reads it.
+
+    Attributes:
+        name: The name of the function of the event that gives its value.
+        code: The code of its argument.
+        is_stable: Whether it has one value at an event, whenever it is read.
+    """
+
+    name: str
+    code: CodeType
+    is_stable: bool
+
+
 class Names:
     """Numbers for everything that the rules of one policy read, in order of first use.
 
     Attributes:
-        series, metrics, looks, folds, controllers: The number of each item.
+        series, metrics, looks, folds, controllers, states, milestones: The number of each item.
+        readings: The functions of families, each with whether windows within it must be full.
         context: Facts about the run that some rule reads.
     """
 
@@ -31,6 +58,9 @@ class Names:
         self.looks: dict[Look, int] = {}
         self.folds: dict[SeriesFold, int] = {}
         self.controllers: dict[str, int] = {}
+        self.states: dict[str, int] = {}
+        self.milestones: dict[Milestone, int] = {}
+        self.readings: dict[tuple[FamilyReading, bool], ReadingCode] = {}
         self.context: dict[str, None] = {}
 
     def values_of(self, key: SeriesKey) -> str:
@@ -56,6 +86,29 @@ class Names:
     def past_of(self, controller: str) -> str:
         """Return the name of the past decisions of the controllers of one name."""
         return f"h{_number(self.controllers, controller)}"
+
+    def state_of(self, state: str) -> str:
+        """Return the name of the newest change of a state."""
+        return f"t{_number(self.states, state)}"
+
+    def milestone_of(self, milestone: Milestone) -> str:
+        """Return the name of the function that says whether a milestone is reached."""
+        return f"y{_number(self.milestones, milestone)}"
+
+    def reading_of(
+        self, reading: FamilyReading, compiled: Callable[[], tuple[CodeType, bool]], *, wants_full_windows: bool
+    ) -> str:
+        """Return the name of a function of a family.
+
+        Args:
+            compiled: Returns the code of its argument, and whether it has one value at an event.
+        """
+        key = reading, wants_full_windows
+        if key not in self.readings:
+            # What is compiled may read other functions of families, which then have their names first.
+            code, is_stable = compiled()
+            self.readings[key] = ReadingCode(f"z{len(self.readings)}", code, is_stable)
+        return self.readings[key].name
 
     def fact_of(self, name: str) -> str:
         """Return the name of the function that reads a fact about the run."""

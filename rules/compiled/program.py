@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
-from ..language.references import SeriesKey, Window
+from ..language.references import FamilyReading, SeriesKey, Window
 from ..language.timing import StepWindow
 from .compilation import EVENT, Translator, compile_tree
 from .names import Names
@@ -34,7 +34,11 @@ class TriggeredRule:
         requires: Series that must have a value before the rule is evaluated.
         driver: The series that must have a new value for the rule to be evaluated; None without this condition.
         controller: Its controller.
+        changing: The state that must change for the rule to be evaluated; empty without this condition.
         asked: What rules ask of the controller that its answers tell: ``holding``, ``streak``, ...
+        clear: The condition that ends a decision's effect on the controller; None without one.
+        is_explained: Whether its readings are taken when it is true. They show past decisions as the rule sees them.
+        each: The series of a member, of a controller that there is for each member of a family.
     """
 
     rule: BoundRule
@@ -43,7 +47,11 @@ class TriggeredRule:
     requires: tuple[SeriesKey, ...] = ()
     driver: SeriesKey | None = None
     controller: str = ""
+    changing: str = ""
     asked: frozenset[str] = frozenset()
+    clear: BoundRule | None = None
+    is_explained: bool = False
+    each: SeriesKey | None = None
 
 
 def gate_name(kind: str, number: int) -> str:
@@ -51,32 +59,79 @@ def gate_name(kind: str, number: int) -> str:
     return f"g{number}_{kind}"
 
 
+def explanation_name(gate: str) -> str:
+    """Return the name by which the code has the readings of a rule taken."""
+    return f"e_{gate}"
+
+
+def clearing_name(gate: str) -> str:
+    """Return the name by which the code notes that the ``clear`` of a controller is true."""
+    return f"c_{gate}"
+
+
 def news_name(gate: str) -> str:
     """Return the name by which the code asks whether the series that drives a rule has a new value."""
     return f"v_{gate}"
 
 
-def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names) -> CodeType:
+def members_name(kind: str, number: int) -> str:
+    """Return the name by which the code for a kind of event asks the controllers of all members."""
+    return f"e{number}_{kind}"
+
+
+def decides_at_once(questions: Iterable[TriggeredRule]) -> bool:
+    """Whether rules ask what others decide at the same event, so that true answers must pass their gates at once."""
+    return any("fired_now" in question.asked for question in questions)
+
+
+def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, decides: bool) -> CodeType:
     """Return the code of a function of the event that evaluates every numbered rule, in order.
 
     The function reads the variables of ``names`` and ``gate_name``. It returns a list of pairs: the number of a rule,
     and its answer where that is not False, or the exception in its place unless that means "undefined". It sets
-    ``holds`` at its end, so that rules at the same event see the previous value. If rules ask what others decide at the
-    same event, true answers pass their gates here, and those that do are ``FIRED``.
+    ``holds`` at its end, so that rules at the same event see the previous value. The answer to the ``clear`` of a
+    raised controller precedes that of its rule, as a ``ClearAnswer``.
+
+    Args:
+        kind: The kind of event.
+        questions: The rules, by number.
+        names: The names of the policy.
+        decides: Whether true answers pass their gates here. Those that do are ``FIRED``.
     """
-    shared = _shared_windows([question.rule for question in questions.values()])
-    decides = any("fired_now" in question.asked for question in questions.values())
+    return _program(kind, questions, names, decides=decides, holds="holds")
+
+
+def member_program(kind: str, number: int, question: TriggeredRule, names: Names, *, decides: bool) -> CodeType:
+    """Return the code that evaluates one rule for a member of a family; see ``program``, which calls it for each.
+
+    It sets ``next_holds`` in place of ``holds``.
+    """
+    return _program(kind, {number: replace(question, each=None)}, names, decides=decides, holds="next_holds")
+
+
+def _program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, decides: bool, holds: str) -> CodeType:
+    alone = [question for question in questions.values() if question.each is None]
+    conditions = (condition for question in alone for condition in (question.clear, question.rule))
+    shared = _shared_windows([condition for condition in conditions if condition is not None])
     statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
     statements += [_assigned(local, ast.Constant(None)) for local in shared.values()]
     closing: list[ast.stmt] = []
     for number, question in questions.items():
+        if question.each is not None:
+            members = _name(members_name(kind, number))
+            statements.append(ast.Expr(_call(members, _name(EVENT), _name("answers"))))
+            if "holding" in question.asked:
+                closing.append(ast.Expr(_call(ast.Attribute(members, "settle", ast.Load()))))
+            continue
         past = _name(names.past_of(question.controller)) if question.asked else None
         answer = _Answer(number, question, past, gate_name(kind, number), decides=decides)
+        if question.clear is not None:
+            statements.append(answer.clearing(Translator(question.clear, names, shared=shared), question.clear))
         statements += answer.statements(Translator(question.rule, names, shared=shared))
         if past is not None and "holding" in question.asked:
             local = f"holds{number}"
             statements.insert(0, _assigned(local, ast.Constant(None)))
-            set_holds = ast.Assign([ast.Attribute(past, "holds", ast.Store())], _name(local))
+            set_holds = ast.Assign([ast.Attribute(past, holds, ast.Store())], _name(local))
             closing.append(ast.If(ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = [*statements, *closing, ast.Return(_name("answers"))]
@@ -128,16 +183,41 @@ class _Answer:
             ast.ExceptHandler(_name("Exception"), "error", [self._noted(_name("error"))]),
         ]
         attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
-        conditions = [condition] if (condition := _within(self._question.between)) else []
-        conditions += [translator.values(key) for key in self._question.requires]
+        conditions = list[ast.expr]()
+        if self._question.changing:
+            conditions.append(translator.of_state(self._question.changing, "changed"))
         if self._question.driver is not None:
+            # Asked at each event of the trigger: a value from before ``between`` is not new within it.
             conditions.append(_call(_name(news_name(self._gate))))
-        if not conditions:
-            return [attempt]
-        return [ast.If(conditions[0] if len(conditions) == 1 else ast.BoolOp(ast.And(), conditions), [attempt], [])]
+        if (within := _within(self._question.between)) is not None:
+            conditions.append(within)
+        conditions += [translator.values(key) for key in self._question.requires]
+        return [_where(conditions, attempt)]
+
+    def clearing(self, translator: Translator, clear: BoundRule) -> ast.stmt:
+        """Return the statement that evaluates the controller's ``clear``, if the controller is raised."""
+        gate, is_true = _name(self._gate), ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
+        end = ast.Expr(_call(_name(clearing_name(self._gate)), _name(EVENT)))
+        is_told = ast.Compare(_name("answer"), [ast.IsNot()], [ast.Constant(False)])
+        attempt = ast.Try(
+            [_assigned("answer", translator.body(clear.expression.tree))],
+            [
+                ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
+                # As in a rule, a failure is recorded and training continues.
+                ast.ExceptHandler(_name("Exception"), "error", [self._noted(_told(_name("error")))]),
+            ],
+            [ast.If(is_true, [end], []), ast.If(is_told, [self._noted(_told(_name("answer")))], [])],
+            [],
+        )
+        conditions = [_call(ast.Attribute(gate, "asks_clear", ast.Load()), _name(EVENT))]
+        if self._question.changing:
+            conditions.append(translator.of_state(self._question.changing, "changed"))
+        return _where(conditions, attempt)
 
     def _when_true(self) -> list[ast.stmt]:
         asked, done = self._question.asked, list[ast.stmt]()
+        if self._question.is_explained:
+            done.append(ast.Expr(_call(_name(explanation_name(self._gate)), _name(EVENT))))
         if "true_now" in asked:
             done.append(self._set("true_at", _name(EVENT)))
         if "streak" in asked:
@@ -171,6 +251,17 @@ class _Answer:
         return ast.Expr(_call(ast.Attribute(_name("answers"), "append", ast.Load()), pair))
 
 
+def _told(answer: ast.expr) -> ast.expr:
+    return _call(_name("ClearAnswer"), answer)
+
+
+def _where(conditions: list[ast.expr], statement: ast.stmt) -> ast.stmt:
+    """Return a statement under conditions."""
+    if not conditions:
+        return statement
+    return ast.If(conditions[0] if len(conditions) == 1 else ast.BoolOp(ast.And(), conditions), [statement], [])
+
+
 def _within(between: StepWindow) -> ast.expr | None:
     step = ast.Attribute(_name(EVENT), "step", ast.Load())
     if between.first is None and between.last is None:
@@ -195,7 +286,7 @@ def _count_windows(node: ast.AST, rule: BoundRule, counts: Counter[Window]) -> N
     if isinstance(reference, Window):
         counts[reference] += 1
         return
-    if isinstance(node, _COMPREHENSIONS):
+    if isinstance(node, _COMPREHENSIONS) or isinstance(reference, FamilyReading):
         return
     for child in ast.iter_child_nodes(node):
         _count_windows(child, rule, counts)

@@ -52,6 +52,8 @@ def _window_reader(window: Window, series: Series) -> Callable[[], float]:
         from .long_windows import long_reader
 
         return long_reader(window, series)
+    if window.extent is Extent.VALUES and not (window.is_per_step or window.function.reads_newest):
+        return _remembered(window, series)
     values, options = _slicer(window, series, series.values), window.options
     if window.is_per_step:
         steps, per_step = _slicer(window, series, series.steps), window.function.per_step
@@ -62,6 +64,34 @@ def _window_reader(window: Window, series: Series) -> Callable[[], float]:
     if window.function.reads_newest:
         return lambda: reduction(values(), series.values[-1])
     return lambda: reduction(values(), *options)
+
+
+def _remembered(window: Window, series: Series) -> Callable[[], float]:
+    """Return a function that reduces a window by count once for each value of its series, however many rules ask."""
+    values, back, skip, least = series.values, int(window.length), window.skip, window.least or 0
+    is_older, is_recent = window.half is Half.OLDER, window.half is Half.RECENT
+    reduction, options = window.function.reduction, window.options
+    assert reduction is not None
+    read_at, result = -1, 0.0
+
+    def remembered() -> float:
+        nonlocal read_at, result
+        held = len(values)
+        if series.dropped + held == read_at:
+            return result
+        end = held - skip if held > skip else 0
+        start = end - back if end > back else 0
+        if is_older:
+            end = (start + end) // 2
+        elif is_recent:
+            start = (start + end) // 2
+        if end - start < least:
+            raise Undefined("fewer values than the window needs")
+        result = reduction(values[start:end], *options)
+        read_at = series.dropped + held
+        return result
+
+    return remembered
 
 
 def _slicer(window: Window, series: Series, kept: list[float]) -> Callable[[], Sequence[float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ...store.events import SAMPLES, Event
+from ...store.events import NO_METRICS, Event
 from ..late_events import Expectations, awaited_names
 from .decisions import Outcome
 from .event_fold import EventFold
@@ -45,7 +45,7 @@ class ArrivalOrder:
         """Fold the earlier half of an event that awaits late values; see ``late_events``."""
         fold, kind = self._fold, event.kind
         # A series begins with the event that its value belongs to, whenever the value arrives.
-        fold.greet({**dict.fromkeys(awaited - {SAMPLES}), **event.metrics}, kind)
+        fold.greet({**dict.fromkeys(awaited - NO_METRICS), **event.metrics}, kind)
         waiting = self._waiting.get((kind, awaited))
         if waiting is None:
             waiting = self._waiting[kind, awaited] = fold.reading(kind, awaited)

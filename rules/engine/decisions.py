@@ -1,7 +1,7 @@
-"""Decisions, rule errors and rule warnings: their types, their encoding as events, and their digest.
+"""Decisions and what else rules give rise to: the types of outcomes, their encoding as events, and their digest.
 
-Encodes outcomes as attributes of ``decision``, ``rule_error`` or ``rule_warning`` events, and as canonical lines under
-one digest. Decodes recorded events to the same outcomes.
+Encodes outcomes as attributes of events of the kinds in ``RULE_KINDS``, and as canonical lines under one digest.
+Decodes recorded events to the same outcomes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class _Outcome:
         step: The event's step.
         epoch: The event's epoch.
         value_lag: Updates that the loop was ahead of the event when this was decided, because values came late.
+        member: The member of a family whose controller it is; empty without one.
     """
 
     controller: str
@@ -48,6 +49,7 @@ class _Outcome:
     step: int
     epoch: float | None
     value_lag: int = field(default=0, kw_only=True)
+    member: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Decision(_Outcome):
         mode: ``act``, or ``shadow`` for a decision that orders nothing.
         severity: As the controller declares; empty when undeclared.
         message: The controller's rendered message; empty when undeclared.
+        stage: The stage of an escalation, from 1; 0 without one.
     """
 
     operations: tuple[str, ...] = ()
@@ -69,11 +72,25 @@ class Decision(_Outcome):
     mode: str = ACT
     severity: str = ""
     message: str = ""
+    stage: int = 0
 
     @property
     def acts(self) -> bool:
         """Whether its operations are carried out."""
         return self.mode == ACT
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared(_Outcome):
+    """A controller that was raised and whose ``clear`` was true.
+
+    Attributes:
+        values: The readings that explain it, by their text in ``clear``.
+        raised_at: The step of the decision that raised it.
+    """
+
+    values: Mapping[str, Scalar] = field(default_factory=dict)
+    raised_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +118,11 @@ class RuleWarning(_Outcome):
     warning: str = ""
 
 
-Outcome = Decision | RuleError | RuleWarning
+Outcome = Decision | Cleared | RuleError | RuleWarning
 
 _KINDS: Final[dict[type[Outcome], str]] = {
     Decision: "decision",
+    Cleared: "cleared",
     RuleError: "rule_error",
     RuleWarning: "rule_warning",
 }
@@ -139,9 +157,11 @@ def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
     }
     if outcome.value_lag:
         attrs["value_lag"] = outcome.value_lag
+    if outcome.member:
+        attrs["member"] = outcome.member
     if isinstance(outcome, Decision):
         attrs["operations"] = list(outcome.operations)
-        attrs["values"] = {name: _to_json(value) for name, value in outcome.values.items()}
+        attrs["values"] = _values_to_json(outcome.values)
         attrs["messages"] = [
             {"operation": message.operation, "level": message.level, "text": message.text}
             for message in outcome.messages
@@ -151,6 +171,11 @@ def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
             attrs["severity"] = outcome.severity
         if outcome.message:
             attrs["message"] = outcome.message
+        if outcome.stage:
+            attrs["stage"] = outcome.stage
+    elif isinstance(outcome, Cleared):
+        attrs["values"] = _values_to_json(outcome.values)
+        attrs["raised_at"] = outcome.raised_at
     elif isinstance(outcome, RuleError):
         attrs["error"] = outcome.error
     else:
@@ -178,44 +203,57 @@ def outcome_from_event(event: Event) -> Outcome:
             int(attrs.get("event_step", event.step)),
             _epoch(attrs.get("event_epoch", event.epoch)),
         )
-        lag = int(attrs.get("value_lag", 0))
+        lag, member = int(attrs.get("value_lag", 0)), _text(attrs.get("member", ""))
         if event.kind == "rule_error":
             return RuleError(*common, error=_text(attrs["error"]), value_lag=lag)
         if event.kind == "rule_warning":
             return RuleWarning(*common, warning=_text(attrs["warning"]), value_lag=lag)
+        if event.kind == "cleared":
+            values, raised_at = _values_in(attrs), int(attrs["raised_at"])
+            return Cleared(*common, value_lag=lag, member=member, values=values, raised_at=raised_at)
         if event.kind == "decision":
-            values = {_text(name): _scalar(value) for name, value in attrs["values"].items()}
             return Decision(
                 *common,
                 value_lag=lag,
+                member=member,
                 operations=tuple(_text(operation) for operation in attrs["operations"]),
-                values=values,
+                values=_values_in(attrs),
                 messages=tuple(_message(message) for message in attrs.get("messages", ())),
                 mode=_text(attrs.get("mode", ACT)),
                 severity=_text(attrs.get("severity", "")),
                 message=_text(attrs.get("message", "")),
+                stage=int(attrs.get("stage", 0)),
             )
     except KeyError as error:
         raise TelemetryError("a recorded outcome lacks a key", where=where, got=error.args[0]) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise TelemetryError("a recorded outcome is malformed", where=where, got=str(error)) from error
-    raise TelemetryError("not a decision, rule_error or rule_warning", where=where, got=event.kind)
+    raise TelemetryError("not the outcome of a rule", where=where, got=event.kind)
 
 
 def canonical_line(outcome: Outcome) -> str:
     """Return the outcome as one canonical line of JSON, the input of the decision digest.
 
     The line is ``[attempt, rank, seq, controller, operations, values]``, with floats as ``float.hex()``. A shadow
-    decision appends ``"shadow"``, and an outcome on late values appends their lag. Errors and warnings have their kind
-    in place of the operations: their wording may differ between versions of Python and paths of files.
+    decision appends ``"shadow"``, one of a stage ``{"stage": number}``, an outcome of a member of a family
+    ``{"member": name}``, and one on late values their lag. Errors and warnings have their kind in place of the
+    operations: their wording may differ between versions of Python and paths of files. So has a cleared controller,
+    whose values and step of the decision that raised it follow.
     """
     line: list[Any] = [outcome.attempt, outcome.rank, outcome.seq, outcome.controller]
     if isinstance(outcome, Decision):
         line += [list(outcome.operations), {name: _exact(value) for name, value in outcome.values.items()}]
         if not outcome.acts:
             line.append(outcome.mode)
+        if outcome.stage:
+            line.append({"stage": outcome.stage})
+    elif isinstance(outcome, Cleared):
+        values = {name: _exact(value) for name, value in outcome.values.items()}
+        line += [_KINDS[Cleared], values, outcome.raised_at]
     else:
         line += [_KINDS[type(outcome)], {}]
+    if outcome.member:
+        line.append({"member": outcome.member})
     if outcome.value_lag:
         line.append(outcome.value_lag)
     return json.dumps(line, separators=(",", ":"))
@@ -248,10 +286,18 @@ def _exact(value: Scalar) -> Scalar:
     return value.hex() if isinstance(value, float) else value
 
 
+def _values_to_json(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name: _to_json(value) for name, value in values.items()}
+
+
 def _to_json(value: Scalar) -> Scalar:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _values_in(attrs: Mapping[str, Any]) -> dict[str, Scalar]:
+    return {_text(name): _scalar(value) for name, value in attrs["values"].items()}
 
 
 def _scalar(value: object) -> Scalar:

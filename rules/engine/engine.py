@@ -7,6 +7,7 @@ random number, file or environment, and acts on nothing. So the same events give
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, PLAN, Event, is_loop_kind
@@ -29,11 +30,17 @@ class Engine:
     Args:
         policy: The policy that decides.
         plan: What the loop declared: the length of the run, which ``TrainingState`` shows, and constants.
+        earlier: What earlier attempts declared at their start, by attempt; the plan where that is unknown.
     """
 
-    def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
+    def __init__(
+        self,
+        policy: Policy,
+        plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
+        earlier: Mapping[int, Plan] = MappingProxyType({}),
+    ) -> None:
         self.policy = policy
-        self._fold = EventFold(policy, plan)
+        self._fold = EventFold(policy, plan, earlier)
         self._has_started = False
         self._is_alone = self._fold.own is not None
         is_in_step_order = policy.semantics_version >= FIRST_IN_STEP_ORDER

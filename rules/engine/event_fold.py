@@ -7,34 +7,34 @@ rule, then patience, then the decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind
 from ...store.plan import Plan, constants_in
-from ..compiled.feeding import feed
-from ..compiled.program import gate_name, news_name
+from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.series import SLACK, News, Series
 from ..compiled.workspace import Cell, Workspace
-from ..language.metric_keys import keys_read
-from ..language.references import ALSO_CALLED, SeriesKey
+from ..language.context import Clock
+from ..language.references import SeriesKey
 from ..language.timing import SpanTimer
 from ..late_events import lag_of
-from ..policy_file.declarations import Controller
+from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.policy import Policy
 from ..policy_file.registration import METRIC_CLASSES
-from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_KEY_WARNINGS
-from .computed_series import ComputedSeries
 from .decisions import Outcome, RuleError, RuleWarning
-from .gates import FiringGate, FiringLimits, shared_timers
+from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
+from .member_controllers import MemberAnswers, MemberControllers
 from .metric_runners import MetricRunner, compute_all
-from .missing_keys import ExpectedKeys
-from .missing_series import MISSING_SERIES_AFTER, REMEMBERED_NAMES, missing_series, never_recorded
+from .missing_keys import expected_keys
+from .missing_series import MISSING_SERIES_AFTER, crowded_family, missing_series, never_recorded
 from .outcomes import OutcomeMaker, place_of
 from .own_values import OwnValues
+from .series_intake import SeriesIntake
 from .standing_answers import StandingAnswers
+from .state_runners import StateRunner
 from .triggered_controllers import ControllerState, Listener, TriggeredController
 
 #: The kind of event with which each attempt begins. What earlier ones declared late no longer holds.
@@ -50,6 +50,7 @@ class EventFold:
         policy: The policy that decides.
         plan: What the loop declared at the start: the length of the run, which ``TrainingState`` shows, and constants.
             ``plan`` events update it until the next attempt begins.
+        earlier: What earlier attempts declared at their start, by attempt.
 
     Attributes:
         policy: The policy.
@@ -61,10 +62,16 @@ class EventFold:
         own: What an agreement would gather, in a training of one process; None if others are to be asked, or nobody.
     """
 
-    def __init__(self, policy: Policy, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
+    def __init__(
+        self,
+        policy: Policy,
+        plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
+        earlier: Mapping[int, Plan] = MappingProxyType({}),
+    ) -> None:
         self.policy = policy
         blueprint = policy.blueprint
-        self._workspace = Workspace(blueprint.names, blueprint.needs, plan, policy.reads_ranks)
+        clock = Clock(plan, blueprint.trackers(), earlier)
+        self._workspace = Workspace(blueprint.names, blueprint.needs, clock, policy.reads_ranks, blueprint.families)
         self._series = self._workspace.series
         self.clock = self._workspace.clock
         self.needs_clock = blueprint.needs_clock
@@ -72,24 +79,25 @@ class EventFold:
         self._gauges: list[MetricRunner] = []
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
-        self.has_metrics = bool(self._gauges)
+        self._classifiers = [self._build_state(state) for state in policy.states]
+        self.has_metrics = bool(self._gauges or self._classifiers)
         # A training of one process has no agreements: its own values are those of all ranks.
         self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
             self.listener(RANKS).gauges.append(self._workspace.ranks)
-        self._unseen = [series for series in self._series.values() if not series.key.is_derived]
+        self.standing = StandingAnswers()
+        self._intake = SeriesIntake(policy, self._workspace, self.listener, self.standing)
         self._first_plan = plan
-        self._take_constants(plan.constants)
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
+        self._of_members: dict[str, MemberControllers] = {}
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
         self._build_watches()
         self._conclusions = OutcomeMaker(policy, self._workspace)
-        self._seen: dict[str, str] = {}
-        self.standing = StandingAnswers()
-        self._reminds = any(state.unseen for state in self._states)
+        self._intake.declare(plan.constants)
+        self._reminds = self._await_series()
 
     def _build_metrics(self, plan: Plan) -> None:
-        expected = self._expected_keys()
+        expected = expected_keys(self.policy)
         for declaration in self.policy.metrics:
             metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())
@@ -99,22 +107,14 @@ class EventFold:
             for kind in metric.kinds:
                 self.listener(kind).gauges.append(gauge)
 
-    def _expected_keys(self) -> dict[str, ExpectedKeys]:
-        """Return the keys that rules read of each metric; none under semantics that do not warn of missing ones."""
-        reads: dict[str, dict[tuple[str, ...], str]] = {metric.name: {} for metric in self.policy.metrics}
-        if self.policy.semantics_version >= FIRST_WITH_KEY_WARNINGS:
-            for controller in self.policy.controllers:
-                for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
-                    reads[read.metric].setdefault(read.path, controller.name)
-        return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}
-
-    def _take_constants(self, constants: Mapping[str, float]) -> None:
-        """Append constants that the loop declared to their series, unless an event feeds these."""
-        for key, series in self._series.items():
-            if key.kind is None and key.name in constants and series.bound_kind in (None, PLAN):
-                series.bound_kind = PLAN
-                series.append(float(constants[key.name]))
-        self._unseen = [series for series in self._unseen if series.bound_kind is None]
+    def _build_state(self, declaration: StateDeclaration) -> StateRunner:
+        cell, held = self._workspace.cells[declaration.name], self._workspace.held_states[declaration.name]
+        conditions = [self._workspace.function(rule.compiled.code) for _, rule in declaration.classes]
+        runner = StateRunner(declaration, conditions, cell, held, self.policy.source)
+        self._reads[declaration.name] = frozenset(trigger.removeprefix("on_") for trigger in declaration.triggers)
+        for kind in self._reads[declaration.name]:
+            self.listener(kind).gauges.append(runner)
+        return runner
 
     def declare(self, event: Event, concerns: Callable[[str], bool] = lambda _: True, *, is_whole: bool = True) -> None:
         """Fold a ``plan`` event, or a part of it.
@@ -124,7 +124,7 @@ class EventFold:
             is_whole: Whether controller metrics take the plan, too.
         """
         constants = {name: value for name, value in constants_in(event.attrs).items() if concerns(name)}
-        self._take_plan(self.clock.plan.updated(event.attrs), constants, self._gauges if is_whole else ())
+        self._take_plan(self.clock.declare(event.attrs), constants, self._gauges if is_whole else ())
 
     def _take_plan(self, plan: Plan, constants: Mapping[str, float], gauges: Iterable[MetricRunner]) -> None:
         """Continue under another plan, of which these constants are new."""
@@ -132,7 +132,7 @@ class EventFold:
         self.clock.plan = plan
         for gauge in gauges:
             gauge.take_plan(plan)
-        self._take_constants(constants)
+        self._intake.declare(constants)
 
     def _begin_anew(self) -> None:
         """Return to the plan of the start."""
@@ -144,11 +144,21 @@ class EventFold:
         cooldown = controller.cooldown
         timer = None if cooldown is None else timers.get(cooldown.name) or SpanTimer(cooldown.span)
         past = self._workspace.pasts[controller.name]
-        state = ControllerState(
-            controller, self._workspace, FiringLimits(past, is_once=controller.is_once, cooldown=timer)
-        )
-        state.unseen = self._unseen_of(controller)
+        raised = None if controller.clear is None else RaisedState()
+        ladder = None if controller.escalation is None else Ladder(controller.escalation)
+        limits = FiringLimits(past, is_once=controller.is_once, cooldown=timer, raised=raised, ladder=ladder)
+        state = ControllerState(controller, self._workspace.function, limits)
+        if controller.each is not None:
+            shared = timer if cooldown is not None and cooldown.name else None
+            members = self._of_members[controller.name] = MemberControllers(state, self._workspace, shared)
+            self._workspace.variables[self._workspace.past_name(controller.name)] = members.past
         return state
+
+    def _await_series(self) -> bool:
+        """Let controllers warn of series that never appear; return whether any may have to."""
+        for state in self._states:
+            state.forget(self._unseen_of(state.declaration))
+        return any(state.unseen for state in self._states)
 
     def _build_watches(self) -> None:
         for kind, asked in self.policy.blueprint.asked.items():
@@ -159,25 +169,37 @@ class EventFold:
                 gate = FiringGate(state.restraint, self.clock, declared.patience, declared.hold)
                 name = gate_name(kind, len(listener.watches))
                 self._workspace.variables[name] = gate
-                if declared.awaits_value and declared.rule.bound.driver is not None:
-                    self._workspace.variables[news_name(name)] = News(self._series[declared.rule.bound.driver])
-                listener.watches.append(TriggeredController(state, trigger, gate))
+                driver = declared.rule.bound.driver
+                if declared.each is not None:
+                    self._of_members[declared.name].at(kind, len(listener.watches), trigger, asked)
+                elif declared.awaits_value and driver is not None:
+                    self._workspace.variables[news_name(name)] = News(self._series[driver])
+                watch = TriggeredController(state, trigger, gate)
+                self._workspace.variables[explanation_name(name)] = watch.explain
+                self._workspace.variables[clearing_name(name)] = watch.clear
+                listener.watches.append(watch)
             listener.ask = self._workspace.function(asked.code)
             listener.keeps_answers = asked.keeps_answers
+        for state in self._states:
+            if state.declaration.each is not None:
+                self._workspace.families[state.declaration.each].follow(self._of_members[state.declaration.name])
 
     def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
-        """Return the series that a controller's rule reads and that no event has fed yet, to warn if none ever does.
+        """Return the series that a controller's conditions read and no event has fed yet, to warn if none ever does.
 
         Empty if the policy lists its series. Derived series are left out.
         """
         if self.policy.series is not None:
             return ()
-        series = (self._series[key] for key in controller.rule.bound.series)
+        series = (self._series[key] for key in controller.series_read if not key.is_of_member)
         return tuple(each for each in series if not each.key.is_derived and each.bound_kind is None)
 
     def listener(self, kind: str) -> Listener:
         """Return what an event of this kind updates and asks."""
-        return self.listeners.setdefault(kind, Listener())
+        listener = self.listeners.get(kind)
+        if listener is None:
+            listener = self.listeners[kind] = Listener()
+        return listener
 
     # --- input --------------------------------------------------------------------------------------------------
 
@@ -187,7 +209,7 @@ class EventFold:
         if is_loop_kind(kind):
             if self.needs_clock:
                 self.clock.take(event)
-            if self._unseen:
+            if self._intake.is_open:
                 self.greet(event.metrics, kind)
             if self.own is not None:
                 event = self.own.whole(event)
@@ -199,61 +221,39 @@ class EventFold:
         if listener is None:
             self._rest(kind)
             return _NOTHING
-        return _NOTHING if kind == INIT_END else self.take_whole(listener, event)
+        if kind == INIT_END:
+            return _NOTHING
+        outcomes = self.take_whole(listener, event)
+        return outcomes if listener.admissions is None else self.admit(listener, event, outcomes)
 
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
         self.standing.forget()
         for gauge in self._gauges:
             gauge.renew()
+        for classifier in self._classifiers:
+            classifier.renew()
+        for members in self._of_members.values():
+            members.renew()
+        for gatekeeper in self._intake.gatekeepers:
+            gatekeeper.renew()
         for state in self._states:
-            state.forget(self._unseen_of(state.declaration))
             state.restraint.renew()
-        self._reminds = any(state.unseen for state in self._states)
+        self._reminds = self._await_series()
         for listener in self.listeners.values():
             for watch in listener.watches:
                 watch.gate.renew()
 
     def greet(self, metrics: Mapping[str, float | None], kind: str) -> None:
-        """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on.
-
-        Also remembers the metrics' names, for the warning about missing series.
-        """
-        if not metrics or not self._unseen:
+        """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on."""
+        if not metrics or not self._intake.is_open:
             return
-        if self._reminds and len(self._seen) < REMEMBERED_NAMES:
-            self._seen.update(dict.fromkeys(metrics, kind))
-        for series in self._unseen:
-            name = self._name_among(series.key, metrics)
-            if name is not None and series.key.kind in (None, kind):
-                self._bind(series, name, kind)
-        still_unseen = [series for series in self._unseen if series.bound_kind is None]
-        if len(still_unseen) < len(self._unseen):
-            listener = self.listener(kind)
-            listener.feed = feed([name for name, _ in listener.feeds], [taker for _, taker in listener.feeds])
-        self._unseen = still_unseen
-
-    def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
-        """Return the name under which an event carries a series; None when it does not."""
-        if key.name in metrics:
-            return key.name
-        other = ALSO_CALLED.get(key.name)
-        return other if other in metrics and self.policy.semantics_version >= FIRST_WITH_CONTEXT else None
-
-    def _bind(self, series: Series, name: str, kind: str) -> None:
-        """Let events of a kind feed a series and the series computed from it."""
-        self.standing.forget()
-        listener = self.listener(kind)
-        series.bound_kind = kind
-        listener.series.append(series)
-        listener.feeds.append((name, series.values.append if series.is_plain else series.append))
-        for computation in self.policy.blueprint.computations:
-            target = self._series[computation.key]
-            if target.bound_kind is None and self._series[computation.driver].bound_kind == kind:
-                target.bound_kind = kind
-                function = self._workspace.function(computation.code)
-                listener.computed.append(ComputedSeries(function, self._series[computation.driver], target))
-                listener.series.append(target)
+        self._intake.greet(metrics, kind, remembers=self._reminds)
+        for family in self._intake.crowded():
+            for state in self._states:
+                if any(key in (family.key, family.key.whole) for key in state.declaration.series_read):
+                    state.notices += (crowded_family(family.key),)
+                    self._reminds = True
 
     def take_whole(self, listener: Listener, event: Event) -> Sequence[Outcome]:
         """Fold an event after clock and bindings: series, metrics, rules."""
@@ -279,13 +279,18 @@ class EventFold:
         outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
         return [*failures, *outcomes] if failures else outcomes
 
+    def admit(self, listener: Listener, event: Event, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Let series of admitted values take theirs, after the outcomes of an event; return these, and failures."""
+        failures = () if listener.admissions is None else listener.admissions.take(event)
+        return [*outcomes, *failures] if failures else outcomes
+
     def _lacks(self, controller: Controller) -> bool:
         """Whether a metric that a controller requires has had no value."""
-        return any(not self._series[SeriesKey(name)].values for name in controller.requires)
+        return any(not self._series[key.whole].values for key in controller.requires)
 
     def _rest(self, kind: str) -> None:
         """Mark a kind of event as idle for now, unless something else looks at every event."""
-        if not (self.needs_clock or self._unseen or self._reminds):
+        if not (self.needs_clock or self._intake.is_open or self._reminds):
             self.standing.idle_kinds.add(kind)
 
     def append(self, listener: Listener, metrics: Mapping[str, float], event: Event, *, trims: bool = True) -> None:
@@ -295,6 +300,8 @@ class EventFold:
             trims: Whether values that no window reads again may be dropped now and then.
         """
         listener.feed(metrics)
+        for family in listener.families:
+            family.take(metrics)
         for computed in listener.computed:
             computed.update(event)
         listener.until_trim -= trims
@@ -314,21 +321,25 @@ class EventFold:
         event: Event,
     ) -> Sequence[Outcome]:
         """Return the outcomes of the answers that the rules with these numbers gave at one event, in rule order."""
-        conclude = self._conclusions.of
         if not self._reminds:
-            concluded = [conclude(watches[number], event, answer) for number, answer in answered]
-            return [outcome for outcome in concluded if outcome is not None] or _NOTHING
-        answers = dict(answered)
-        outcomes: list[Outcome] = []
+            concluded = [self._concluded(watches[number], event, answer) for number, answer in answered]
+            return [outcome for outcomes in concluded for outcome in outcomes] or _NOTHING
+        answers: dict[int, list[object]] = {}
+        for number, answer in answered:
+            answers.setdefault(number, []).append(answer)
+        made: list[Outcome] = []
         for number in numbers:
             watch = watches[number]
-            if watch.state.unseen and watch.is_asked(event) and not self._lacks(watch.state.declaration):
-                outcomes += self._remind(watch, event)
-            outcome = conclude(watch, event, answers[number]) if number in answers else None
-            if outcome is not None:
-                outcomes.append(outcome)
-        self._reminds = any(state.unseen for state in self._states)
-        return outcomes or _NOTHING
+            if watch.is_asked(event) and not self._lacks(watch.state.declaration):
+                made += self._remind(watch, event)
+            for answer in answers.get(number, ()):
+                made += self._concluded(watch, event, answer)
+        self._reminds = any(state.unseen or state.notices for state in self._states)
+        return made or _NOTHING
+
+    def _concluded(self, watch: TriggeredController, event: Event, answer: object) -> Iterable[Outcome]:
+        given = answer.answers if isinstance(answer, MemberAnswers) else ((watch, answer),)
+        return filter(None, [self._conclusions.of(asked, event, own) for asked, own in given])
 
     def ask(self, listener: Listener, numbers: tuple[int, ...], event: Event) -> Sequence[Outcome]:
         """Evaluate the rules with these numbers and return their outcomes."""
@@ -349,31 +360,24 @@ class EventFold:
             number
             for number, watch in enumerate(listener.watches)
             if any(
-                not computed.isdisjoint(bound.metrics) or any(self._is_among(key, kind, names) for key in bound.series)
+                not computed.isdisjoint(bound.metrics) or self._intake.brings(kind, names, bound.series)
                 for bound in watch.state.declaration.bound_rules
             )
         )
 
-    def _is_among(self, key: SeriesKey, kind: str, names: frozenset[str]) -> bool:
-        is_fed = key.kind in (None, kind) and self._series[key].bound_kind in (None, kind)
-        return is_fed and not key.is_derived and not names.isdisjoint((key.name, ALSO_CALLED.get(key.name, key.name)))
-
     # --- warnings -----------------------------------------------------------------------------------------------
 
     def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
-        """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations."""
-        state = watch.state
-        state.evaluations += 1
-        if state.evaluations < MISSING_SERIES_AFTER:
-            state.unseen = tuple(series for series in state.unseen if series.bound_kind is None)
-            return []
-        missing = [series for series in state.unseen if series.bound_kind is None]
-        state.unseen = ()
-        place, lag = place_of(watch, event), lag_of(event)
-        return [
-            RuleWarning(*place, warning=missing_series(state.declaration, series.key, self._seen), value_lag=lag)
-            for series in missing
-        ]
+        """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations, and as noted."""
+        state, place, lag = watch.state, place_of(watch, event), lag_of(event)
+        texts, state.notices = list(state.notices), ()
+        if state.unseen:
+            state.evaluations += 1
+            missing = tuple(series for series in state.unseen if series.bound_kind is None)
+            state.unseen = missing if state.evaluations < MISSING_SERIES_AFTER else ()
+            if not state.unseen:
+                texts += [missing_series(state.declaration, series.key, self._intake.seen) for series in missing]
+        return [RuleWarning(*place, warning=text, value_lag=lag) for text in texts]
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -384,20 +388,22 @@ class EventFold:
             for series in () if self._lacks(state.declaration) else state.unseen:
                 if series.bound_kind is None:
                     readers.setdefault(series.key, []).append(state.declaration)
-        return [never_recorded(declared, key, self._seen) for key, declared in readers.items()]
+        return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]
 
     @property
     def error_counts(self) -> Mapping[str, int]:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         counts: dict[str, int] = {}
         named = [(state.declaration.name, state.error_count) for state in self._states]
+        named += [(classifier.name, classifier.error_count) for classifier in self._classifiers]
+        named += [(gatekeeper.name, gatekeeper.error_count) for gatekeeper in self._intake.gatekeepers]
         for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self._gauges)]:
             if count:
                 counts[name] = counts.get(name, 0) + count
         return MappingProxyType(counts)
 
     def kinds_read(self, controller: str) -> frozenset[str]:
-        """Return the kinds of events whose numbers a controller's rule reads.
+        """Return the kinds of events whose numbers a controller's conditions read.
 
         Includes those that its metrics read; its series count as bound so far. For controllers that share a name,
         returns the kinds that any of them reads.
@@ -405,11 +411,12 @@ class EventFold:
         Raises:
             TelemetryError: The policy has no such controller.
         """
-        rules = [s.declaration.rule.bound for s in self._states if s.declaration.name == controller]
+        declared = [state.declaration for state in self._states if state.declaration.name == controller]
+        rules = [rule.bound for each in declared for rule in each.conditions]
         if not rules:
             raise TelemetryError("no such controller", where=self.policy.source, got=controller)
         kinds: set[str] = set()
         for bound in rules:
             kinds.update(*(self._reads[name] for name in bound.metrics))
-            kinds.update(kind for key in bound.series if (kind := self._series[key].bound_kind or key.kind))
+            kinds |= self._intake.kinds_read(bound.series)
         return frozenset(kinds)

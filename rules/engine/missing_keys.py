@@ -7,7 +7,10 @@ from typing import Any, Final
 
 from ...store.events import Event
 from ..errors import phrase, suggestion
+from ..language.metric_keys import keys_read
 from ..late_events import lag_of
+from ..policy_file.policy import Policy
+from ..semantics import FIRST_WITH_KEY_WARNINGS
 from .decisions import RuleWarning
 
 #: Values of a metric after which a key that none of them had is worth a warning.
@@ -64,3 +67,14 @@ def _lacks(value: Any, path: tuple[str, ...]) -> bool:
             return True
         value = value[key]
     return False
+
+
+def expected_keys(policy: Policy) -> dict[str, ExpectedKeys]:
+    """Return the keys that rules read of each metric; none under semantics that do not warn of missing ones."""
+    reads: dict[str, dict[tuple[str, ...], str]] = {metric.name: {} for metric in policy.metrics}
+    if policy.semantics_version >= FIRST_WITH_KEY_WARNINGS:
+        for controller in policy.controllers:
+            for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
+                if read.metric in reads:
+                    reads[read.metric].setdefault(read.path, controller.name)
+    return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}

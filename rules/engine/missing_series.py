@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from ..errors import phrase, suggestion
+from ..language.families import MAX_MEMBERS
 from ..language.references import SeriesKey
 from ..policy_file.declarations import Controller
 
@@ -35,6 +36,13 @@ def never_recorded(readers: Sequence[Controller], key: SeriesKey, seen: Mapping[
     """Return a line about a series that no event of a run has carried, and the controllers that read it."""
     names = ", ".join(repr(reader.name) for reader in readers)
     return f"controller{'s' * (len(readers) > 1)} {names}: {_missing(readers, key, 'in this run', seen)}"
+
+
+def crowded_family(key: SeriesKey) -> str:
+    """Return the text of the warning about a family with too many members."""
+    of = f" of {key.kind} events" if key.kind else ""
+    fix = "Those that appeared first are read. Write a pattern that matches fewer."
+    return phrase(f"more than {MAX_MEMBERS:,} series{of} match this pattern", repr(key.name), fix)
 
 
 def meant_series(readers: Sequence[Controller], key: SeriesKey, recorded: Mapping[str, str]) -> str:

@@ -5,23 +5,23 @@ Takes an answer other than False, with the controller at its trigger and the eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from ...store.errors import shortened
 from ...store.events import Event
-from ..compiled.compilation import FIRED
+from ..compiled.compilation import FIRED, ClearAnswer
 from ..compiled.workspace import Workspace
 from ..errors import phrase
 from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of
-from ..policy_file.declarations import ACT, SHADOW
+from ..policy_file.declarations import ACT, SHADOW, Rule
 from ..policy_file.message import render
 from ..policy_file.operations import LogControl, LogMessage
 from ..policy_file.policy import Policy
-from .decisions import Decision, Outcome, RuleError, Scalar, is_storable
-from .triggered_controllers import TriggeredController
+from .decisions import Cleared, Decision, Outcome, RuleError
+from .triggered_controllers import Reading, TriggeredController, readings_at
 
 
 class OutcomeFields(NamedTuple):
@@ -62,43 +62,48 @@ class OutcomeMaker:
 
     def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
         """Return the outcome of an answer that is not False, or of an exception in its place."""
+        if isinstance(answer, ClearAnswer):
+            return self._of_clear(watch, event, answer.given)
         if answer is FIRED or (answer is True and watch.gate.on_true(event)):
-            watch.state.restraint.past.note(event.step)
+            watch.state.restraint.note_past(event)
+            watch.state.restraint.past.stage = watch.gate.stage + 1
             return self._decision(watch, event)
-        if answer is True:
-            return None
-        if answer is UNAVAILABLE:
-            return None
-        if isinstance(answer, Exception):
-            return self._failure(watch, event, f"{type(answer).__name__}: {answer}")
-        return self._failure(watch, event, f"a rule must give True or False, this gave a {type(answer).__name__}")
+        rule = watch.state.declaration.rule
+        return None if answer is True else self._failure(watch, event, answer, "rule", rule, watch.state.rule)
+
+    def _of_clear(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
+        state, clear = watch.state, watch.state.declaration.clear
+        assert clear is not None
+        assert state.clear is not None
+        assert state.restraint.raised is not None
+        if answer is not True:
+            return self._failure(watch, event, answer, "clear", clear, state.clear)
+        state.restraint.past.raised -= 1
+        values, raised_at = watch.clear_explanation, state.restraint.raised.raised_at
+        place, lag = place_of(watch, event), lag_of(event)
+        return Cleared(*place, value_lag=lag, member=state.member, values=values, raised_at=raised_at)
 
     def _decision(self, watch: TriggeredController, event: Event) -> Decision:
         state = watch.state
-        declared = state.declaration
-        values: dict[str, Scalar] = {}
-        for text, reading in state.readings.items():
-            try:
-                value = reading(event)
-            except Exception:
-                continue  # The rule short-circuited before this reading: it explains nothing.
-            if is_storable(value):
-                values[text] = value
+        declared, escalation = state.declaration, state.declaration.escalation
+        operations = declared.operations if escalation is None else escalation.stages[watch.gate.stage].operations
         return Decision(
             *place_of(watch, event),
             value_lag=lag_of(event),
-            operations=declared.operations,
-            values=values,
-            messages=self._messages(watch, event),
+            member=state.member,
+            operations=operations,
+            values=readings_at(state.readings, event) if watch.explanation is None else watch.explanation,
+            messages=self._messages(watch, event, operations),
             mode=SHADOW if declared.is_shadow else ACT,
             severity=declared.severity,
             message="" if declared.message is None else render(declared.message, state.message, event),
+            stage=0 if escalation is None else watch.gate.stage + 1,
         )
 
-    def _messages(self, watch: TriggeredController, event: Event) -> tuple[LogMessage, ...]:
+    def _messages(self, watch: TriggeredController, event: Event, operations: Iterable[str]) -> tuple[LogMessage, ...]:
         names: dict[str, Any] = {}
         messages = []
-        for reference in watch.state.declaration.operations:
+        for reference in operations:
             control = self._log_controls.get(reference.partition(".")[0])
             if control is not None:
                 names = names or self._message_names(watch, event)
@@ -119,16 +124,29 @@ class OutcomeMaker:
             **{name: cell.value for name, cell in self._workspace.cells.items()},
         }
 
-    def _failure(self, watch: TriggeredController, event: Event, what: str) -> RuleError | None:
-        """Count a failure; return an error for the controller's first, with its place in the policy file."""
-        state = watch.state
-        state.error_count += 1
-        if state.error_count > 1:
+    def _failure(
+        self, watch: TriggeredController, event: Event, answer: object, key: str, rule: Rule, function: Reading
+    ) -> RuleError | None:
+        """Count a failure; return an error for the controller's first, with its place in the policy file.
+
+        Args:
+            answer: The exception, or what is neither True nor False.
+            key: The key of the condition that gave it.
+            rule: The condition.
+            function: The condition as a function.
+        """
+        if answer is UNAVAILABLE:
             return None
-        rule = state.declaration.rule
-        offset = rule.compiled.failing_offset(_traceback(state.rule, event), rule.bound.expression)
+        what = f"a rule must give True or False, this gave a {type(answer).__name__}"
+        if isinstance(answer, Exception):
+            what = f"{type(answer).__name__}: {answer}"
+        state = watch.state
+        state.whole.error_count += 1
+        if state.whole.error_count > 1:
+            return None
+        offset = rule.compiled.failing_offset(_traceback(function, event), rule.bound.expression)
         place = rule.place_at(0 if offset is None else offset)
-        where = f"{self._policy.source}:{place.line}:{place.column}: controller '{state.declaration.name}', rule"
+        where = f"{self._policy.source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
         error = phrase(shortened(" ".join(what.split()), 300), where=where)
         return RuleError(*place_of(watch, event), error=error, value_lag=lag_of(event))
 

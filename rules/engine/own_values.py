@@ -45,4 +45,4 @@ class OwnValues(NewestValues):
 def made_up(event: Event, by_rank: Mapping[int, Mapping[str, float]]) -> Event:
     """Return the ``ranks`` event that rank 0 would have written after its update, had it gathered these values."""
     values = {f"{name}@{rank}": value for rank, own in by_rank.items() for name, value in own.items()}
-    return event._replace(kind=RANKS, metrics=values, attrs={MADE_UP: True}, samples=None)
+    return event._replace(kind=RANKS, metrics=values, attrs={MADE_UP: True}, samples=None, vectors={})

@@ -25,8 +25,8 @@ def resumed_engine(policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt,
         ancestry: The attempts that it continues, oldest first, each with its events that still count, as
             ``Run.ancestry`` returns them.
     """
-    engine = Engine(policy, plan)
     earlier = list(ancestry)
+    engine = Engine(policy, plan, {attempt.attempt: attempt.plan for attempt, _ in earlier})
     digests = [None if attempt.policy is None else attempt.policy.digest for attempt, _ in earlier]
     for (_, events), own, following in zip(earlier, digests, [*digests, policy.digest][1:], strict=True):
         engine.resume(events, keeps_controllers=own == following)

@@ -71,7 +71,8 @@ class _Waiting:
         if late is None:
             return first._replace(**changed, attrs={**first.attrs, LATE_FOR: first.seq})
         changed["metrics"], changed["attrs"] = {**first.metrics, **late.metrics}, {**first.attrs, **late.attrs}
-        return first._replace(**changed, samples=late.samples or first.samples)
+        changed["samples"], changed["vectors"] = late.samples or first.samples, {**first.vectors, **late.vectors}
+        return first._replace(**changed)
 
 
 class StepOrder:
@@ -125,12 +126,14 @@ class StepOrder:
         self._has_copies |= is_incomplete and not waiting.is_by_call
         if fold.needs_clock:
             fold.clock.take(event)
-        metrics = {name: value for name, value in event.metrics.items() if name not in held.names}
+        kept = held.names.within(event.metrics)
+        metrics = {name: value for name, value in event.metrics.items() if name not in kept}
         listener = fold.listener(event.kind)
         fold.greet(metrics, event.kind)
         # Values of the waiting part are read at an earlier position than that of the clock: none is dropped here.
         fold.append(listener, metrics, event, trims=False)
-        return fold.ask(listener, self._rules(event.kind, held, waits=False), event)
+        outcomes = fold.ask(listener, self._rules(event.kind, held, waits=False), event)
+        return fold.admit(listener, event, outcomes)
 
     def _arrive(self, event: Event) -> Sequence[Outcome]:
         """Complete an event with its late values. Values arrive in the order of their events: older ones are lost.
@@ -151,8 +154,9 @@ class StepOrder:
             fold.standing.forget()
             fold.greet(event.metrics, event.kind)
             whole = event if fold.own is None else fold.own.whole(event)
-            fold.append(fold.listener(event.kind), event.metrics, whole)
-            return ()
+            listener = fold.listener(event.kind)
+            fold.append(listener, event.metrics, whole)
+            return fold.admit(listener, whole, ())
         for earlier in backlog:
             if earlier is waiting:
                 break
@@ -201,7 +205,8 @@ class StepOrder:
         """Fold the part of an event that waited."""
         fold, event, held = self._fold, waiting.seen_at(at), waiting.held
         listener = fold.listener(event.kind)
-        metrics = {name: value for name, value in event.metrics.items() if name in held.names}
+        kept = held.names.within(event.metrics)
+        metrics = {name: value for name, value in event.metrics.items() if name in kept}
         fold.standing.forget()
         with fold.clock.behind(self._behind):
             if event.kind == PLAN:
@@ -211,16 +216,17 @@ class StepOrder:
                 fold.clock.take(event)
             if fold.own is not None:
                 event = fold.own.whole(event)
-            fold.greet({**dict.fromkeys(waiting.awaited & held.names), **metrics}, event.kind)
+            fold.greet({**dict.fromkeys(held.names.within(waiting.awaited)), **metrics}, event.kind)
             fold.append(listener, metrics, event)
             failures = () if waiting.is_lost else fold.compute(listener, event)
             if not asks:
+                fold.admit(listener, event, ())
                 return ()
             # The rules that read what is lost do not judge its event.
             unjudged = fold.reading(event.kind, waiting.awaited) if waiting.is_lost else ()
             numbers = self._rules(event.kind, held, waits=True)
             judged = tuple(number for number in numbers if number not in unjudged) if unjudged else numbers
-            return [*failures, *fold.ask(listener, judged, event)]
+            return [*failures, *fold.admit(listener, event, fold.ask(listener, judged, event))]
 
     def _rules(self, kind: str, held: Held, *, waits: bool) -> tuple[int, ...]:
         """Return the numbers of the rules at this kind of event that wait, or of those that do not."""

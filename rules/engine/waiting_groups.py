@@ -10,11 +10,13 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..language import references as ref
-from ..policy_file.declarations import Controller
+from ..language.bound_rule import BoundRule
+from ..language.families import MetricNames
+from ..policy_file.declarations import AdmittedSeries, Controller, Declaration, StateDeclaration
 from ..policy_file.policy import Policy
 
 #: The metrics from which facts about the run may be computed.
-_METRICS_OF_FACTS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+METRICS_OF_FACTS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "epoch": frozenset({"epoch"}),
         "progress": frozenset({"epoch"}),
@@ -38,7 +40,7 @@ class Held(NamedTuple):
     """
 
     controllers: frozenset[int] = frozenset()
-    names: frozenset[str] = frozenset()
+    names: MetricNames = MetricNames()
 
 
 class _Group(NamedTuple):
@@ -46,13 +48,28 @@ class _Group(NamedTuple):
 
     Attributes:
         shared: What they share.
+        series: The metrics among that: listed, and those of families.
         awaits: The metrics for which they wait.
         controllers: Their indices.
     """
 
     shared: frozenset[tuple[str, str]]
-    awaits: frozenset[str]
+    series: MetricNames
+    awaits: MetricNames
     controllers: frozenset[int]
+
+    def shares_with(self, other: _Group) -> bool:
+        """Whether they have to be one group."""
+        return not self.shared.isdisjoint(other.shared) or self.series.overlaps(other.series)
+
+    def joined(self, other: _Group) -> _Group:
+        """Return both as one."""
+        return _Group(
+            self.shared | other.shared,
+            self.series | other.series,
+            self.awaits | other.awaits,
+            self.controllers | other.controllers,
+        )
 
 
 class WaitingGroups:
@@ -64,27 +81,29 @@ class WaitingGroups:
     """
 
     def __init__(self, policy: Policy, *, is_alone: bool = False) -> None:
-        self._groups = _groups(policy.controllers, is_alone)
-        self._readable = frozenset[str]().union(*(group.awaits for group in self._groups))
+        self._groups = _groups(policy, is_alone)
+        self._readable = MetricNames()
+        for group in self._groups:
+            self._readable |= group.awaits
         self._held: dict[frozenset[str], Held] = {}
 
     def are_awaited(self, names: frozenset[str]) -> bool:
         """Whether a group waits for one of these values."""
-        return not names.isdisjoint(self._readable)
+        return bool(self._readable.within(names))
 
     def held(self, awaited: frozenset[str]) -> Held:
         """Return the part that waits while events with these awaited values are incomplete.
 
         A group that reads a controller metric, or all ranks, always waits, because these take only complete events.
         """
-        names = awaited & self._readable
+        names = self._readable.within(awaited)
         held = self._held.get(names)
         if held is None:
-            waiting = [group for group in self._groups if not names.isdisjoint(group.awaits) or _reads_metrics(group)]
-            held = self._held[names] = Held(
-                frozenset[int]().union(*(group.controllers for group in waiting)),
-                frozenset(name for group in waiting for what, name in group.shared if what == "series"),
-            )
+            held = Held()
+            for group in self._groups:
+                if group.awaits.within(names) or _reads_metrics(group):
+                    held = Held(held.controllers | group.controllers, held.names | group.series)
+            self._held[names] = held
         return held
 
 
@@ -92,39 +111,55 @@ def _reads_metrics(group: _Group) -> bool:
     return any(what == "metric" for what, _ in group.shared)
 
 
-def _groups(controllers: Iterable[Controller], is_alone: bool) -> list[_Group]:
+def _groups(policy: Policy, is_alone: bool) -> list[_Group]:
     groups: list[_Group] = []
-    for index, controller in enumerate(controllers):
-        shared = frozenset(_shared(controller, is_alone))
-        series = frozenset(name for what, name in shared if what == "series")
-        joined = _Group(shared, series | _read_by_facts(controller), frozenset({index}))
+    every: list[Declaration] = [*policy.controllers, *policy.states, *policy.admitted]
+    for index, declared in enumerate(every):
+        rules = declared.bound_rules
+        shared = frozenset((*_shared_by(declared), *_shared_in(rules, is_alone)))
+        names, patterns = ([name for what, name in shared if what == each] for each in ("series", "family"))
+        series = MetricNames(frozenset(names), frozenset(patterns))
+        awaits = series | MetricNames(_read_by_facts(rules))
+        joined = _Group(shared, series, awaits, frozenset({index} if isinstance(declared, Controller) else ()))
         apart = []
         for group in groups:
-            if group.shared.isdisjoint(joined.shared):
-                apart.append(group)
+            if group.shares_with(joined):
+                joined = group.joined(joined)
             else:
-                joined = _Group(
-                    group.shared | joined.shared, group.awaits | joined.awaits, group.controllers | joined.controllers
-                )
+                apart.append(group)
         groups = [*apart, joined]
     return groups
 
 
-def _shared(controller: Controller, is_alone: bool) -> Iterable[tuple[str, str]]:
-    """Yield what a controller may share with others, each as a category and a name."""
-    yield "controller", controller.name
-    yield from (("series", name) for name in controller.requires)
-    if controller.cooldown is not None and controller.cooldown.name:
-        yield "cooldown", controller.cooldown.name
-    for rule in controller.bound_rules:
+def _shared_by(declared: Declaration) -> Iterable[tuple[str, str]]:
+    """Yield what the keys of a declaration may share with others, each as a category and a name."""
+    match declared:
+        case StateDeclaration():
+            yield "metric", declared.name
+        case AdmittedSeries():
+            yield "derived", declared.name
+        case Controller():
+            yield "controller", declared.name
+            yield from ((_what(key), key.name) for key in declared.series_named)
+            if declared.cooldown is not None and declared.cooldown.name:
+                yield "cooldown", declared.cooldown.name
+            if declared.changing:
+                yield "metric", declared.changing
+
+
+def _shared_in(rules: Iterable[BoundRule], is_alone: bool) -> Iterable[tuple[str, str]]:
+    """Yield what rules may share with those of others, each as a category and a name."""
+    for rule in rules:
         yield from (("metric", name) for name in rule.metrics)
         if rule.ranks:
             # Like a metric, the values of all ranks take only complete events. No metric has this name.
             yield "metric", ""
         # A rule waits for values of its own rank, not for those of its rank that come with the values of others.
         read = {reference.key for reference in rule.references.values() if isinstance(reference, ref.SeriesReference)}
+        members = {key.whole for key in rule.series if key.is_of_member}
         for key in (key for key in rule.series if is_alone or key in read or key.name not in rule.ranks):
-            yield ("derived" if key.is_derived else "series"), key.name
+            if key not in members:
+                yield _what(key), key.name
             if key.name in ref.ALSO_CALLED:
                 yield "series", ref.ALSO_CALLED[key.name]
         for reference in rule.references.values():
@@ -132,15 +167,21 @@ def _shared(controller: Controller, is_alone: bool) -> Iterable[tuple[str, str]]
                 yield "controller", reference.controller
 
 
-def _read_by_facts(controller: Controller) -> frozenset[str]:
-    """Return the metrics that a controller reads by way of facts about the run, or of windows by epochs."""
+def _what(key: ref.SeriesKey) -> str:
+    if key.is_derived:
+        return "derived"
+    return "family" if key.is_of_member else "series"
+
+
+def _read_by_facts(rules: Iterable[BoundRule]) -> frozenset[str]:
+    """Return the metrics that rules read by way of facts about the run, or of windows by epochs."""
     names: set[str] = set()
-    for rule in controller.bound_rules:
+    for rule in rules:
         for reference in rule.references.values():
             if isinstance(reference, ref.ContextValue):
-                names |= _METRICS_OF_FACTS.get(reference.name, frozenset())
-            elif isinstance(reference, ref.Window | ref.SeriesAgo | ref.SeriesAge):
-                names |= _METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.extent, ""), frozenset())
+                names |= METRICS_OF_FACTS.get(reference.name, frozenset())
+            elif isinstance(reference, ref.Window | ref.SeriesAgo | ref.SeriesAge | ref.Milestone):
+                names |= METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.extent, ""), frozenset())
             elif isinstance(reference, ref.SeriesRise):
-                names |= _METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.before.extent, ""), frozenset())
+                names |= METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.before.extent, ""), frozenset())
     return frozenset(names)

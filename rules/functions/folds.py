@@ -118,11 +118,11 @@ class Streak(Fold):
 
     def starting(self, value: float) -> float:
         """Return 1 or 0."""
-        return 1.0 if value else 0.0
+        return 1 if value else 0
 
     def following(self, number: float, value: float) -> float:
         """Return one more, or 0."""
-        return number + 1 if value else 0.0
+        return number + 1 if value else 0
 
 
 EMA: Final = "ema"

@@ -18,6 +18,12 @@ ANY_RANK: Final = "any_rank"
 
 #: The function of a series that also takes a controller's name.
 STREAK: Final = "streak"
+#: The function of a controller that has a ``clear``.
+RAISED: Final = "raised"
+#: The function of a run's declared length.
+MILESTONE: Final = "milestone"
+#: The function of a series that also takes a state's name.
+AGE: Final = "age"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +245,11 @@ _OF_SERIES: Final = (
         "delta(s), delta(s, k), delta(s, steps=k)",
         "The newest value minus the one before it, or minus lag(s, k). Undefined if there is none.",
     ),
-    Function("age", "age(s)", "How many steps ago the newest value came. Undefined before the first."),
+    Function(
+        AGE,
+        'age(s), age("state")',
+        "How many steps ago the newest value came, or the state changed. Undefined before the first.",
+    ),
     Function(
         "absent",
         "absent(s, steps=n)",
@@ -276,10 +286,28 @@ _OF_DECISIONS: Final = (
         "Whether the rule of controller c was true at its last evaluation at an earlier event.",
     ),
     Function(
+        RAISED,
+        'raised("c")',
+        "Whether controller c, which has a `clear`, is raised as of earlier events.",
+    ),
+    Function(
         "fired_now", 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
     ),
     Function(
         "true_now", 'true_now("c")', "Whether the rule of controller c, above in the file, is true at this event."
+    ),
+)
+
+_OF_STATES: Final = (
+    Function("changed", 'changed("state")', "Whether the state has taken another class at this event."),
+    Function("previous", 'previous("state")', "The class before the newest change. Undefined before the second class."),
+)
+
+_OF_LENGTH: Final = (
+    Function(
+        MILESTONE,
+        'milestone(every=0.05), milestone(at=[0.25, 0.5], of="tokens")',
+        "Whether this event reaches another share of the run's declared length, see [Milestones](#milestones).",
     ),
 )
 
@@ -361,7 +389,10 @@ _OF_VALUES: Final = (
 
 #: Every function by name, in the order of the documentation.
 FUNCTIONS: Final[Mapping[str, Function]] = MappingProxyType(
-    {function.name: function for function in (*_OF_WINDOWS, *_OF_SERIES, *_OF_DECISIONS, *_OF_RANKS, *_OF_VALUES)}
+    {
+        function.name: function
+        for function in (*_OF_WINDOWS, *_OF_SERIES, *_OF_DECISIONS, *_OF_STATES, *_OF_LENGTH, *_OF_RANKS, *_OF_VALUES)
+    }
 )
 
 #: Functions whose argument is a controller's name.
@@ -370,8 +401,11 @@ DECISION_FUNCTIONS: Final = frozenset(function.name for function in _OF_DECISION
 #: Functions that read what a controller above in the file has done at the same event.
 OF_NOW: Final = frozenset({"fired_now", "true_now"})
 
+#: Functions of the newest change of a state.
+STATE_FUNCTIONS: Final = frozenset({"changed", "previous"})
+
 #: Functions of controllers that give True or False.
-TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", *OF_NOW})
+TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", RAISED, *OF_NOW})
 
 #: Functions that read the newest values of all ranks.
 RANK_FUNCTIONS: Final = frozenset(function.name for function in _OF_RANKS)

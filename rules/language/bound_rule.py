@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from .context import CONTEXT
 from .expressions import Expression
-from .references import Extent, Param, Reference, SeriesKey
+from .families import have_common_names
+from .references import Extent, FamilyReading, Param, Reference, SeriesKey, SeriesReference
+
+#: The name of the member that a controller is of.
+MEMBER: Final = "member"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,15 @@ class NameScope:
         context: Names of facts about the run.
         definitions: Expressions by name; None for one that was refused.
         above: Names of the controllers above in the file.
+        states: Names of the states, which are among ``metrics``, too.
+        clearing: Names of the controllers that have a ``clear``.
+        owner: The controller or state whose expression is bound, in a text of its own; empty if milestones mean nothing
+            there.
+        has_families: Whether a series with a star in its name is a family.
+        each: The pattern that means a member of a family; empty without one.
+        is_definition: Whether the expression is a part of others, in which a pattern may mean a member.
+        admitted: Names of the definitions that have ``admit``.
+        own: What names mean in this expression alone.
     """
 
     metrics: Collection[str] = ()
@@ -32,14 +46,34 @@ class NameScope:
     context: Collection[str] = tuple(CONTEXT)
     definitions: Mapping[str, Expression | None] = field(default_factory=dict)
     above: Collection[str] = ()
+    states: Collection[str] = ()
+    clearing: Collection[str] = ()
+    owner: str = ""
+    has_families: bool = True
+    each: str = ""
+    is_definition: bool = False
+    admitted: Collection[str] = ()
+    own: Mapping[str, Reference] = field(default_factory=dict)
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether ``lr.used`` and kin are series: nothing else of the policy is called ``lr``."""
+        return self.has_families and "lr" not in (*self.definitions, *self.admitted, *self.metrics, *self.params)
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
-        return [*self.definitions, *self.metrics, *self.params, *self.context, *(self.series or ())]
+        return [*self.definitions, *self.admitted, *self.metrics, *self.params, *self.context, *(self.series or ())]
+
+    def lists(self, name: str) -> bool:
+        """Whether rules may read a series, or a pattern of names, as far as the file lists them."""
+        if self.series is None or name in self.series:
+            return True
+        return self.has_families and any(have_common_names(name, listed) for listed in self.series)
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""
-        return not (name in self.metrics or name in self.params or name in self.context)
+        is_member = bool(self.each) and name == MEMBER
+        return not (is_member or name in self.metrics or name in self.params or name in self.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +101,12 @@ class Derived:
     Attributes:
         node: The expression.
         driver: The first series in the expression. Each of its values triggers a computation.
+        family: The series of a member of the family at whose members it is computed; None if it is no family's.
     """
 
     node: ast.expr
     driver: SeriesKey
+    family: SeriesKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +139,27 @@ def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:
         for key, need in rule.series.items():
             needs[key] = needs.get(key, Need()) | need
     return needs
+
+
+def driver_of_the_run(rule: BoundRule) -> SeriesKey | None:
+    """Return the first series in an expression that comes of the run's events, in the order of its text.
+
+    Series that are computed from one of these count as well, and admitted ones do not. None without any.
+    """
+    return _first(rule.expression.tree, rule)
+
+
+def _first(node: ast.AST, rule: BoundRule) -> SeriesKey | None:
+    reference = rule.references.get(node)
+    if isinstance(reference, FamilyReading):
+        return reference.key.whole
+    if isinstance(reference, SeriesReference):
+        return None if _is_admitted(reference.key, rule) else reference.key
+    found = (_first(child, rule) for child in ast.iter_child_nodes(node))
+    return next((key for key in found if key is not None), None)
+
+
+def _is_admitted(key: SeriesKey, rule: BoundRule) -> bool:
+    while key in rule.derived:
+        key = rule.derived[key].driver
+    return key.is_derived

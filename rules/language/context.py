@@ -6,15 +6,16 @@ replay knows the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from ...store.events import APPLIED, Event
+from ...store.events import APPLIED, RANKS, Event
 from ...store.plan import Plan
 from ..functions.undefined import Undefined
 from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_FACTS
+from .milestones import MilestoneTracker, Reached
 from .references import Extent
 
 _NS_PER_S: Final = 1e9
@@ -86,16 +87,32 @@ class UnitCount(NamedTuple):
 class Clock:
     """Counts steps, evaluations, time and samples along one stream of events, and knows the plan at its place.
 
+    Args:
+        plan: What the newest attempt declared at its start.
+        trackers: What counts the milestones that rules ask for.
+        earlier: What earlier attempts declared at their start, where that is known.
+
     Attributes:
         evaluations: ``evaluate`` events so far.
         updates_applied, updates_skipped: ``step_end`` events so far, by whether their update changed the model.
         reached_step: The highest step so far.
         reached_epoch: The highest epoch so far; None before the first.
-        plan: What the loop has declared so far.
+        plan: What the loop has declared so far, where each attempt begins with the plan of the newest.
+        own_plan: The same, where each attempt begins with its own plan. Milestones are reached under that.
     """
 
-    def __init__(self, plan: Plan = Plan()) -> None:  # noqa: B008 - a Plan is immutable
+    def __init__(
+        self,
+        plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
+        trackers: Iterable[MilestoneTracker] = (),
+        earlier: Mapping[int, Plan] = MappingProxyType({}),
+    ) -> None:
+        self._first_plan = plan
+        self._earlier = earlier
         self.plan = plan
+        self.own_plan = earlier.get(0, plan)
+        self._trackers = tuple(trackers)
+        self._reached = tuple(Reached() for _ in self._trackers)
         self.evaluations = 0
         self.updates_applied = 0
         self.updates_skipped = 0
@@ -112,6 +129,7 @@ class Clock:
         if event.attempt != self._attempt:
             self._before_ns += self._elapsed_ns
             self._attempt, self._elapsed_ns = event.attempt, 0
+            self.own_plan = self._earlier.get(event.attempt, self._first_plan)
         self._elapsed_ns = max(self._elapsed_ns, event.elapsed_ns)
         self.reached_step = max(self.reached_step, event.step)
         epoch = event.epoch if event.epoch is not None else event.metrics.get("epoch")
@@ -125,6 +143,24 @@ class Clock:
             self.updates_applied += not is_skipped
         self._samples = self._samples.after(event)
         self._tokens = self._tokens.after(event)
+        if self._trackers:
+            self._reached = tuple(
+                tracker.after(reached, event, self.own_plan, self.reached)
+                for tracker, reached in zip(self._trackers, self._reached, strict=True)
+            )
+
+    def declare(self, attrs: Mapping[str, Any]) -> Plan:
+        """Take the attributes of a ``plan`` event, and return the plan."""
+        self.plan, self.own_plan = self.plan.updated(attrs), self.own_plan.updated(attrs)
+        return self.plan
+
+    def reaches(self, milestone: int) -> bool:
+        """Return whether the newest event reached another share of a milestone, by its number.
+
+        Raises:
+            Undefined: The run's position or its length were not known there.
+        """
+        return self._reached[milestone].read()
 
     @contextmanager
     def as_of(self, event: Event) -> Iterator[None]:
@@ -185,7 +221,7 @@ class RunContext:
     def readers(self) -> dict[str, Callable[[Event], float]]:
         """Return a function from an event to the fact, for each name but ``step``, which is a field of the event."""
         return {
-            "epoch": _epoch,
+            "epoch": self._epoch,
             "progress": self._progress,
             "max_steps": lambda _: _declared(self._clock.plan.max_steps()),
             "elapsed_s": lambda _: self._clock.elapsed_ns / _NS_PER_S,
@@ -202,14 +238,16 @@ class RunContext:
         steps = plan.max_steps()
         if steps:
             return event.step / steps
-        return _epoch(event) / _declared(plan.total_epochs)
+        return self._epoch(event) / _declared(plan.total_epochs)
 
-
-def _epoch(event: Event) -> float:
-    epoch = event.epoch if event.epoch is not None else event.metrics.get("epoch")
-    if epoch is None:
-        raise Undefined("no epoch")
-    return epoch
+    def _epoch(self, event: Event) -> float:
+        epoch = event.epoch if event.epoch is not None else event.metrics.get("epoch")
+        if epoch is None and event.kind == RANKS:
+            # It stands for a step, whose event has told the epoch.
+            epoch = self._clock.reached_epoch
+        if epoch is None:
+            raise Undefined("no epoch")
+        return epoch
 
 
 def _declared(value: _Number | None) -> _Number:
@@ -231,9 +269,12 @@ class Past:
         holds: Whether the rule was true at its last evaluation at an earlier event.
         streak: How many of its newest answers in a row are true.
         true_at, fired_at: The newest event at which the rule was true, and at which the controller decided.
+        raised: How many of the controllers are raised as of earlier events.
+        stage: The stage of the newest decision, from 1.
+        next_holds: What ``holds`` is once all rules of an event are asked, for a member; None to stay.
     """
 
-    __slots__ = ("fired_at", "holds", "step", "streak", "times", "true_at")
+    __slots__ = ("fired_at", "holds", "next_holds", "raised", "stage", "step", "streak", "times", "true_at")
 
     def __init__(self) -> None:
         self.renew()
@@ -246,6 +287,9 @@ class Past:
         self.streak = 0
         self.true_at: Event | None = None
         self.fired_at: Event | None = None
+        self.raised = 0
+        self.stage = 0
+        self.next_holds: bool | None = None
 
     def note(self, step: int) -> None:
         """Note a decision."""

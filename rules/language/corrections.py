@@ -45,3 +45,11 @@ def of_verdict(expression: Expression) -> str:
     if isinstance(expression.tree, ast.Tuple) and _DECIMAL_COMMA.search(expression.text):
         return "A decimal number takes a point, as in 2.5."
     return "Compare it, as in loss > 3.0."
+
+
+def of_state(node: ast.Call, scope: NameScope) -> str:
+    """Return what to write for a question about a state that is named without quotes; empty for anything else."""
+    asked, function = node.args[0] if node.args else None, node.func
+    if isinstance(asked, ast.Name) and asked.id in scope.states and isinstance(function, ast.Name):
+        return f'Write {function.id}("{asked.id}") for the state.'
+    return ""

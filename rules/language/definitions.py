@@ -47,7 +47,7 @@ def expand(expression: Expression, definitions: Mapping[str, Expression | None])
     sizes = {name: sum(1 for _ in ast.walk(definition.tree)) for name, definition in meant.items()}
     if sum(sizes[name.id] for name in names) > MAX_NODES:
         raise ExpressionError([Fault(0, f"more than {MAX_NODES:,} parts, with what its names mean")])
-    expression.tree = _Replacement({name: expression.graft(name, meant[name.id]) for name in names}).visit(
+    expression.tree = _Replacement({name: expression.graft(name, meant[name.id], name.id) for name in names}).visit(
         expression.tree
     )
     if _depth(expression.tree) > MAX_EXPRESSION_DEPTH:

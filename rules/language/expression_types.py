@@ -10,6 +10,7 @@ from .bound_rule import BoundRule
 from .references import (
     AcrossRanks,
     ContextValue,
+    Milestone,
     Param,
     ParamValue,
     PastDecisions,
@@ -21,6 +22,7 @@ from .references import (
     SeriesLength,
     SeriesRise,
     SeriesValue,
+    StateChange,
     Window,
 )
 
@@ -65,10 +67,13 @@ def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     reference = rule.references.get(node)
     if isinstance(reference, AcrossRanks):
         return reference.question == ANY_RANK
+    if isinstance(reference, StateChange):
+        return reference.question == "changed"
     if isinstance(reference, SeriesAge):
         return reference.limit is not None
     if reference is not None:
-        return isinstance(reference, PastDecisions) and reference.question in TRUE_OF_CONTROLLERS
+        is_asked = isinstance(reference, PastDecisions) and reference.question in TRUE_OF_CONTROLLERS
+        return is_asked or isinstance(reference, Milestone)
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
     if isinstance(node, ast.BoolOp):

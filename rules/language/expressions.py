@@ -22,6 +22,10 @@ MAX_EXPRESSION_DEPTH: Final = 100
 
 _OPERATION: Final = "A rule is one expression without side effects"
 
+#: The series of the learning rate whose names are written with a dot.
+_RATE: Final = "lr"
+_RATES: Final = ("base", "scheduled", "used")
+
 #: A text in a rule, as far as one can be told in a rule that does not parse.
 _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
@@ -104,17 +108,17 @@ class Expression:
         inside = len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
         return self._lead + before + inside
 
-    def graft(self, name: ast.Name, definition: Expression) -> ast.expr:
-        """Return a copy of a definition's tree whose place in this text is that of the name."""
+    def graft(self, place: ast.expr, definition: Expression, name: str) -> ast.expr:
+        """Return a copy of a definition's tree that has a place in this text, and a name that stands for it."""
         copies: dict[ast.AST, ast.AST] = {}
         root: ast.expr = _copied(definition.tree, copies)
         for node, copy in copies.items():
-            self._anchors[copy] = self.anchor(name)
+            self._anchors[copy] = self.anchor(place)
             if isinstance(node, ast.expr):
                 self._origins[copy] = definition, node
             if node in definition.defined:
                 self.defined[copy] = definition.defined[node]
-        self.defined[root] = name.id
+        self.defined[root] = name
         return root
 
     def segment(self, node: ast.expr) -> str:
@@ -142,8 +146,12 @@ def _copied(node: Any, copies: dict[ast.AST, ast.AST]) -> Any:
     return copy
 
 
-def parse(text: str) -> Expression:
+def parse(text: str, *, has_rates: bool = False) -> Expression:
     """Parse the text of a rule.
+
+    Args:
+        text: The text.
+        has_rates: Whether ``lr.used`` and kin mean the series of these names.
 
     Raises:
         ExpressionError: The text is empty, too long, not an expression, or holds something that the language lacks.
@@ -154,11 +162,24 @@ def parse(text: str) -> Expression:
         # Python warns about odd escapes and comparisons; a rule either loads or does not.
         warnings.simplefilter("ignore")
         tree, parsed = _parsed(parsed, len(text) - len(text.lstrip()))
-    expression = Expression(text, tree, parsed)
+    expression = Expression(text, _RateNames().visit(tree) if has_rates else tree, parsed)
     faults = list(_faults(expression))
     if faults:
         raise ExpressionError(faults)
     return expression
+
+
+class _RateNames(ast.NodeTransformer):
+    """Puts ``series("lr.used")`` in place of ``lr.used``."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if not (isinstance(node.value, ast.Name) and node.value.id == _RATE and node.attr in _RATES):
+            return self.generic_visit(node)
+        name = ast.Constant(f"{_RATE}.{node.attr}")
+        call = ast.Call(ast.Name("series", ast.Load()), [name], [])
+        for part in (call, call.func, name):
+            ast.copy_location(part, node)
+        return call
 
 
 def _check_text(text: str) -> None:

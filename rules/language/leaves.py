@@ -7,7 +7,7 @@ from typing import Final
 
 from ..functions.table import RANK_FUNCTIONS
 from .bound_rule import BoundRule
-from .references import ContextValue, ParamValue, SeriesValue
+from .references import ContextValue, FamilyReading, ParamValue, SeriesValue, StateClass
 
 MAX_LEAVES: Final = 64
 
@@ -17,9 +17,9 @@ _CLOSED: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.JoinedStr)
 def leaves(rule: BoundRule) -> dict[str, ast.expr]:
     """Return the readings of a rule in text order, by their text with every run of blanks as one space.
 
-    The readings are each defined name, series, param and fact about the run, each call, and each subscript or attribute
-    chain in its full length. Arguments of a call are included, and what a defined name stands for, but nothing within a
-    chain, a comprehension or an f-string. At most ``MAX_LEAVES`` are returned.
+    The readings are each defined name, series, state, param and fact about the run, each call, and each subscript or
+    attribute chain in its full length. Arguments of a call are included, and what a defined name stands for, but
+    nothing within a chain, a comprehension, an f-string or a function of a family. At most ``MAX_LEAVES`` are returned.
     """
     found: dict[str, ast.expr] = {}
     waiting: list[ast.AST] = [rule.expression.tree]
@@ -31,17 +31,17 @@ def leaves(rule: BoundRule) -> dict[str, ast.expr]:
             isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)) or _is_named_value(rule, node)
         ):
             found.setdefault(rule.expression.segment(node), node)
-        waiting.extend(reversed(_inner(node)))
+        waiting.extend(reversed(_inner(rule, node)))
     return found
 
 
 def _is_named_value(rule: BoundRule, node: ast.AST) -> bool:
-    is_value = isinstance(rule.references.get(node), (SeriesValue, ParamValue, ContextValue))
+    is_value = isinstance(rule.references.get(node), (SeriesValue, StateClass, ParamValue, ContextValue))
     return node in rule.expression.defined or (isinstance(node, ast.Name) and is_value)
 
 
-def _inner(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, (ast.Subscript, ast.Attribute)):
+def _inner(rule: BoundRule, node: ast.AST) -> list[ast.AST]:
+    if isinstance(node, (ast.Subscript, ast.Attribute)) or isinstance(rule.references.get(node), FamilyReading):
         return []
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Name) and (node.func.id == "series" or node.func.id in RANK_FUNCTIONS):

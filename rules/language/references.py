@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -24,11 +25,20 @@ class SeriesKey(NamedTuple):
         name: The metric; for a derived series the expression that gives its values, blanks folded.
         kind: The kind of event; None for the first kind that carries the metric.
         is_derived: Whether rules compute it from other series.
+        is_of_member: Whether it is the series of a member of a family; the name is then the pattern, or an expression
+            with one. A pattern that is of no member is the family as a whole: it takes a value with each event at which
+            a member does, namely how many do.
     """
 
     name: str
     kind: str | None = None
     is_derived: bool = False
+    is_of_member: bool = False
+
+    @property
+    def whole(self) -> SeriesKey:
+        """The family as a whole, of the series of its members."""
+        return self._replace(is_of_member=False)
 
 
 class Extent(StrEnum):
@@ -163,10 +173,46 @@ class SeriesFold:
 
 
 @dataclass(frozen=True, slots=True)
+class FamilyReading:
+    """A function of an expression that is evaluated for each member of a family.
+
+    Attributes:
+        function: Its name.
+        key: The series of a member.
+        text: The expression, blanks folded.
+        options: Further arguments of the function.
+    """
+
+    function: str
+    key: SeriesKey
+    text: str
+    options: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemberName:
+    """The name of the member that a controller is of."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricValue:
     """The value of a controller metric."""
 
     name: str
+
+
+class StateClass(MetricValue):
+    """The class of a state."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A question about the newest change of a state: whether it is now, its age in steps, or the class before."""
+
+    question: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +235,21 @@ class PastDecisions:
 
     question: str
     controller: str
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """Whether an event reaches another share of a run's length.
+
+    Attributes:
+        shares: The shares, ascending.
+        extent: The unit of the length; not values or seconds.
+        owner: What asks: each controller and each state counts for itself.
+    """
+
+    shares: tuple[Fraction, ...]
+    extent: Extent
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,5 +283,16 @@ class Variable:
 SeriesReference = SeriesValue | SeriesChange | SeriesLength | SeriesAgo | SeriesRise | SeriesAge | Window | SeriesFold
 
 Reference = (
-    SeriesReference | MetricValue | ParamValue | ContextValue | PastDecisions | AcrossRanks | RankValue | Variable
+    SeriesReference
+    | FamilyReading
+    | MemberName
+    | MetricValue
+    | StateChange
+    | ParamValue
+    | ContextValue
+    | PastDecisions
+    | Milestone
+    | AcrossRanks
+    | RankValue
+    | Variable
 )

@@ -11,9 +11,11 @@ from .. import habits
 from ..compiled.names import Names
 from ..errors import ExpressionError, suggestion
 from ..language.bound_rule import NameScope
+from ..language.families import is_pattern
+from ..language.references import SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow, Unit
+from .admission_fields import AdmissionFieldReader
 from .declarations import ACT, SEVERITIES, SHADOW, Rule
-from .definition_fields import DefinitionFieldReader
 from .fields import Fields, is_null
 from .message import MessageTemplate, parse_message
 
@@ -21,16 +23,19 @@ from .message import MessageTemplate, parse_message
 TIMING_KEYS: Final = ("for", "cooldown", "once", "between", "severity", "message", "mode")
 
 #: Keys of a controller that version 4 has added.
-NEWER_KEYS: Final = ("requires", "every")
+NEWER_KEYS: Final = ("requires", "every", "clear", "for_each", "escalate")
 
 _EACH_VALUE: Final = "value"
+_EVERY_OTHER: Final = (
+    "Write 'step % 100 == 0' in the rule for each 100th step, or 'cooldown: 100' for once in 100 steps."
+)
 
 _UNITS: Final = tuple(unit.value for unit in Unit)
 #: Longest span, in any unit: more than a century of seconds.
 _MAX_SPAN: Final = 10**10
 
 
-class ControllerFieldReader(DefinitionFieldReader):
+class ControllerFieldReader(AdmissionFieldReader):
     """Reads spans, cooldowns, step windows and messages."""
 
     def span(self, node: yaml.Node, where: str) -> Span | None:
@@ -38,7 +43,7 @@ class ControllerFieldReader(DefinitionFieldReader):
         if self._refuses_unit(node, where):
             return None
         if not isinstance(node, yaml.MappingNode):
-            steps = self._at_least(node, where, 1)
+            steps = self.at_least(node, where, 1)
             return None if steps is None else Span(steps)
         fields = self.fields(node, where, _UNITS, habits=habits.UNITS)
         if len(fields) != 1:
@@ -48,7 +53,7 @@ class ControllerFieldReader(DefinitionFieldReader):
         name, value = next(iter(fields.items()))
         unit = Unit(name)
         where = f"{where}, {name}"
-        amount = self._seconds(value, where) if unit is Unit.SECONDS else self._at_least(value, where, 1)
+        amount = self._seconds(value, where) if unit is Unit.SECONDS else self.at_least(value, where, 1)
         return None if amount is None else Span(amount, unit)
 
     def _refuses_unit(self, node: yaml.Node, where: str) -> bool:
@@ -65,7 +70,8 @@ class ControllerFieldReader(DefinitionFieldReader):
         self.refuse(node, where, "must be a number of steps, or a mapping with a unit", fix)
         return True
 
-    def _at_least(self, node: yaml.Node, where: str, least: int) -> int | None:
+    def at_least(self, node: yaml.Node, where: str, least: int) -> int | None:
+        """Return a whole number that is not below the least."""
         value = self.whole(node, where)
         if value is not None and not least <= value <= _MAX_SPAN:
             self.refuse(node, where, f"must be from {least} to {_MAX_SPAN:,}")
@@ -127,18 +133,51 @@ class ControllerFieldReader(DefinitionFieldReader):
             self.refuse_at(place, where, "the first step is after the last", f"[{first}, {last}]", "")
         return StepWindow(first, last)
 
-    def requires(self, fields: Fields, where: str) -> tuple[str, ...]:
-        """Return the metrics without which a controller is not asked."""
+    def requires(self, fields: Fields, where: str) -> tuple[SeriesKey, ...]:
+        """Return the series without which a controller is not asked: metrics, and families with any member."""
         where += ", requires"
         nodes = self.items(fields["requires"], where) if "requires" in fields else []
-        return tuple(name for node in nodes if (name := self.series_name(node, where)) is not None)
+        for node in nodes:
+            if isinstance(node, yaml.ScalarNode) and any(sign in node.value for sign in "<>="):
+                self.refuse(node, where, "takes names of metrics", "A condition belongs into the rule.")
+        return tuple(key for node in nodes if (key := self._series_or_family(node, where)) is not None)
+
+    def each(self, fields: Fields, where: str) -> SeriesKey | None:
+        """Return the series of a member of the family for whose members there is a controller each; None without."""
+        if "for_each" not in fields:
+            return None
+        node = fields["for_each"]
+        if not isinstance(node, yaml.ScalarNode) or "(" in node.value:
+            self.refuse(node, f"{where}, for_each", "takes one pattern of names", "Write for_each: grad_norm/*.")
+            return None
+        key = self._series_or_family(node, f"{where}, for_each")
+        if key is not None and not key.is_of_member:
+            fix = f"Write {key.name}/* for all series whose names begin so."
+            self.refuse(fields["for_each"], f"{where}, for_each", "not a pattern of names", fix)
+            return None
+        return key
+
+    def _series_or_family(self, node: yaml.Node, where: str) -> SeriesKey | None:
+        name = self.text(node, where)
+        if name is None:
+            return None
+        if not NameScope(series=self.series).lists(name):
+            fix = suggestion(name, self.series or ())
+            self.refuse(node, where, "not one of the series that this file lists", fix)
+            return None
+        return SeriesKey(name, is_of_member=is_pattern(name))
 
     def awaits_value(self, fields: Fields, where: str, rule: Rule | None) -> bool:
         """Whether a controller is asked only where the first series of its rule has a new value."""
-        if self.choice(fields, "every", where, (_EACH_VALUE,), {}) != _EACH_VALUE:
+        node = fields.get("every")
+        if node is None:
+            return False
+        if not isinstance(node, yaml.ScalarNode) or node.value != _EACH_VALUE:
+            self.refuse(node, f"{where}, every", "takes the word 'value' alone", _EVERY_OTHER)
             return False
         if rule is not None and rule.bound.driver is None:
-            self.refuse(fields["every"], f"{where}, every", "the rule reads no series")
+            fix = "It is asked at each value of the first series that it reads."
+            self.refuse(fields["every"], f"{where}, every", "the rule reads no series", fix, shows=False)
         return True
 
     def choice(self, fields: Fields, key: str, where: str, known: tuple[str, ...], meant: Mapping[str, str]) -> str:

@@ -107,6 +107,13 @@ class FieldReader:
                 self.refuse(node, where, f"'{key}' is missing", shows=False)
         return entries
 
+    def keys_of(self, node: yaml.Node) -> Fields:
+        """Return the entries of a mapping by key, without a word on its problems; empty for anything else."""
+        known = len(self.problems)
+        fields = self.fields(node, "", None)
+        del self.problems[known:]
+        return fields
+
     def _entries(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
         """Return a mapping's pairs; those of merged mappings (``<<``) last, unless their keys are already present."""
         own = [(key, value) for key, value in node.value if key.tag != f"{_PREFIX}merge"]

@@ -91,7 +91,7 @@ def parse_message(text: str, scope: NameScope, names: Names, *, checks_formats: 
             parts.append(piece)
             continue
         try:
-            bound = bind(parse(piece), scope, is_condition=False)
+            bound = bind(parse(piece, has_rates=scope.has_rates), scope, is_condition=False)
             check_specification(specification)
             if checks_formats:
                 _check_format(specification, bound)

@@ -11,12 +11,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from string import Formatter
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from ...store.errors import shortened
+from ..control.effects import Effect
 from ..functions.text import check_specification, formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS
@@ -29,23 +29,6 @@ _ACTION: Final = re.compile(f"{_SHOULD}.+")
 _FIELD: Final = re.compile(r"[^\s.\[\]{}!:]+(?:\.[^.\[\]]+|\[[^\]]+\])*")
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]+)\]")
 _WHOLE: Final = re.compile(r"-?\d{1,9}")
-
-
-class Effect(StrEnum):
-    """The effect of an operation on the training loop.
-
-    The last two are for operations of your own: ``NOTIFY`` sends a notification and leaves the training unchanged;
-    ``ACT`` may change it in a way that no record of another run can show.
-    """
-
-    STOP = "stop"
-    STOP_EPOCH = "stop_epoch"
-    SAVE = "save"
-    EVALUATE = "evaluate"
-    LOG = "log"
-    MESSAGE = "message"
-    NOTIFY = "notify"
-    ACT = "act"
 
 
 @dataclass(frozen=True, slots=True)

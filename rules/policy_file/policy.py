@@ -13,14 +13,24 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.errors import TelemetryError
+from ..control.calls import InvalidCall, is_call, parse_call
+from ..control.effects import Effect
 from ..errors import PolicyError
 from ..language.references import Param
 from ..language.timing import Span, StepWindow
 from ..semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
 from .blueprint import Blueprint, draw_blueprint
-from .declarations import SHADOW, Controller, MetricDeclaration, OperationDeclaration
+from .declarations import (
+    SHADOW,
+    AdmittedSeries,
+    Controller,
+    Escalation,
+    MetricDeclaration,
+    OperationDeclaration,
+    Rule,
+    StateDeclaration,
+)
 from .document import Document, read_text
-from .operations import Effect
 from .registration import METRIC_CLASSES, OPERATION_CLASSES
 from .schema import Declarations, read_declarations
 
@@ -40,7 +50,9 @@ class Policy:
         params: Params with their values, overrides applied.
         series: Names of the series that rules may read; None when the file does not list them.
         definitions: The text of each defined expression, by name.
+        admitted: The definitions that have ``admit``, in file order.
         metrics: Controller metrics, in file order.
+        states: States, in file order.
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
         semantics_version: Version of the semantics under which it is read.
@@ -55,7 +67,9 @@ class Policy:
     params: Mapping[str, Param]
     series: frozenset[str] | None
     definitions: Mapping[str, str]
+    admitted: tuple[AdmittedSeries, ...]
     metrics: tuple[MetricDeclaration, ...]
+    states: tuple[StateDeclaration, ...]
     operations: tuple[OperationDeclaration, ...]
     controllers: tuple[Controller, ...]
     semantics_version: int
@@ -72,6 +86,12 @@ class Policy:
         return frozenset[str]().union(*(controller.ranks for controller in self.controllers))
 
     @property
+    def calls(self) -> tuple[str, ...]:
+        """The operations with arguments that its controllers order, in file order, each once."""
+        named = (name for one in self.controllers if not one.is_shadow for name in one.operations if is_call(name))
+        return tuple(dict.fromkeys(named))
+
+    @property
     def is_self_contained(self) -> bool:
         """Whether it uses only steptape's own classes. The code of other classes is not part of the digest."""
         return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(
@@ -79,11 +99,13 @@ class Policy:
         )
 
     def effects(self, operation: str) -> Effect:
-        """Return the effect on the training loop of an operation, written ``name.action``.
+        """Return the effect on the training loop of an operation, written ``name.action`` or as a call.
 
         Raises:
             TelemetryError: The policy has no such operation.
         """
+        if is_call(operation):
+            return _effect_of_call(operation, self.source)
         name, _, action = operation.partition(".")
         for declaration in self.operations:
             if declaration.name == name:
@@ -98,7 +120,8 @@ class Policy:
         Controllers may share a name: the trigger and the operations of the decision then identify the controller.
         """
         for controller in self.controllers:
-            if (controller.name, controller.operations) == (name, tuple(operations)) and trigger in controller.triggers:
+            is_it = controller.name == name and controller.may_order(tuple(operations))
+            if is_it and trigger in controller.triggers:
                 return controller.trigger_log_level
         return "DEBUG"
 
@@ -149,11 +172,19 @@ def parse_policy(
         params=declarations.params,
         series=declarations.series,
         definitions=declarations.definitions,
+        admitted=declarations.admitted,
         metrics=declarations.metrics,
+        states=declarations.states,
         operations=declarations.operations,
         controllers=declarations.controllers,
         semantics_version=semantics_version,
-        blueprint=draw_blueprint(declarations.controllers, declarations.names),
+        blueprint=draw_blueprint(
+            declarations.controllers,
+            declarations.states,
+            declarations.admitted,
+            declarations.names,
+            semantics_version,
+        ),
     )
 
 
@@ -190,6 +221,13 @@ def load_recorded_policy(path: str | Path) -> Policy:
         raise
 
 
+def _effect_of_call(operation: str, source: str) -> Effect:
+    try:
+        return parse_call(operation).effect
+    except InvalidCall as error:
+        raise TelemetryError("no such operation", where=source, got=operation) from error
+
+
 def _reparsed(text: str, source: str, params: Mapping[str, Param], semantics_version: int) -> Policy:
     return parse_policy(text, source=source, params=params, semantics_version=semantics_version)
 
@@ -206,6 +244,9 @@ def _digest(declarations: Declarations, semantics_version: int) -> str:
             _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declarations.operations
         ],
         "controllers": [_canonical_controller(controller) for controller in declarations.controllers],
+        # Left out when there are none, so that a policy keeps its digest when the language grows.
+        **({"states": [_canonical_state(state) for state in declarations.states]} if declarations.states else {}),
+        **({"admitted": list(map(_canonical_admitted, declarations.admitted))} if declarations.admitted else {}),
     }
     return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -213,6 +254,19 @@ def _digest(declarations: Declarations, semantics_version: int) -> str:
 def _canonical_entry(entry: MetricDeclaration | OperationDeclaration, version: str) -> list[Any]:
     """Return name, class, arguments, and the version of a class that has one."""
     return [entry.name, entry.class_name, dict(entry.arguments), *([version] if version else [])]
+
+
+def _canonical_state(state: StateDeclaration) -> list[Any]:
+    classes = [[name, _canonical_rule(rule)] for name, rule in state.classes]
+    return [state.name, state.triggers, classes]
+
+
+def _canonical_admitted(series: AdmittedSeries) -> list[Any]:
+    return [series.name, _canonical_rule(series.value), _canonical_rule(series.admit)]
+
+
+def _canonical_rule(rule: Rule) -> Any:
+    return _canonical_tree(rule.bound.expression.tree, rule.bound.expression.defined)
 
 
 def _canonical_controller(controller: Controller) -> dict[str, Any]:
@@ -226,18 +280,28 @@ def _canonical_controller(controller: Controller) -> dict[str, Any]:
         "severity": controller.severity or None,
         "message": None if controller.message is None else controller.message.text,
         "mode": SHADOW if controller.is_shadow else None,
-        "requires": controller.requires or None,
+        "requires": [key.name for key in controller.requires] or None,
+        "for_each": None if controller.each is None else controller.each.name,
         "every": controller.awaits_value or None,
+        "clear": None if controller.clear is None else _canonical_rule(controller.clear),
+        "escalate": None if controller.escalation is None else _canonical_escalation(controller.escalation),
+        "changing": controller.changing or None,
     }
     return {
         **{key: value for key, value in timing.items() if value is not None},
         "name": controller.name,
         "triggers": controller.triggers,
-        "rule": _canonical_tree(controller.rule.bound.expression.tree, controller.rule.bound.expression.defined),
+        "rule": _canonical_rule(controller.rule),
         "patience": [patience.threshold, patience.mode] if patience else None,
         "operations": controller.operations,
         "trigger_log_level": controller.trigger_log_level,
     }
+
+
+def _canonical_escalation(escalation: Escalation) -> list[Any]:
+    forget = None if escalation.forget_after is None else _canonical_span(escalation.forget_after)
+    stages = [[stage.operations, stage.times] for stage in escalation.stages]
+    return [stages, escalation.cycles, escalation.cap, forget]
 
 
 def _canonical_span(span: Span) -> list[str]:

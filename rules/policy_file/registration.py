@@ -14,10 +14,11 @@ from typing import Final, Generic, TypeVar
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, LOOP_KINDS, is_kind
+from ..control.effects import Effect
 from .arguments import Argument
 from .metric_classes import METRICS
 from .metrics import Metric
-from .operations import OPERATIONS, Effect, Operation
+from .operations import OPERATIONS, Operation
 
 _Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
 

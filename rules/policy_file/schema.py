@@ -6,50 +6,51 @@ Takes a document; returns declarations with all names resolved, or raises every 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 import yaml
 
-from ...store.errors import TelemetryError
 from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
 from .. import habits
-from ..compiled.compilation import compile_rule
 from ..compiled.names import Names
-from ..errors import ExpressionError, PolicyError, kind_suggestion, suggestion
-from ..language.binding import bind
-from ..language.bound_rule import NameScope
+from ..errors import PolicyError, kind_suggestion, suggestion
+from ..language.bound_rule import BoundRule, NameScope
 from ..language.context import facts_since
-from ..language.expressions import parse
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
-from ..language.references import Param
+from ..language.references import Param, PastDecisions
 from ..language.timing import Span
 from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_NEWER_KEYS
-from .arguments import ArgumentValue
-from .controller_fields import NEWER_KEYS, TIMING_KEYS, ControllerFieldReader
-from .declarations import Controller, MetricDeclaration, OperationDeclaration, Rule
+from .class_fields import ClassFieldReader
+from .controller_fields import NEWER_KEYS, TIMING_KEYS
+from .declarations import (
+    OF_STATE,
+    AdmittedSeries,
+    Controller,
+    MetricDeclaration,
+    OperationDeclaration,
+    Rule,
+    StateDeclaration,
+)
 from .document import Document, Place
 from .fields import Fields, is_null
-from .metrics import Metric
-from .operations import DEFAULT_OPERATION, HFControls, Operation, meant_action
-from .registration import METRIC_CLASSES, OPERATION_CLASSES, Registry
-
-_Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
 
 _TRIGGER: Final = "on_"
 
 #: All triggers but those of custom kinds.
 TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
-_DEFINE: Final = "define"
+#: Keys at the top that version 4 has added.
+_NEWER_ROOT_KEYS: Final = ("define", "states")
 _ROOT_KEYS: Final = (
     "name",
     "description",
     "params",
     "series",
-    _DEFINE,
+    *_NEWER_ROOT_KEYS,
     "controller_metrics",
     "operations",
     "cooldowns",
@@ -57,7 +58,6 @@ _ROOT_KEYS: Final = (
 )
 #: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
 _FREE_KEYS: Final = "x-"
-_CLASS_KEYS: Final = ("name", "class", "arguments")
 _CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS, *NEWER_KEYS)
 _REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
@@ -86,6 +86,8 @@ class Declarations:
     series: frozenset[str] | None = None
     definitions: Mapping[str, str] = field(default_factory=dict)
     metrics: tuple[MetricDeclaration, ...] = ()
+    admitted: tuple[AdmittedSeries, ...] = ()
+    states: tuple[StateDeclaration, ...] = ()
     operations: tuple[OperationDeclaration, ...] = ()
     controllers: tuple[Controller, ...] = ()
     names: Names = field(default_factory=Names)
@@ -109,19 +111,18 @@ def read_declarations(document: Document, overrides: Mapping[str, object], seman
     return declarations
 
 
-class _PolicyReader(ControllerFieldReader):
+class _PolicyReader(ClassFieldReader):
     """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
 
     def __init__(self, document: Document, semantics_version: int) -> None:
         super().__init__(document, takes_last=True)
-        self._actions: dict[str, tuple[str, ...]] = {}
-        # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
-        self._metric_names: dict[str, None] = {}
         self._context = facts_since(semantics_version)
         self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
-        self._has_newer = semantics_version >= FIRST_WITH_NEWER_KEYS
+        self._has_newer = self._takes_calls = semantics_version >= FIRST_WITH_NEWER_KEYS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
+        self._states: Mapping[str, StateDeclaration] = {}
+        self._admitted: Mapping[str, AdmittedSeries] = {}
         self._names = Names()
 
     def read(self, overrides: Mapping[str, object]) -> Declarations:
@@ -134,7 +135,7 @@ class _PolicyReader(ControllerFieldReader):
             return Declarations()
         named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
         free = [key for key in named if key.startswith(_FREE_KEYS)]
-        known = _ROOT_KEYS if self._has_newer else [key for key in _ROOT_KEYS if key != _DEFINE]
+        known = _ROOT_KEYS if self._has_newer else [key for key in _ROOT_KEYS if key not in _NEWER_ROOT_KEYS]
         fields = self.fields(root, "", (*known, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
@@ -144,8 +145,16 @@ class _PolicyReader(ControllerFieldReader):
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
         scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
-        definitions = self.definitions(fields, scope)
+        clearing = tuple(self._named_entries(fields, "controllers", "clear"))
+        scope = replace(scope, clearing=clearing, has_families=self._has_newer)
+        states = self.state_names(fields, scope)
+        scope = replace(scope, metrics=(*scope.metrics, *states), states=states)
+        defined = self.defined(fields)
+        scope = replace(scope, admitted=self.admitted_names(defined))
+        definitions = self.definitions(defined, scope)
         self._scope = replace(scope, definitions=definitions)
+        self._admitted = self.admitted(defined, self._scope, self._names)
+        self._states = self.states(fields, self._condition, self._triggers)
         self._cooldowns = self.cooldowns(fields)
         return Declarations(
             name=self._optional_text(fields, "name"),
@@ -154,6 +163,8 @@ class _PolicyReader(ControllerFieldReader):
             series=self.series,
             definitions={name: meaning.text for name, meaning in definitions.items() if meaning is not None},
             metrics=declared_metrics,
+            admitted=tuple(self._admitted.values()),
+            states=tuple(self._states.values()),
             operations=operations,
             controllers=self._controllers(fields),
             names=self._names,
@@ -202,108 +213,48 @@ class _PolicyReader(ControllerFieldReader):
         names = [self.text(node, "series") for node in self.items(fields["series"], "series")]
         return frozenset(name for name in names if name is not None)
 
-    # --- metrics and operations ---------------------------------------------------------------------------------
-
-    def _metrics(self, fields: Fields) -> list[yaml.Node]:
-        """Return the entries of ``controller_metrics``, and note their names."""
-        node = fields.get("controller_metrics")
-        entries = self.items(node, "controller_metrics") if node is not None and not is_null(node) else []
-        self._metric_names.update(self._named_entries(fields, "controller_metrics"))
-        return entries
-
-    def _named_entries(self, fields: Fields, key: str) -> dict[str, None]:
-        """Return the names of a list's entries, where they have any; reading the entries reports their problems."""
-        node = fields.get(key)
-        names: dict[str, None] = {}
-        for entry in node.value if isinstance(node, yaml.SequenceNode) else []:
-            pairs = entry.value if isinstance(entry, yaml.MappingNode) else []
-            values = [value for key, value in pairs if isinstance(key, yaml.ScalarNode) and key.value == "name"]
-            if values and isinstance(values[-1], yaml.ScalarNode):
-                names[values[-1].value] = None
-        return names
-
-    def _metric(self, node: yaml.Node) -> MetricDeclaration | None:
-        name, found, fields = self._class_entry(node, "controller metric", METRIC_CLASSES)
-        if name is None or found is None:
-            return None
-        self._metric_names[name] = None
-        values = self._class_arguments(fields, f"controller metric '{name}'", node, found)
-        return MetricDeclaration(name, found.__name__, values)
-
-    def _operations(self, fields: Fields) -> tuple[OperationDeclaration, ...]:
-        node = fields.get("operations")
-        entries = self.items(node, "operations") if node is not None and not is_null(node) else []
-        declared: list[OperationDeclaration] = []
-        for entry in entries:
-            name, found, entry_fields = self._class_entry(entry, "operation", OPERATION_CLASSES)
-            if name is None:
-                continue
-            if name in self._actions:
-                self.refuse(entry_fields["name"], "operations", "an operation of this name is already declared")
-                continue
-            self._actions[name] = tuple(found.actions) if found else ()
-            if found is not None:
-                values = self._class_arguments(entry_fields, f"operation '{name}'", entry, found)
-                declared.append(OperationDeclaration(name, found.__name__, values))
-        if DEFAULT_OPERATION not in self._actions:
-            self._actions[DEFAULT_OPERATION] = tuple(HFControls.actions)
-            declared.append(OperationDeclaration(DEFAULT_OPERATION, HFControls.__name__, MappingProxyType({})))
-        return tuple(declared)
-
-    def _class_entry(
-        self, node: yaml.Node, what: str, classes: Registry[_Class]
-    ) -> tuple[str | None, _Class | None, Fields]:
-        """Return name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
-        fields = self.fields(node, what, _CLASS_KEYS, ("name", "class"))
-        name = self.name(fields["name"], f"{what}, name") if "name" in fields else None
-        class_name = self.text(fields["class"], f"{what}, class") if "class" in fields else None
-        if class_name is None:
-            return name, None, fields
-        where = f"{what} '{name}'" if name else what
-        try:
-            found = classes.find(class_name)
-        except TelemetryError as error:
-            self.refuse(fields["class"], where, str(error), shows=False)
-            return name, None, fields
-        if found is None:
-            self.refuse(fields["class"], where, "unknown class", suggestion(class_name, classes.names()))
-        return name, found, fields
-
-    def _class_arguments(
-        self, fields: Fields, where: str, owner: yaml.Node, found: type[Metric] | type[Operation]
-    ) -> Mapping[str, ArgumentValue]:
-        """Return the ``arguments:`` of an entry, each checked alone and then all together."""
-        problems = len(self.problems)
-        node = fields.get("arguments")
-        values = MappingProxyType(self.arguments(node, where, owner, found.arguments))
-        if len(self.problems) == problems:
-            try:
-                found.validate(values)
-            except ValueError as error:
-                self.refuse(node or owner, f"{where}, arguments", str(error), shows=False)
-        return values
-
     # --- controllers --------------------------------------------------------------------------------------------
 
     def _controllers(self, fields: Fields) -> tuple[Controller, ...]:
         if "controllers" not in fields:
             return ()
         read: list[Controller] = []
-        for entry in self.items(fields["controllers"], "controllers"):
+        entries = self.items(fields["controllers"], "controllers")
+        for entry in entries:
             controller = self._controller(entry)
             if controller is not None:
                 read.append(controller)
                 self._scope = replace(self._scope, above=(*self._scope.above, controller.name))
+        names = Counter(controller.name for controller in read)
+        for controller, entry in zip(read, entries, strict=False):
+            if controller.each is not None and names[controller.name] > 1:
+                where = f"controller '{controller.name}'"
+                self.refuse(entry, where, "a controller with for_each shares its name with no other", shows=False)
         return tuple(read)
 
     def _controller(self, node: yaml.Node) -> Controller | None:
         known = _CONTROLLER_KEYS if self._has_newer else [key for key in _CONTROLLER_KEYS if key not in NEWER_KEYS]
-        fields = self.fields(node, "controller", known, _REQUIRED_KEYS, habits.CONTROLLER_KEYS)
+        required = [key for key in _REQUIRED_KEYS if key != "operations" or "escalate" not in self.keys_of(node)]
+        fields = self.fields(node, "controller", known, required, habits.CONTROLLER_KEYS)
         name = self.name(fields["name"], "controller, name") if "name" in fields else None
         where = f"controller '{name}'" if name else "controller"
-        triggers = self._triggers(fields, where)
-        rule = self._rule(fields["rule"], f"{where}, rule") if "rule" in fields else None
-        operations = self._references(fields, where)
+        each = self.each(fields, where)
+        self._scope = replace(self._scope, each="" if each is None else each.name)
+        changing = self.changing_state(fields, where) if self._has_newer else None
+        triggers = self._triggers(fields, where) if changing is None else self._changes(fields, where, changing)
+        # Two controllers may have one name, but not one number.
+        number = len(self._scope.above)
+        self._scope = replace(self._scope, owner="" if changing else f"controller {number}")
+        rule, clear = (
+            self._rule(fields[key], f"{where}, {key}") if key in fields else None for key in ("rule", "clear")
+        )
+        escalation = self.escalation(fields, where, self._references)
+        stages = () if escalation is None else escalation.stages
+        ordered = dict.fromkeys(operation for stage in stages for operation in stage.operations)
+        operations = tuple(ordered) or self._references(fields, where)
+        self._check_updates(fields, where, operations, triggers)
+        if escalation is not None and name is not None:
+            self._scope = replace(self._scope, own={"stage": PastDecisions("stage", name)})
         patience = self._patience(fields["patience"], f"{where}, patience") if "patience" in fields else None
         level = self._trigger_log_level(fields, f"{where}, config")
         hold, cooldown = self.hold(fields, where), self.cooldown(fields, where, self._cooldowns)
@@ -312,7 +263,7 @@ class _PolicyReader(ControllerFieldReader):
         message = self.message(fields, where, self._scope, self._names, checks_formats=self._checks_formats)
         if name is None or rule is None:
             return None
-        return Controller(
+        controller = Controller(
             name,
             triggers,
             rule,
@@ -328,7 +279,42 @@ class _PolicyReader(ControllerFieldReader):
             is_shadow,
             self.requires(fields, where),
             self.awaits_value(fields, where, rule),
+            clear=clear,
+            changing=changing or "",
+            each=each,
+            escalation=escalation,
         )
+        self._scope = replace(self._scope, own={})
+        states, admitted = self._read_by(controller.own_rules, changing)
+        return replace(controller, states=states, admitted=admitted)
+
+    def _changes(self, fields: Fields, where: str, state: str) -> tuple[str, ...]:
+        """Return the triggers of a state, at which it may change."""
+        if state not in self._states:
+            fix = suggestion(state, self._states) or "Sort the run into classes under 'states:' at the top of the file."
+            self.refuse(fields["triggers"], f"{where}, triggers", f"unknown state '{state}'", fix, shows=False)
+            return ()
+        return self._states[state].triggers
+
+    def _read_by(
+        self, rules: Iterable[BoundRule], changing: str | None
+    ) -> tuple[tuple[StateDeclaration, ...], tuple[AdmittedSeries, ...]]:
+        """Return the states and admitted series that rules read, directly or not, with the state that triggers."""
+        found: set[str] = set()
+        waiting = list(rules)
+        if changing is not None and changing in self._states:
+            waiting += [condition.bound for _, condition in self._states[changing].classes]
+            found.add(changing)
+        while waiting:
+            rule = waiting.pop()
+            read = {*rule.metrics, *(key.name for key in rule.series if key.is_derived)} - found
+            for name in read & self._states.keys():
+                waiting += [condition.bound for _, condition in self._states[name].classes]
+            for name in read & self._admitted.keys():
+                waiting += self._admitted[name].bound_rules
+            found |= read
+        states = tuple(state for name, state in self._states.items() if name in found)
+        return states, tuple(each for name, each in self._admitted.items() if name in found)
 
     def _triggers(self, fields: Fields, where: str) -> tuple[str, ...]:
         where += ", triggers"
@@ -336,48 +322,20 @@ class _PolicyReader(ControllerFieldReader):
         for node in self.items(fields["triggers"], where) if "triggers" in fields else []:
             trigger = self.text(node, where)
             if trigger is not None and not is_trigger(trigger):
-                self.refuse(node, where, "unknown trigger", trigger_advice(trigger))
+                is_state = trigger.removeprefix(_TRIGGER) in self._states
+                meant = f"Write {OF_STATE}{trigger.removeprefix(_TRIGGER)}." if is_state else trigger_advice(trigger)
+                self.refuse(node, where, "unknown trigger", meant)
             elif trigger is not None:
                 triggers.append(trigger)
         return tuple(triggers)
 
+    def _condition(self, node: yaml.Node, where: str) -> Rule | None:
+        """Return the condition of a state."""
+        self._scope = replace(self._scope, owner=where)
+        return self._rule(node, where)
+
     def _rule(self, node: yaml.Node, where: str) -> Rule | None:
-        text = self.text(node, where)
-        if text is None:
-            return None
-        assert isinstance(node, yaml.ScalarNode)
-        scalar = node
-
-        def place_at(offset: int) -> Place:
-            return self.document.place_in(scalar, offset)
-
-        try:
-            bound = bind(parse(text), self._scope)
-            return Rule(text, bound, compile_rule(bound, self._names), place_at)
-        except ExpressionError as error:
-            self.refuse_faults(scalar, where, error)
-            return None
-
-    def _references(self, fields: Fields, where: str) -> tuple[str, ...]:
-        """Return the operations that a controller orders, each checked to exist."""
-        where += ", operations"
-        references: list[str] = []
-        for node in self.items(fields["operations"], where) if "operations" in fields else []:
-            reference = self.text(node, where)
-            if reference is None:
-                continue
-            operation, _, action = reference.partition(".")
-            if operation not in self._actions:
-                fix = suggestion(operation, self._actions)
-                if not action and DEFAULT_OPERATION in self._actions:
-                    fix = meant_action(DEFAULT_OPERATION, operation, self._actions[DEFAULT_OPERATION])
-                self.refuse(node, where, "unknown operation", fix)
-            elif self._actions[operation] and action not in self._actions[operation]:
-                fix = meant_action(operation, action, self._actions[operation])
-                self.refuse(node, where, "unknown action", fix)
-            else:
-                references.append(reference)
-        return tuple(references)
+        return self.rule(node, where, self._scope, self._names)
 
     def _patience(self, node: yaml.Node, where: str) -> Patience:
         if isinstance(node, yaml.ScalarNode) and not is_null(node):

@@ -7,12 +7,14 @@ once, with line and column.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import yaml
 
+from ..control.calls import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, suggestion
 from ..language.references import Param
 from ..policy_file.document import Document, Place, read_text
@@ -38,7 +40,7 @@ _TEST_KEYS: Final = (
     "events",
     "after_stop",
 )
-_EXPECTED_KEYS: Final = ("step", "controller", "operations", "trigger")
+_EXPECTED_KEYS: Final = ("step", "controller", "operations", "trigger", "message", "member", "cleared")
 _AFTER_STOP: Final = ("end", "go_on")
 
 #: Most expected decisions in one file.
@@ -47,21 +49,27 @@ MAX_EXPECTED: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A decision that a test expects.
+    """A decision that a test expects, or that a raised controller is cleared.
 
     Attributes:
         step: The event's step.
         controller: The controller that fires.
         operations: The operations that it orders; None for any.
         trigger: The trigger at which it fires; None for any.
+        message: Its message; None for any.
+        member: The member of a family whose controller it is; None for any.
         place: Where the test file declares it.
+        is_cleared: Whether the controller is cleared, and does not fire.
     """
 
     step: int
     controller: str
     operations: tuple[str, ...] | None
     trigger: str | None
+    message: str | None
+    member: str | None
     place: Place
+    is_cleared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +191,7 @@ class _TestReader(RunReader):
             self.refuse(node, where, "needs 'expect' or 'silent'", fix, shows=False)
         scenario = self.scenario(fields, where)
         with_params = self._with_params(fields, where, policy)
-        expected = self._expected(fields, where, policy)
+        expected = self._expected(fields, where, with_params)
         names = {key: self._controllers(fields, key, where, policy) for key in ("silent", "errors", "only")}
         for entry in expected:
             if entry.controller in names["silent"]:
@@ -253,15 +261,26 @@ class _TestReader(RunReader):
             steps = self._steps(entry["step"], f"{where}, step") if "step" in entry else range(0)
             name = self._controller(entry["controller"], where, policy) if "controller" in entry else None
             operations = self._operations(entry, where, policy, name)
+            is_cleared = "cleared" in entry and self.flag(entry["cleared"], f"{where}, cleared") is True
+            if is_cleared and name not in {None, *(each.name for each in policy.controllers if each.clear)}:
+                self.refuse(entry["cleared"], f"{where}, cleared", f"controller '{name}' has no 'clear'", shows=False)
+            for key in ("operations", "message"):
+                if is_cleared and key in entry:
+                    self.refuse(entry[key], f"{where}, {key}", "a cleared controller has none")
             trigger = self.text(entry["trigger"], f"{where}, trigger") if "trigger" in entry else None
             if trigger is not None and not is_trigger(trigger):
                 self.refuse(entry["trigger"], f"{where}, trigger", "not an allowed value", trigger_advice(trigger))
+            message, member = (
+                self.text(entry[key], f"{where}, {key}") if key in entry else None for key in ("message", "member")
+            )
             self._expected_left -= len(steps)
             if self._expected_left < 0:
                 self.refuse(node, where, f"more than {MAX_EXPECTED:,} decisions in one file", shows=False)
             elif name is not None:
                 place = self.document.place(node)
-                expected += [Expected(step, name, operations, trigger, place) for step in steps]
+                expected += [
+                    Expected(step, name, operations, trigger, message, member, place, is_cleared) for step in steps
+                ]
         return expected
 
     def _steps(self, node: yaml.Node, where: str) -> range:
@@ -274,6 +293,14 @@ class _TestReader(RunReader):
             return range(0)
         return range(first, last + 1)
 
+    def _as_ordered(self, operation: str | None, policy: Policy) -> str | None:
+        """Return an operation as decisions name it."""
+        if operation is None or not is_call(operation):
+            return operation
+        with suppress(InvalidCall):
+            return str(parse_call(operation, policy.params))
+        return operation
+
     def _operations(self, entry: Fields, where: str, policy: Policy, controller: str | None) -> tuple[str, ...] | None:
         """Return the operations that a decision must order; None when the test does not say."""
         if "operations" not in entry:
@@ -282,7 +309,7 @@ class _TestReader(RunReader):
         names = {name for own in policy.controllers if own.name == controller for name in own.operations}
         operations: list[str] = []
         for node in self.items(entry["operations"], where):
-            name = self.text(node, where)
+            name = self._as_ordered(self.text(node, where), policy)
             if name is not None and controller is not None and name not in names:
                 self.refuse(node, where, f"controller '{controller}' does not order this", suggestion(name, names))
             elif name is not None:

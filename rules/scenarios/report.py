@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ...store.event_json import encoded
-from ..engine.decisions import Decision
+from ..engine.decisions import Cleared, Decision
 from .file import Expected
 from .run import Comparison, ScenarioResult
 
@@ -85,22 +85,36 @@ def _rows(entry: Comparison) -> Iterator[tuple[str, ...]]:
     if entry.is_same and entry.decision:
         yield _row(" ", entry.decision, "")
         return
-    if entry.expected:
-        trigger = f"{entry.expected.trigger} " if entry.expected.trigger else ""
-        yield _row("-", entry.expected, trigger if entry.decision else f"{trigger}did not fire")
+    if wanted := entry.expected:
+        absence = "" if entry.decision else _absence(wanted)
+        told = (wanted.trigger, wanted.member, _quoted(wanted.message), absence)
+        yield _row("-", wanted, ", ".join(filter(None, told)))
     if entry.decision:
         yield _row("+", entry.decision, _explanation(entry.decision))
 
 
-def _row(sign: str, entry: Expected | Decision, note: str) -> tuple[str, ...]:
-    operations = "" if entry.operations is None else f"[{', '.join(entry.operations)}]"
-    return sign, f"step {entry.step}", entry.controller, operations, note
+def _row(sign: str, entry: Expected | Decision | Cleared, note: str) -> tuple[str, ...]:
+    if isinstance(entry, Cleared) or (isinstance(entry, Expected) and entry.is_cleared):
+        orders = "cleared"
+    else:
+        orders = "" if entry.operations is None else f"[{', '.join(entry.operations)}]"
+    return sign, f"step {entry.step}", entry.controller, orders, note
 
 
-def _explanation(decision: Decision) -> str:
-    """Return the trigger and the values on which a decision was made."""
+def _absence(expected: Expected) -> str:
+    return "was not cleared" if expected.is_cleared else "did not fire"
+
+
+def _explanation(decision: Decision | Cleared) -> str:
+    """Return the trigger, the values on which a decision was made, and its message."""
     values = ", ".join(f"{name} = {value}" for name, value in decision.values.items())
-    return f"{decision.trigger}: {values}" if values else decision.trigger
+    message = decision.message if isinstance(decision, Decision) else None
+    told = (f"{decision.trigger}: {values}" if values else decision.trigger, decision.member, _quoted(message))
+    return ", ".join(filter(None, told))
+
+
+def _quoted(message: str | None) -> str:
+    return f"message {message!r}" if message else ""
 
 
 def _expected_json(expected: Expected) -> dict[str, Any]:
@@ -109,16 +123,21 @@ def _expected_json(expected: Expected) -> dict[str, Any]:
         "controller": expected.controller,
         "operations": None if expected.operations is None else list(expected.operations),
         "trigger": expected.trigger,
+        "message": expected.message,
+        "member": expected.member,
+        **({"cleared": True} if expected.is_cleared else {}),
         "line": expected.place.line,
         "column": expected.place.column,
     }
 
 
-def _decision_json(decision: Decision) -> dict[str, Any]:
+def _decision_json(decision: Decision | Cleared) -> dict[str, Any]:
     return {
         "step": decision.step,
         "controller": decision.controller,
-        "operations": list(decision.operations),
+        **({"operations": list(decision.operations)} if isinstance(decision, Decision) else {"cleared": True}),
         "trigger": decision.trigger,
+        **({"message": decision.message} if isinstance(decision, Decision) else {}),
+        "member": decision.member,
         "values": encoded(decision.values),
     }

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
 from ...store.events import RANKS
-from ..engine.decisions import Decision, Outcome, RuleError, RuleWarning
+from ..control.effects import Effect
+from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
+from ..engine.waiting_groups import METRICS_OF_FACTS
 from ..errors import suggestion
-from ..policy_file.operations import Effect
+from ..language.families import MetricNames, is_pattern
 from ..policy_file.policy import Policy
 from .file import Expected, ScenarioTest
+
+_OF_FACTS: Final = frozenset().union(*METRICS_OF_FACTS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A decision, an expected decision, or a pair of both.
+    """A decision, an expected decision, or a pair of both; or a raised controller that is cleared.
 
     Attributes:
         expected: The expected decision; None for a decision that the test does not expect.
@@ -26,7 +31,7 @@ class Comparison:
     """
 
     expected: Expected | None
-    decision: Decision | None
+    decision: Decision | Cleared | None
     is_same: bool
 
     @property
@@ -86,11 +91,19 @@ def run_test(test: ScenarioTest) -> ScenarioResult:
     return ScenarioResult(
         test,
         steps,
-        tuple(_compared(test.expected, [outcome for outcome in watched if isinstance(outcome, Decision)])),
+        tuple(_compared(test.expected, _judged(test, watched))),
         tuple(error for error in errors if error.controller not in test.errors),
         tuple(sorted(test.errors - failed)),
         (*_beyond_the_end(test, steps), *_unread(test), *warnings),
     )
+
+
+def _judged(test: ScenarioTest, outcomes: Iterable[Outcome]) -> Iterator[Decision | Cleared]:
+    """Yield the decisions; and the cleared controllers, where the test says of any when it is cleared."""
+    told = {entry.controller for entry in test.expected if entry.is_cleared}
+    for outcome in outcomes:
+        if isinstance(outcome, Decision) or (isinstance(outcome, Cleared) and outcome.controller in told):
+            yield outcome
 
 
 def _played(test: ScenarioTest) -> tuple[list[Outcome], int]:
@@ -116,14 +129,15 @@ def _holds_stop(policy: Policy, outcomes: Iterable[Outcome]) -> bool:
     return any(policy.effects(name) is Effect.STOP for name in ordered)
 
 
-def _compared(expected: Iterable[Expected], decisions: Iterable[Decision]) -> list[Comparison]:
+def _compared(expected: Iterable[Expected], decisions: Iterable[Decision | Cleared]) -> list[Comparison]:
     """Pair the decisions made with the expected ones, in order of steps; within a step, in the order made."""
-    by_place: dict[tuple[int, str], list[Expected]] = {}
+    by_place: dict[tuple[int, str, bool], list[Expected]] = {}
     for entry in expected:
-        by_place.setdefault((entry.step, entry.controller), []).append(entry)
+        by_place.setdefault((entry.step, entry.controller, entry.is_cleared), []).append(entry)
     comparisons = []
     for decision in decisions:
-        candidates = by_place.get((decision.step, decision.controller), [])
+        place = decision.step, decision.controller, isinstance(decision, Cleared)
+        candidates = by_place.get(place, [])
         match = next((entry for entry in candidates if _is_same(entry, decision)), None) or next(iter(candidates), None)
         if match is not None:
             candidates.remove(match)
@@ -132,8 +146,13 @@ def _compared(expected: Iterable[Expected], decisions: Iterable[Decision]) -> li
     return sorted([*comparisons, *missing], key=lambda comparison: comparison.step)
 
 
-def _is_same(expected: Expected, decision: Decision) -> bool:
-    return expected.operations in (None, decision.operations) and expected.trigger in (None, decision.trigger)
+def _is_same(expected: Expected, decision: Decision | Cleared) -> bool:
+    told = [(expected.trigger, decision.trigger), (expected.member, decision.member)]
+    if isinstance(decision, Decision):
+        told.append((expected.message, decision.message))
+        if expected.operations not in (None, decision.operations):
+            return False
+    return all(given in (None, made) for given, made in told)
 
 
 def _beyond_the_end(test: ScenarioTest, steps: int) -> Iterator[str]:
@@ -145,12 +164,17 @@ def _beyond_the_end(test: ScenarioTest, steps: int) -> Iterator[str]:
 
 
 def _unread(test: ScenarioTest) -> Iterator[str]:
-    """Yield hints about series that no rule reads; none for a policy with controller metrics, which may read any."""
+    """Yield hints about series that no rule reads; none for a policy with controller metrics, which may read any.
+
+    A window or a fact may count what a metric such as ``num_tokens`` says.
+    """
     rules = (rule for controller in test.policy.controllers for rule in controller.bound_rules)
     read = {key.name for rule in rules for key in rule.series if not key.is_derived}
+    read |= {key.name for controller in test.policy.controllers for key in controller.series_named}
+    patterns = MetricNames(patterns=frozenset(filter(is_pattern, read)))
     if test.policy.metrics:
         return
     for entry in test.scenario.series:
         name = entry.name.rpartition("@")[0] if entry.kind == RANKS else entry.name
-        if name not in read | test.policy.reads_ranks:
+        if name not in read | test.policy.reads_ranks | _OF_FACTS and name not in patterns:
             yield f"No rule reads the series '{entry.name}'. {suggestion(entry.name, read)}".strip()

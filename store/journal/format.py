@@ -1,4 +1,4 @@
-"""Encodes journal records, version 2, and holds the constants that writer and reader share. FORMAT.md specifies both.
+"""Encodes journal records, version 4, and holds the constants that writer and reader share. FORMAT.md specifies both.
 
 A journal segment is an 8-byte preamble (magic and version), followed by frames: u32 length, u32 CRC-32 of the payload,
 payload. The first byte of a payload is its tag: a header (JSON), a layout (a kind and its metric names, once per
@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..sample_losses import TEXT_IDS, SampleLosses
+from ..vectors import NO_VECTORS, Vectors, packed
 from .checksum import framed
 
 MAGIC: Final = b"STPJ"
-VERSION: Final = 2
+VERSION: Final = 4
+
+#: The versions that there are. None differs from another in a single bit, so that damage of one bit is seen.
+VERSIONS: Final = (1, 2, VERSION)
 PREAMBLE: Final = struct.Struct("<4sI")
 
 TAG_HEADER: Final = 0
@@ -25,6 +29,7 @@ TAG_EVENT: Final = 2
 
 HAS_ATTRS: Final = 1
 HAS_SAMPLES: Final = 2
+HAS_VECTORS: Final = 4
 
 #: tag, flags, layout id, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch (NaN when unknown)
 EVENT_HEAD: Final = "<BBIqqiiqqd"
@@ -81,16 +86,20 @@ def layout_record(layout_id: int, kind: str, names: Sequence[str]) -> bytes:
     return framed(LAYOUT.pack(TAG_LAYOUT, layout_id) + compact_json([kind, *names]))
 
 
-def event_tail(attrs: bytes, samples: SampleLosses | None) -> tuple[int, bytes]:
+def event_tail(attrs: bytes, samples: SampleLosses | None, vectors: Vectors = NO_VECTORS) -> tuple[int, bytes]:
     """Return the flags of an event and the bytes after its metrics.
 
     Args:
         attrs: A JSON object, or empty.
         samples: Sample losses; an empty block is not written.
+        vectors: Vectors by name.
     """
     flags, tail = 0, b""
     if attrs:
         flags, tail = HAS_ATTRS, LENGTH.pack(len(attrs)) + attrs
+    if vectors:
+        block = packed(vectors)
+        flags, tail = flags | HAS_VECTORS, b"".join((tail, LENGTH.pack(len(block)), block))
     if samples:
         flags, tail = flags | HAS_SAMPLES, tail + samples_block(samples)
     return flags, tail

@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import DamagedLog, UnsupportedVersion
 from ..run_folder import read_file
 from .checksum import FRAME
-from .format import MAGIC, PREAMBLE, VERSION
+from .format import MAGIC, PREAMBLE, VERSION, VERSIONS
 from .scan import segment_of
 from .segment import Record, Segment
 from .whole_frames import runs_of_frames
@@ -48,8 +48,8 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
             got=magic,
             fix="Its name says that it is one; check the program that wrote it",
         )
-    # Version 2 only uses flags that version 1 left free, so one reader reads both.
-    if not 1 <= version <= VERSION:
+    # A later version only uses flags that the earlier ones left free, so one reader reads all.
+    if version not in VERSIONS:
         what = f"journal version {version}; this steptape reads versions up to {VERSION}"
         raise UnsupportedVersion(what, where=str(path), fix="Upgrade steptape")
     return segment_of(data, str(path), checks=checks)

@@ -1,4 +1,4 @@
-"""Decodes the events and sample losses of one journal segment in bulk, from the offsets that ``scan`` found.
+"""Decodes the events, sample losses and vectors of one journal segment in bulk, from the offsets that ``scan`` found.
 
 Events are available one by one (``Segment.records``) or, in ``parquet.from_journal``, as columns.
 """
@@ -21,12 +21,14 @@ import numpy.typing as npt
 from ..errors import DamagedLog
 from ..events import Event
 from ..sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
+from ..vectors import NO_VECTORS, Vectors, unpacked
 from .format import (
     EVENT,
     EVENT_FIELDS,
     EVENT_HEAD,
     HAS_ATTRS,
     HAS_SAMPLES,
+    HAS_VECTORS,
     HOLDS_POSITIONS,
     HOLDS_TOKEN_LOSSES,
     HOLDS_TOKENS,
@@ -43,10 +45,16 @@ Chosen: TypeAlias = slice | Integers
 
 
 class Record(NamedTuple):
-    """One event as the journal holds it, with its sample losses."""
+    """One event as the journal holds it, with its sample losses and vectors."""
 
     event: Event
     samples: SampleLosses | None
+    vectors: Vectors
+
+    @property
+    def whole(self) -> Event:
+        """The event with its sample losses and vectors."""
+        return self.event._replace(samples=self.samples, vectors=self.vectors)
 
 
 class EventLayout(NamedTuple):
@@ -210,15 +218,28 @@ class Segment:
         require(end <= self.end[events], "its attrs are cut short")
         return events, begin, end
 
+    def has_vectors(self) -> bool:
+        """Whether any event has vectors."""
+        return bool((self.flags & HAS_VECTORS).any())
+
+    def vectors(self) -> dict[int, Vectors]:
+        """Return the vectors of each event that has some, by the event's index in the segment.
+
+        Raises:
+            DamagedLog: A record cannot be parsed although its checksum is right.
+        """
+        with readable(self.where):
+            spans = zip(*(span.tolist() for span in self._vector_spans()), strict=True)
+            return {event: unpacked(self.data[begin:end]) for event, begin, end in spans}
+
     def sample_spans(self) -> SampleSpans:
         """Return the offsets of the sample losses."""
         events = np.flatnonzero(self.flags & HAS_SAMPLES)
         if not len(events):
             return SampleSpans(*[events] * len(SampleSpans._fields))
-        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
-        head_at = self.start + EVENT.size + 8 * sizes[self.layout]
-        with_attrs, _, attrs_end = self.attrs_spans()
-        head_at[with_attrs] = attrs_end
+        head_at = self._behind_attrs()
+        with_vectors, _, vectors_end = self._vector_spans()
+        head_at[with_vectors] = vectors_end
         head_at, end = head_at[events], self.end[events]
         require(head_at + SAMPLES.size <= end, "its samples are cut short")
         head = self.gathered(np.dtype(_fields(SAMPLES_FIELDS, SAMPLES_HEAD)), head_at)
@@ -241,6 +262,26 @@ class Segment:
             np.where(holds & HOLDS_TOKENS, tokens, -1), np.where(holds & HOLDS_POSITIONS, positions, -1),
             *self._flagged_spans(np.flatnonzero(holds & HOLDS_TOKEN_LOSSES), behind, end),
         )  # fmt: skip
+
+    def _vector_spans(self) -> tuple[Integers, Integers, Integers]:
+        """Return the indices of events with vectors, and the begin and end offsets of each block."""
+        events = np.flatnonzero(self.flags & HAS_VECTORS)
+        if not len(events):
+            return events, events, events
+        length_at = self._behind_attrs()[events]
+        require(length_at + LENGTH.size <= self.end[events], "its vectors are cut short")
+        begin = length_at + LENGTH.size
+        end = begin + self._numbers("<u4", length_at)
+        require(end <= self.end[events], "its vectors are cut short")
+        return events, begin, end
+
+    def _behind_attrs(self) -> Integers:
+        """Return the offset behind the metrics and attrs of each event."""
+        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
+        behind: Integers = self.start + EVENT.size + 8 * sizes[self.layout]
+        with_attrs, _, attrs_end = self.attrs_spans()
+        behind[with_attrs] = attrs_end
+        return behind
 
     def _flagged_spans(self, having: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers, Integers]:
         """Return the last three fields of ``SampleSpans``.
@@ -292,6 +333,7 @@ class Segment:
             attrs[event] = json.loads(self.data[begin:end])
         spans = zip(*(column.tolist() for column in self.sample_spans()), strict=True)
         samples = {span[0]: self._losses(span) for span in spans}
+        vectors = self.vectors()
         records: list[Record | None] = [None] * len(self)
         for layout, chosen, heads in self.by_layout():
             indices = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
@@ -312,7 +354,7 @@ class Segment:
                     dict(zip(layout.names, values, strict=True)),
                     attrs.get(index, {}),
                 )
-                records[index] = Record(event, samples.get(index))
+                records[index] = Record(event, samples.get(index), vectors.get(index, NO_VECTORS))
         return [record for record in records if record is not None]
 
     def _losses(self, spans: tuple[int, ...]) -> SampleLosses:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from ..descriptors import above_streams, inode_of
 from ..run_folder import journal_name
 from ..sample_losses import SampleLosses
+from ..vectors import NO_VECTORS, Vectors
 from .checksum import framed
 from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, header_record, layout_record
 from .syncing import SYNC_EVERY_S, Syncer
@@ -26,7 +27,7 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 
 #: Interval at which a writer checks its file, by the monotonic clock of the events.
 LOOK_EVERY_NS: Final = 1_000_000_000
-#: A file that is closer to its size limit than this, besides the event's attributes and samples, may be at it.
+#: A file that is closer to its size limit than this, besides the event's attributes, vectors and samples, may be at it.
 _ROOM_BYTES: Final = 1 << 16
 
 AT_ONCE: Final = -(2**63)
@@ -146,6 +147,7 @@ class JournalWriter:
         value_lag: int = 0,
         attrs: bytes = b"",
         samples: SampleLosses | None = None,
+        vectors: Vectors = NO_VECTORS,
     ) -> int:
         """Write one event and return its ``seq``.
 
@@ -168,7 +170,7 @@ class JournalWriter:
         if self._is_torn:
             self._cut_torn_record()
         seq = self.seq
-        flags, tail = event_tail(attrs, samples)
+        flags, tail = event_tail(attrs, samples, vectors)
         while True:
             layout = self._layouts.get((kind, names)) or self._new_layout(kind, names)
             payload = layout.pack(
@@ -370,7 +372,7 @@ class JournalWriter:
         """Begin the next segment if this one may have reached the process's limit of file sizes (``ulimit -f``).
 
         Args:
-            tail_bytes: Size of the attributes and samples of the event that was refused.
+            tail_bytes: Size of the attributes, vectors and samples of the event that was refused.
 
         Returns:
             Whether it was begun. Not if this one holds no event: the next would have its name.

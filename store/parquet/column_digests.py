@@ -23,6 +23,7 @@ from ..errors import DamagedLog
 CHANGING_SELDOM: Final = {
     "events": frozenset(("run_id", "attempt", "rank", "kind", "micro_step", "value_lag")),
     "samples": frozenset(("run_id", "attempt", "rank", "seq", "step", "micro_step")),
+    "vectors": frozenset(("run_id", "attempt", "rank", "seq", "step", "micro_step")),
 }
 
 #: Columns of the ``metrics`` table that identify the stream, and are the same in every row.
@@ -90,7 +91,7 @@ class Alongside:
 
 
 class ColumnDigests:
-    """The column digests of a table with one row per event or per sample.
+    """The column digests of a table with one row per event, sample or vector.
 
     Args:
         column: Creates the digest of a column of this name.

@@ -1,8 +1,8 @@
 """Computes digests of a run's logs and attempts when they finish, and verifies them later.
 
 Takes sealed files, and attempts as in ``run.json``; returns SHA-256 in hexadecimal. A log's digest covers its events,
-metrics and sample losses to the bit, each column in ``seq`` order. So it does not depend on how the files are cut,
-merged, compressed or sorted, and changes with any value.
+metrics, sample losses and vectors to the bit, each column in ``seq`` order. So it does not depend on how the files are
+cut, merged, compressed or sorted, and changes with any value.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def log_digest(
     # A metric may have the same name as a column of samples.
     metrics_of = {"events": columns.by_column()}
     digest = hashlib.sha256(f"steptape log {format_}\n".encode())
-    for table in ("events", "metrics", "samples"):
+    for table in ("events", "metrics", "samples", "vectors"):
         files = [file for file in listing.table(table) if file[2:4] == stream]
         digests = known.get(files[0].path) if len(files) == 1 else None
         if digests is None:

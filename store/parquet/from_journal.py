@@ -16,7 +16,16 @@ from ..columns import Columns
 from ..event_json import restated_attrs
 from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, readable
 from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS
-from .schemas import ATTRS_FIELD, EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, coded, events_schema, samples_schema
+from .schemas import (
+    ATTRS_FIELD,
+    EVENT_FIELDS,
+    METRICS_SCHEMA,
+    SAMPLES_SCHEMA,
+    VECTORS_SCHEMA,
+    coded,
+    events_schema,
+    samples_schema,
+)
 
 #: Envelope fields that records and table columns share unchanged.
 _CARRIED: Final = ("seq", "step", "micro_step", "time_ns", "elapsed_ns", "value_lag")
@@ -59,6 +68,11 @@ class Tail:
         """Their sample losses."""
         tables = [samples_table(run_id, segment).cast(SAMPLES_SCHEMA) for segment in self.segments]
         return pa.concat_tables([SAMPLES_SCHEMA.empty_table(), *tables])
+
+    def vectors_table(self, run_id: str) -> pa.Table:
+        """Their vectors."""
+        tables = [vectors_table(run_id, segment).cast(VECTORS_SCHEMA) for segment in self.segments]
+        return pa.concat_tables([VECTORS_SCHEMA.empty_table(), *tables])
 
     def metrics_table(self, run_id: str, metrics: Collection[str]) -> pa.Table:
         """Their values of these metrics, one row each."""
@@ -152,17 +166,12 @@ def samples_table(run_id: str, segment: Segment, schema: pa.Schema = SAMPLES_SCH
         for places, numbers in _where_given(segment, spans.counts, spans.tokens):
             tokens[places] = numbers
             has_tokens[places] = True
-        sampled = segment.only(spans.event)
-        kinds = {"seq": np.int64, "step": np.int64, "micro_step": np.int32}
-        of_event = {name: np.empty(len(sampled), kind) for name, kind in kinds.items()}
-        for _, of_layout, heads in sampled.by_layout():
-            for name, column in of_event.items():
-                column[of_layout] = heads[name]
+        of_event = _positions(segment.only(spans.event))
         ids = _sample_ids(segment, spans, schema.field("sample_id").type)
         token_losses = [_token_losses(segment, spans)] if "token_losses" in schema.names else []
     arrays = [
         *_identity(run_id, segment, total),
-        *(pa.array(np.repeat(column, spans.counts)) for column in of_event.values()),
+        *(pa.array(np.repeat(column, spans.counts)) for column in of_event),
         pa.array(positions),
         ids,
         pa.array(losses),
@@ -170,6 +179,38 @@ def samples_table(run_id: str, segment: Segment, schema: pa.Schema = SAMPLES_SCH
         *token_losses,
     ]
     return pa.Table.from_arrays(arrays, schema=coded(schema))
+
+
+def vectors_table(run_id: str, segment: Segment) -> pa.Table:
+    """Return the vectors of the events, one row per vector.
+
+    Raises:
+        DamagedLog: A record cannot be parsed although its checksum is right.
+    """
+    by_event = segment.vectors()
+    held = [(name, values) for vectors in by_event.values() for name, values in vectors.items()]
+    counts = np.fromiter(map(len, by_event.values()), np.int64, len(by_event))
+    of_event = _positions(segment.only(np.fromiter(by_event, np.int64, len(by_event))))
+    ends = np.cumsum([0, *(len(values) for _, values in held)])
+    every = pa.array(np.frombuffer(b"".join(np.asarray(values, np.float64).tobytes() for _, values in held)))
+    kind = VECTORS_SCHEMA.field("values").type
+    arrays = [
+        *_identity(run_id, segment, len(held)),
+        *(pa.array(np.repeat(column, counts)) for column in of_event),
+        pa.array([name for name, _ in held], pa.string()),
+        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), every, type=kind),
+    ]
+    return pa.Table.from_arrays(arrays, schema=coded(VECTORS_SCHEMA))
+
+
+def _positions(segment: Segment) -> list[npt.NDArray[Any]]:
+    """The columns seq, step and micro_step of events."""
+    kinds = {"seq": np.int64, "step": np.int64, "micro_step": np.int32}
+    of_event = {name: np.empty(len(segment), kind) for name, kind in kinds.items()}
+    for _, of_layout, heads in segment.by_layout():
+        for name, column in of_event.items():
+            column[of_layout] = heads[name]
+    return [*of_event.values()]
 
 
 @dataclass(slots=True)

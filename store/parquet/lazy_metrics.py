@@ -6,10 +6,12 @@ A dictionary of ten numbers takes five times as long to build as such a row, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from ..events import MetricsOfTable
 from .long_values import LongValues, SparseColumn
 
 
@@ -80,6 +82,11 @@ class MetricColumns(dict[str, list[float | None] | _Scattered | SparseColumn]):
         if self._long is not None:
             yield from self._long.at(row)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The metrics that any row may hold."""
+        return (*self.column_of, *(() if self._long is None else self._long.rows.metrics))
+
     def whole(self, metric: str) -> list[float | None]:
         """All values of a metric; all None when there is no such metric."""
         if not self.has(metric):
@@ -93,7 +100,7 @@ class MetricColumns(dict[str, list[float | None] | _Scattered | SparseColumn]):
         return values
 
 
-class LoggedMetrics(Mapping[str, float]):
+class LoggedMetrics(MetricsOfTable):
     """The numbers of one event by metric; equal to a dictionary of them. Nulls count as not logged.
 
     It keeps the columns of the whole table alive. Code that keeps a few events for long should copy their numbers.
@@ -112,6 +119,11 @@ class LoggedMetrics(Mapping[str, float]):
         except KeyError:
             return default
         return default if value is None else value
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The metrics that any event of the table may hold."""
+        return self._columns.names
 
     def __getitem__(self, metric: str) -> float:
         value = self._columns[metric][self._row]

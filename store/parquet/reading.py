@@ -24,6 +24,7 @@ from .schemas import (
     METRICS_SCHEMA,
     SAMPLE_FIELDS,
     SAMPLES_SCHEMA,
+    VECTORS_SCHEMA,
     is_coded,
     with_ids_of,
 )
@@ -35,6 +36,7 @@ _TYPES: Final = {
         "events": (*EVENT_FIELDS, ATTRS_FIELD),
         "samples": SAMPLE_FIELDS,
         "metrics": tuple(METRICS_SCHEMA),
+        "vectors": tuple(VECTORS_SCHEMA),
     }.items()
 }
 _TYPES["samples"]["sample_id"].append(IDS_AS_INTEGERS)

@@ -21,6 +21,7 @@ from ..errors import DamagedLog
 from ..event_json import decoded_attrs
 from ..events import ENVELOPE, Event
 from ..garbage import collection_paused
+from ..vectors import NO_VECTORS
 from .lazy_metrics import LoggedMetrics, MetricColumns
 from .long_values import LongRows, LongValues
 
@@ -73,7 +74,7 @@ class EventRows(Sequence[Event]):
         text = self._text_of.get(row)
         attrs = self._decoded(text, row) if text else _NO_ATTRS
         fields = [cell(row) for cell in self._cells]
-        return Event._make((*fields, LoggedMetrics(self._metrics, row), attrs, None))
+        return Event._make((*fields, LoggedMetrics(self._metrics, row), attrs, None, NO_VECTORS))
 
     def __iter__(self) -> Iterator[Event]:
         for start in range(0, len(self), _AT_ONCE):
@@ -87,7 +88,8 @@ class EventRows(Sequence[Event]):
         with collection_paused():
             metrics = map(LoggedMetrics, repeat(self._metrics), rows)
             # As Event._make does, but that is a Python function and takes a fifth longer.
-            return list(map(partial(tuple.__new__, Event), zip(*envelope, metrics, attrs, repeat(None), strict=False)))
+            fields = zip(*envelope, metrics, attrs, repeat(None), repeat(NO_VECTORS), strict=False)
+            return list(map(partial(tuple.__new__, Event), fields))
 
     def column(self, name: str) -> list[Any]:
         """One envelope column, an entry for each event."""

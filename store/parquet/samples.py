@@ -1,8 +1,8 @@
-"""Attaches sample losses from the ``samples`` table to the events that they were recorded with."""
+"""Attaches sample losses and vectors from their tables to the events that they were recorded with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -12,9 +12,11 @@ import pyarrow.compute as pc
 from ..events import Event
 from ..journal.format import compact_json
 from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
+from ..vectors import NO_VECTORS, Vectors, vector_of
 
-#: The columns of the samples table that this needs.
+#: The columns of the samples table, and of the vectors table, that this needs.
 SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens")
+VECTOR_COLUMNS: Final = ("seq", "name", "values")
 
 
 def with_samples(events: Iterable[Event], rows: pa.Table) -> Iterator[Event]:
@@ -28,6 +30,22 @@ def with_samples(events: Iterable[Event], rows: pa.Table) -> Iterator[Event]:
     for event in events:
         samples = found.get(event.seq)
         yield event if samples is None else event._replace(samples=samples)
+
+
+def with_vectors(events: Iterable[Event], rows: pa.Table) -> Iterator[Event]:
+    """Yield the events, each with its own vectors.
+
+    Args:
+        events: The events of one (attempt, rank).
+        rows: Vectors of the same, with the columns of ``VECTOR_COLUMNS``, in ``seq`` order.
+    """
+    found: dict[int, dict[str, Sequence[float]]] = {}
+    for seq, name, values in zip(rows["seq"].to_pylist(), rows["name"].to_pylist(), rows["values"], strict=True):
+        vector = vector_of(values.values.to_numpy(zero_copy_only=False).astype("<f8").tobytes())
+        found.setdefault(seq, {})[name] = vector
+    for event in events:
+        vectors: Vectors = found.get(event.seq, NO_VECTORS)
+        yield event._replace(vectors=vectors) if vectors else event
 
 
 def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:

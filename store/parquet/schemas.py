@@ -45,6 +45,15 @@ SAMPLES_SCHEMA: Final = pa.schema(SAMPLE_FIELDS)
 #: Type of sample ids in a file where none is text: writing takes a third of the time that text takes.
 IDS_AS_INTEGERS: Final = pa.int64()
 
+#: The schema of vectors.
+VECTORS_SCHEMA: Final = pa.schema(
+    [
+        *SAMPLE_FIELDS[:6],
+        pa.field("name", pa.string()),
+        pa.field("values", pa.list_(pa.field("element", pa.float64()))),
+    ]
+)
+
 METRICS_SCHEMA: Final = pa.schema(
     [
         *SAMPLE_FIELDS[:4],
@@ -74,14 +83,15 @@ WITH_STATISTICS: Final = ("seq", "step", "time_ns", "metric")
 EVENT_ALWAYS: Final = frozenset(field.name for field in EVENT_FIELDS) - {"epoch"}
 SAMPLES_ALWAYS: Final = frozenset(SAMPLES_SCHEMA.names) - {"sample_id", "tokens", "token_losses"}
 METRICS_ALWAYS: Final = frozenset(METRICS_SCHEMA.names)
+VECTORS_ALWAYS: Final = frozenset(VECTORS_SCHEMA.names)
 
 #: Approximate cells per row group: 30 MB in memory, a whole segment of a dozen metrics. Starting a row group takes 0.1
 #: ms per column (a compressor of its own); with a million cells each, that is a tenth of all sealing.
 CELLS_PER_ROW_GROUP: Final = 4_000_000
 
-#: Limit on a row group's bytes, for text and token losses, which are larger than numbers. A row group is held in memory
-#: while it is collected and while it is read. Each of its pages, which may hold 1,024 rows of any size, must stay below
-#: 2 GiB.
+#: Limit on a row group's bytes, for text, token losses and vectors, which are larger than numbers. A row group is held
+#: in memory while it is collected and while it is read. Each of its pages, which may hold 1,024 rows of any size, must
+#: stay below 2 GiB.
 BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024
 
 #: Raised so that a page holds a megabyte: 131,072 floats. pyarrow's default of 20,000 rows adds a fifth to all writing
@@ -152,8 +162,8 @@ def write_tables(
     encodings |= {name: "PLAIN" if name in REPEATING else "DELTA_BINARY_PACKED" for name in integers}
     if "sample_id" in schema.names and pa.types.is_string(schema.field("sample_id").type):
         encodings["sample_id"] = "DELTA_LENGTH_BYTE_ARRAY"
-    if "token_losses" in schema.names and pa.types.is_list(schema.field("token_losses").type):
-        encodings["token_losses.list.element"] = "BYTE_STREAM_SPLIT"
+    lists = [field.name for field in schema if pa.types.is_list(field.type)]
+    encodings |= {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in lists}
     coded_schema = coded(schema)
     schema = pa.schema([f.with_nullable(f.name not in always) for f in coded_schema], coded_schema.metadata)
     columns = {*schema.names, *encodings}  # For lists, the elements have the encoding.

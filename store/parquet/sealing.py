@@ -3,8 +3,8 @@
 Runs in a separate process during a live run (``python -m steptape.store.parquet.sealing RUN_FOLDER``): a thread would
 stall the training loop for milliseconds. Each step leaves a folder that reads the same:
 
-1. The sealer writes a segment's samples, its metrics beyond the columns, and then its events to temporary files. It
-   makes them durable, and renames them once all checksums of the segment are verified.
+1. The sealer writes a segment's samples, its vectors, its metrics beyond the columns, and then its events to temporary
+   files. It makes them durable, and renames them once all checksums of the segment are verified.
 2. Only then it deletes the segment; until then readers skip its sealed events.
 3. It merges the files of a finished (attempt, rank) into one, and only then deletes them; until then readers skip files
    whose range another file covers.
@@ -40,7 +40,7 @@ from ..run_info import RunInfo, read_run_info
 from .column_digests import Alongside, ColumnDigest
 from .digests import DIGESTS_JSON, compute_digests
 from .durable_file import durable_file
-from .from_journal import events_table, metrics_table, samples_schema_of, samples_table
+from .from_journal import events_table, metrics_table, samples_schema_of, samples_table, vectors_table
 from .reading import read_schema, row_groups_of
 from .schemas import (
     CELLS_PER_ROW_GROUP,
@@ -49,6 +49,8 @@ from .schemas import (
     METRICS_SCHEMA,
     SAMPLES_ALWAYS,
     SAMPLES_SCHEMA,
+    VECTORS_ALWAYS,
+    VECTORS_SCHEMA,
     events_schema,
     joint_samples_schema,
     with_ids_of,
@@ -63,6 +65,9 @@ KEPT_BYTES: Final = 31 * 1024 * 1024
 
 #: A sealer's temporary file; the recorder's own, for ``run.json``, does not match.
 _LEFTOVER: Final = re.compile(rf"\..*\.parquet\.tmp|\.({re.escape(COLUMNS_JSON)}|{re.escape(DIGESTS_JSON)})\..*\.tmp")
+
+#: The tables that have the same columns in every file.
+_FIXED_SCHEMAS: Final = {"metrics": METRICS_SCHEMA, "vectors": VECTORS_SCHEMA}
 
 #: Files per table that a growing stream may have before some are merged.
 FILES_OF_A_GROWING_STREAM: Final = 3
@@ -257,6 +262,9 @@ class _Sealer:
             schema = samples_schema_of(segment) if self._format >= SAMPLES_AS_THEY_COME else SAMPLES_SCHEMA
             tables = self._made_by_both(partial(samples_table, self._run_id, schema=schema), pieces)
             publish_table("samples", schema, SAMPLES_ALWAYS, tables)
+        if segment.has_vectors():
+            tables = (vectors_table(self._run_id, piece) for piece in pieces)
+            publish_table("vectors", VECTORS_SCHEMA, VECTORS_ALWAYS, tables)
         if not set(long).isdisjoint(segment.metric_names()):
             # Each piece whole, because a reader of one metric skips the others.
             tables = (metrics_table(self._run_id, piece, long) for piece in pieces)
@@ -299,8 +307,8 @@ class _Sealer:
         if table == "samples":
             schema = joint_samples_schema(own)
             groups = (with_ids_of(group, schema) for group in groups)
-        elif table == "metrics":
-            schema = METRICS_SCHEMA
+        elif table in _FIXED_SCHEMAS:
+            schema = _FIXED_SCHEMAS[table]
         else:
             present = {column for schema in own for column in schema.names}
             by_metric = read_columns(self._folder).by_metric

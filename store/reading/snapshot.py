@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -22,8 +22,15 @@ from ..parquet.from_journal import Tail
 from ..parquet.long_values import LongRows
 from ..parquet.reading import read_long_values, read_metrics, read_parquet, read_samples
 from ..parquet.rows import EventRows
-from ..parquet.samples import SAMPLE_COLUMNS, with_samples
-from ..parquet.schemas import METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema, joint_samples_schema, with_ids_of
+from ..parquet.samples import SAMPLE_COLUMNS, VECTOR_COLUMNS, with_samples, with_vectors
+from ..parquet.schemas import (
+    METRICS_SCHEMA,
+    SAMPLES_SCHEMA,
+    VECTORS_SCHEMA,
+    events_schema,
+    joint_samples_schema,
+    with_ids_of,
+)
 from ..run_folder import Listing, SealedFile, list_files, listing_of
 from ..run_info import RunInfo, read_run_info, run_info_of
 from .folder_content import FolderContent
@@ -51,7 +58,7 @@ class Snapshot:
         info: Its ``run.json``.
         listing: Its files.
         tail: Journal records not yet in an ``events`` file, in (attempt, rank, seq) order.
-        tail_samples, tail_metrics: The same for the tables ``samples`` and ``metrics``.
+        tail_samples, tail_metrics, tail_vectors: The same for the tables ``samples``, ``metrics`` and ``vectors``.
         columns: The column of every metric, including those of the tail.
         is_live: Whether a process is writing to it.
     """
@@ -62,6 +69,7 @@ class Snapshot:
     tail: Tail
     tail_samples: Tail
     tail_metrics: Tail
+    tail_vectors: Tail
     columns: Columns
     is_live: bool
 
@@ -110,11 +118,18 @@ class Snapshot:
         empty = SAMPLES_SCHEMA.empty_table()
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default")
 
+    def vectors_table(self) -> pa.Table:
+        """Return the vectors, one row each, in (attempt, rank, seq) order."""
+        parts = [(f[2:4], read_parquet(f.path, VECTORS_SCHEMA.names)) for f in self.listing.table("vectors")]
+        streams = self.tail_vectors.streams()
+        tails = [(_stream(tail.segments[0]), tail.vectors_table(self.info.run_id)) for tail in streams]
+        return pa.concat_tables([VECTORS_SCHEMA.empty_table(), *_in_order(parts, tails)])
+
     def events(self, rank: int | None = None, *, samples: bool = False) -> Iterator[Event]:
         """Yield the events in (attempt, rank, seq) order, of all ranks or one.
 
         Args:
-            samples: Whether events carry their sample losses.
+            samples: Whether events carry their sample losses and vectors.
         """
         files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
         sealed = {stream: list(group) for stream, group in files}
@@ -122,10 +137,13 @@ class Snapshot:
         for stream in sorted(sealed.keys() | unsealed.keys()):
             if rank in (None, stream[1]):
                 for file in sealed.get(stream, ()):
-                    events = self._event_rows(file)
-                    yield from with_samples(events, self._sample_rows(file)) if samples else events
+                    events: Iterable[Event] = self._event_rows(file)
+                    if samples:
+                        events = with_samples(events, self._sample_rows(file))
+                        events = with_vectors(events, self._vector_rows(file))
+                    yield from events
                 for record in unsealed.get(stream, ()):
-                    yield record.event._replace(samples=record.samples) if samples else record.event
+                    yield record.whole if samples else record.event
 
     def event_rows(self, rank: int) -> EventRows | None:
         """The events of a rank as the rows of its only file; None if the rank has several files or a tail."""
@@ -172,6 +190,12 @@ class Snapshot:
         parts = [read_parquet(f.path, SAMPLE_COLUMNS) for f in beside]
         schema = joint_samples_schema([part.schema for part in parts])
         return _within(pa.concat_tables([with_ids_of(part, schema) for part in parts]), file)
+
+    def _vector_rows(self, file: SealedFile) -> pa.Table:
+        """Read the rows of ``vectors`` files within the range of an events file."""
+        beside = [other for other in self.listing.table("vectors") if other.overlaps(file)]
+        empty = VECTORS_SCHEMA.empty_table().select(VECTOR_COLUMNS)
+        return _within(pa.concat_tables([empty, *(read_parquet(f.path, VECTOR_COLUMNS) for f in beside)]), file)
 
 
 def read_snapshot(folder: Path) -> Snapshot:
@@ -237,11 +261,12 @@ def _read_snapshot(folder: Path) -> Snapshot:
     columns = read_columns(folder)
     for segment in tail.segments:
         columns.extend(segment.metric_names())
-    return Snapshot(folder, info, listing, tail, tail_of("samples"), tail_of("metrics"), columns, is_live)
+    samples, metrics, vectors = map(tail_of, ("samples", "metrics", "vectors"))
+    return Snapshot(folder, info, listing, tail, samples, metrics, vectors, columns, is_live)
 
 
 def _without_tail(folder: Path, info: RunInfo, listing: Listing, columns: Columns, *, is_live: bool) -> Snapshot:
-    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
+    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
 
 
 def _is_held(listing: Listing) -> bool:

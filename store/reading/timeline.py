@@ -44,7 +44,7 @@ def effective_lineage(snapshot: Snapshot, attempts: Attempts = "effective") -> L
 
 
 def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, samples: bool = False) -> Iterator[Event]:
-    """Return the events of one rank, or of all ranks (None), optionally with their sample losses.
+    """Return the events of one rank, or of all ranks (None), optionally with their sample losses and vectors.
 
     Effective events of one rank come in (attempt, seq) order. Those of several ranks are merged by (step, rank), with
     each rank's own order kept. With ``all``, the order is (attempt, rank, seq).
@@ -60,7 +60,7 @@ def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Ev
 
     Args:
         snapshot: The run.
-        samples: Whether events carry their sample losses.
+        samples: Whether events carry their sample losses and vectors.
     """
     if not samples and not effective_lineage(snapshot).cuts:
         rows = snapshot.event_rows(DECIDING_RANK)
@@ -82,6 +82,13 @@ def samples_table_along(snapshot: Snapshot, attempts: Attempts = "effective") ->
     """Return the sample losses of all ranks, in the order of ``events_along``; those of one event by position."""
     lineage = effective_lineage(snapshot, attempts)
     table = effective_rows(snapshot.samples_table(), lineage.cuts)
+    return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
+
+
+def vectors_table_along(snapshot: Snapshot, attempts: Attempts = "effective") -> pa.Table:
+    """Return the vectors of all ranks, in the order of ``events_along``; those of one event as recorded."""
+    lineage = effective_lineage(snapshot, attempts)
+    table = effective_rows(snapshot.vectors_table(), lineage.cuts)
     return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
 
 
@@ -125,7 +132,7 @@ def ancestry(snapshot: Snapshot, attempt: Attempt, *, samples: bool = False) -> 
     Args:
         snapshot: The run.
         attempt: The attempt; ``run.json`` need not list it yet.
-        samples: Whether events carry their sample losses.
+        samples: Whether events carry their sample losses and vectors.
     """
     return ancestors_of(snapshot.info.attempts, attempt, snapshot.events(DECIDING_RANK, samples=samples))
 

@@ -18,7 +18,7 @@ from .sql_text import quoted_name
 if TYPE_CHECKING:
     import duckdb
 
-VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "decisions", "windows")
+VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "vectors", "decisions", "windows")
 
 #: Batch size for results that may be truncated.
 _BATCH_ROWS: Final = 2048

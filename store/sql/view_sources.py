@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..columns import Columns
 from ..lineage import DECIDING_RANK, Cut
-from ..parquet.schemas import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, events_schema
+from ..parquet.schemas import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, VECTORS_SCHEMA, events_schema
 from ..reading.snapshot import Snapshot
 from ..reading.summary import RUNS_SCHEMA, summarize
 from ..reading.timeline import effective_lineage, rolled_back
@@ -80,6 +80,7 @@ def view_tables(runs: ViewedRuns) -> dict[str, pa.Table]:
         "runs": pa.Table.from_pylist([summarize(snapshot).to_row() for snapshot, _ in runs.cut], schema=RUNS_SCHEMA),
         "event_tails": _event_tails(runs),
         "sample_tails": _sample_tails(runs),
+        "vector_tails": _vector_tails(runs),
         "metric_tails": _metric_tails(runs),
         "metric_columns": _metric_columns(runs.columns),
     }
@@ -100,6 +101,11 @@ def _event_tails(runs: ViewedRuns) -> pa.Table:
 def _sample_tails(runs: ViewedRuns) -> pa.Table:
     tails = [_marked(one.tail_samples.samples_table(one.info.run_id), cuts) for one, cuts in runs.cut]
     return pa.concat_tables([_marked(SAMPLES_SCHEMA.empty_table(), {}), *tails])
+
+
+def _vector_tails(runs: ViewedRuns) -> pa.Table:
+    tails = [_marked(one.tail_vectors.vectors_table(one.info.run_id), cuts) for one, cuts in runs.cut]
+    return pa.concat_tables([_marked(VECTORS_SCHEMA.empty_table(), {}), *tails])
 
 
 def _metric_tails(runs: ViewedRuns) -> pa.Table:
@@ -167,8 +173,18 @@ def event_sources(runs: ViewedRuns) -> Iterator[str]:
 
 def sample_sources(runs: ViewedRuns) -> Iterator[str]:
     """Yield SELECTs that cover all sample losses."""
-    yield "SELECT * FROM sample_tails"
-    files = [(file, cuts) for snapshot, cuts in runs.cut for file in snapshot.listing.table("samples")]
+    yield from _table_sources(runs, "samples", "sample_tails")
+
+
+def vector_sources(runs: ViewedRuns) -> Iterator[str]:
+    """Yield SELECTs that cover all vectors."""
+    yield from _table_sources(runs, "vectors", "vector_tails")
+
+
+def _table_sources(runs: ViewedRuns, table: str, tails: str) -> Iterator[str]:
+    """Yield SELECTs that cover a table whose columns are not metrics: its tails and its files."""
+    yield f"SELECT * FROM {tails}"
+    files = [(file, cuts) for snapshot, cuts in runs.cut for file in snapshot.listing.table(table)]
     whole = [file.path for file, cuts in files if file.attempt not in cuts]
     yield from _sources("*", whole, [file.path for file, cuts in files if file.attempt in cuts])
 

@@ -15,7 +15,16 @@ from ..parquet.schemas import EVENT_FIELDS
 from ..reading.snapshot import Snapshot
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
 from .statements import names_in, translated
-from .view_sources import ENVELOPE, ROLLED_BACK, ViewedRuns, event_sources, sample_sources, view_tables, viewed_runs
+from .view_sources import (
+    ENVELOPE,
+    ROLLED_BACK,
+    ViewedRuns,
+    event_sources,
+    sample_sources,
+    vector_sources,
+    view_tables,
+    viewed_runs,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,12 +43,12 @@ def connect(
 
     Views: ``runs`` (one row per run), ``events`` (envelope, a column for each of the ``METRIC_COLUMNS`` commonest
     metrics and of those that the statement names, attrs, ``rolled_back``), ``steps``,
-    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``decisions`` (of rules),
-    ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
+    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``vectors``, ``decisions`` (of
+    rules), ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
     ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
 
-    ``events`` holds all events, the other views only effective ones. ``all_samples`` also holds rolled-back samples,
-    marked by the same column ``rolled_back``.
+    ``events`` holds all events, the other views only effective ones. ``all_samples`` and ``all_vectors`` also hold
+    rolled-back rows, marked by the same column ``rolled_back``.
 
     The connection can read only the snapshots' Parquet files. It can write nothing and does not spill to disk.
 
@@ -72,7 +81,7 @@ SELECT run_id, attempt, rank, seq, TRY_CAST(attrs->>'event_seq' AS BIGINT) AS ev
        attrs->>'controller' AS controller, attrs->>'trigger' AS trigger,
        TRY_CAST(attrs->'operations' AS VARCHAR[]) AS operations, attrs->'values' AS values,
        coalesce(attrs->>'mode', 'act') AS mode, attrs->>'severity' AS severity, attrs->>'message' AS message,
-       rolled_back
+       attrs->>'member' AS member, TRY_CAST(attrs->>'stage' AS INTEGER) AS stage, rolled_back
 FROM events WHERE kind = 'decision'
 """
 
@@ -98,9 +107,11 @@ def _views(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
         "all_events": _all_events(runs),
         "long_values": _long_values(runs),
         "events": _events(runs, _exposed(runs, names)),
-        "all_samples": _all_samples(runs),
-        "samples": _samples(runs),
-        "decisions": _decisions(runs),
+        "all_samples": " UNION ALL BY NAME ".join(sample_sources(runs)),
+        "samples": _effective("all_samples", runs),
+        "all_vectors": " UNION ALL BY NAME ".join(vector_sources(runs)),
+        "vectors": _effective("all_vectors", runs),
+        "decisions": _effective(f"({ALL_DECISIONS})", runs),
         "steps": _of_kind("step_end", runs),
         "evals": _of_kind("evaluate", runs),
         "saves": _saves(runs),
@@ -166,16 +177,9 @@ def _joined_value(column: str, metric: str, runs: ViewedRuns) -> str:
     return f"l.{column}" if metric in runs.beyond else f"coalesce(e.{column}, l.{column}) AS {column}"
 
 
-def _all_samples(runs: ViewedRuns) -> str:
-    return " UNION ALL BY NAME ".join(sample_sources(runs))
-
-
-def _samples(runs: ViewedRuns) -> str:
-    return f"SELECT * EXCLUDE ({ROLLED_BACK}) FROM all_samples WHERE {runs.counting}"
-
-
-def _decisions(runs: ViewedRuns) -> str:
-    return f"SELECT * EXCLUDE ({ROLLED_BACK}) FROM ({ALL_DECISIONS}) WHERE {runs.counting}"
+def _effective(source: str, runs: ViewedRuns) -> str:
+    """The rows of a view or a statement in brackets that no resume rolled back."""
+    return f"SELECT * EXCLUDE ({ROLLED_BACK}) FROM {source} WHERE {runs.counting}"
 
 
 def _of_kind(kind: str, runs: ViewedRuns) -> str:

@@ -8,10 +8,10 @@ from typing import Any, Final
 from compat.corpus import Case, StreamEvent
 from steptape import Policy
 from steptape.recorder.control import FLAGS
+from steptape.rules.control.effects import Effect
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.policy_file.operations import Effect
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan

@@ -31,7 +31,7 @@ with instrumented:
     from steptape.rules.checks.findings import findings_of
     from steptape.rules.checks.length_conditions import impossible_lengths
     from steptape.rules.checks.nan_guard import unguarded_spikes
-    from steptape.rules.compiled.compilation import compile_rule
+    from steptape.rules.compiled.compiled_rules import compile_rule
     from steptape.rules.compiled.names import Names
     from steptape.rules.engine.decisions import canonical_line, outcome_from_event, outcome_payload
     from steptape.rules.engine.engine import Engine
@@ -47,6 +47,7 @@ with instrumented:
     from steptape.rules.scenarios.file import parse_tests
     from steptape.rules.scenarios.report import result_json, result_lines
     from steptape.rules.scenarios.run import run_test
+    from steptape.rules.semantics import SEMANTICS_VERSION
     from steptape.store.event_json import encoded
     from steptape.store.events import Event
 
@@ -102,7 +103,8 @@ def rule(data: bytes) -> None:
         _check_faults(error, text)
         return
     controllers = (replace(BASE.controllers[0], rule=own),)
-    loaded = replace(BASE, controllers=controllers, blueprint=draw_blueprint(controllers, names))
+    blueprint = draw_blueprint(controllers, (), (), names, SEMANTICS_VERSION)
+    loaded = replace(BASE, controllers=controllers, blueprint=blueprint)
     list(unguarded_spikes(loaded))
     list(impossible_lengths(loaded, lambda _: 5))
     _exercise(loaded)

@@ -1,0 +1,232 @@
+"""Hands the operations that rules ask for to the loop, and records its answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ...rules.control.calls import OperationCall, parse_call
+from ...rules.control.learning_rate import LearningRateState
+from ...store.errors import shortened
+from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
+from ..calls.warnings import CallWarnings
+from ..control import Control
+from ..position import Position
+from .handlers import LEARNING_RATE, SKIP, Handlers, OperationRequest, SavePoint, how_to_handle
+from .learning_rate import LearningRate
+
+if TYPE_CHECKING:
+    from ...rules.engine.decisions import Decision
+
+logger = logging.getLogger("steptape.rules")
+
+#: The most ids of skipped samples that a receipt holds.
+MAX_IDS: Final = 1_000
+
+_ROLL_BACK: Final = "rollback.to"
+
+
+def learning_rate_after(receipts: Iterable[Event]) -> LearningRateState:
+    """Return what the receipts of a run have made of its learning rate."""
+    state = LearningRateState()
+    for event in receipts:
+        call = parse_call(str(event.attrs["operation"]))
+        if call.name.startswith(LEARNING_RATE):
+            state = state.after(call, event.step, tuple(event.attrs["base"]))
+    return state
+
+
+class Operations:
+    """The operations with arguments of one attempt.
+
+    Args:
+        handlers: What the loop carries out.
+        control: The flags that the loop reads.
+        position: Of the loop.
+        warnings: Those of the recorder.
+        emit: Records an event.
+        calls: The operations that its rules may order.
+        kept: The receipts of what was carried out so far, and the checkpoints, in order.
+
+    Attributes:
+        rollback: The rollback to carry out once all decisions of the event are; None without one.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        control: Control,
+        position: Position,
+        warnings: CallWarnings,
+        emit: Callable[..., None],
+        calls: tuple[str, ...],
+        kept: Iterable[Event],
+    ) -> None:
+        self.handlers, self._control, self._position = handlers, control, position
+        self._warnings, self._emit, self._calls = warnings, emit, calls
+        known = list(kept)
+        self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
+        saves = (event for event in known if event.kind == "save")
+        self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
+        self._skip: dict[str, Any] | None = None
+        self.rollback: tuple[OperationRequest, dict[str, Any]] | None = None
+        if handlers.learning_rate is not None:
+            handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
+
+    def ask(self, operation: str, decision: Decision | None = None) -> None:
+        """Let the loop carry out an operation, and record its answer.
+
+        Args:
+            operation: The call, as decisions write it.
+            decision: The decision that orders it; None on other ranks than 0.
+        """
+        call = parse_call(operation)
+        about = _about(operation, decision)
+        if not self.handlers.has(call.name):
+            self._refuse(about, "the loop has no handler for it")
+        elif call.name.startswith(LEARNING_RATE):
+            self._answer(about, lambda: self._on_learning_rate(call))
+        elif call.name == SKIP:
+            self._control.should_skip, self._skip = True, about
+        elif call.name == _ROLL_BACK:
+            self._prepare_rollback(call, about)
+        else:
+            self._answer(about, lambda: self._call(self._request(call, about)))
+
+    def begin_update(self) -> None:
+        """Name the operations that the loop has no handler for, at the first update."""
+        if self.handlers.has_named:
+            return
+        self.handlers.has_named = True
+        for operation in self._calls:
+            name = parse_call(operation).name
+            if not self.handlers.has(name):
+                what = f"rules may order {operation}, and this loop would refuse it"
+                self._warnings.once(f"{what}. {how_to_handle(name)}")
+
+    def note_save(self, path: str) -> None:
+        """Note a checkpoint."""
+        self._saves.append(SavePoint(self._position.step, path))
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics of the update that ends."""
+        rate = self.handlers.learning_rate
+        return {} if rate is None else rate.end_update()
+
+    def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
+        """Answer what was asked before the update."""
+        about, self._skip = self._skip, None
+        self._control.should_skip = False
+        if about is None:
+            return
+        if is_applied:
+            self._refuse(about, "the loop has applied the update")
+            return
+        ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
+        kept = {"sample_ids": ids[:MAX_IDS], "num_samples": len(ids)} if ids else {}
+        self._receive(about, kept)
+
+    def rolled_back(self, about: Mapping[str, Any], save: SavePoint, attempt: int, step: int) -> None:
+        """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
+        place = {"save_step": save.step, "path": save.path, "from_attempt": attempt, "from_step": step}
+        self._receive(dict(about), place)
+
+    def take_learning_rate(
+        self, optimizer: Any, scheduler: Any, on_foreign_change: Callable[[str], object]
+    ) -> LearningRate:
+        """Return a learning rate that operations change from now on, in place of an earlier one."""
+        if self.handlers.learning_rate is not None:
+            self.handlers.learning_rate.detach()
+        state = learning_rate_after(self._receipts)
+        rate = LearningRate(self._position, state, optimizer, scheduler, on_foreign_change)
+        self.handlers.learning_rate = rate
+        return rate
+
+    def load_checkpoint(self) -> tuple[SavePoint, dict[str, Any], Mapping[str, Any] | None] | None:
+        """Let the loop load the checkpoint that a rollback asks for.
+
+        Returns:
+            The checkpoint, what the receipt says, and the recorder's state that the checkpoint keeps; None if the loop
+            did not load it.
+        """
+        if self.rollback is None:
+            return None
+        (request, about), self.rollback = self.rollback, None
+        try:
+            state = self._call(request)
+        except Exception as error:
+            logger.exception("%s failed; training continues", about["operation"])
+            self._refuse(about, f"{type(error).__name__}: {error}")
+            return None
+        if isinstance(state, str) or request.save is None:
+            self._refuse(about, str(state))
+            return None
+        return request.save, about, state
+
+    def refuse(self, operation: str, decision: Decision | None, why: str) -> None:
+        """Record that an operation was not carried out."""
+        self._refuse(_about(operation, decision), why)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, call: OperationCall, about: Mapping[str, Any], save: SavePoint | None = None
+    ) -> OperationRequest:
+        controller = str(about.get("controller", ""))
+        return OperationRequest(call.name, call.arguments, self._position.step, controller, save)
+
+    def _call(self, request: OperationRequest) -> str | Mapping[str, Any] | None:
+        function = self.handlers.functions[request.operation]
+        assert function is not None
+        return function(request)
+
+    def _on_learning_rate(self, call: OperationCall) -> Mapping[str, Any]:
+        rate = self.handlers.learning_rate
+        assert rate is not None
+        return rate.carry_out(call)
+
+    def _answer(self, about: dict[str, Any], carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
+        try:
+            answer = carry_out()
+        except Exception as error:  # The training goes on without the operation.
+            logger.exception("%s failed; training continues", about["operation"])
+            self._refuse(about, f"{type(error).__name__}: {error}")
+            return
+        if isinstance(answer, str):
+            self._refuse(about, answer)
+        else:
+            self._receive(about, answer or {})
+
+    def _prepare_rollback(self, call: OperationCall, about: dict[str, Any]) -> None:
+        latest = self._position.step - int(call.arguments["before"] or 0)
+        save = next((save for save in reversed(self._saves) if save.step <= latest), None)
+        if save is None:
+            self._refuse(about, f"there is no checkpoint up to step {latest}")
+            return
+        times = sum(event.attrs.get("save_step") == save.step for event in self._receipts)
+        if times >= int(call.arguments["times"] or 0):
+            self._refuse(about, f"the run was rolled back to step {save.step} {times} times already")
+            return
+        if self.rollback is None:
+            self.rollback = (self._request(call, about, save), about)
+        else:
+            self._refuse(about, "another rollback comes first")
+
+    def _receive(self, about: dict[str, Any], details: Mapping[str, Any]) -> None:
+        self._emit(OPERATION_APPLIED, attrs={**about, **details})
+        event = Event(OPERATION_APPLIED, step=self._position.step, attrs={**about, **details})
+        self._receipts.append(event)
+
+    def _refuse(self, about: dict[str, Any], why: str) -> None:
+        why = shortened(why, 500)
+        logger.warning("step %d: %s is refused: %s", self._position.step, about["operation"], why)
+        self._emit(OPERATION_REFUSED, attrs={**about, "reason": why})
+
+
+def _about(operation: str, decision: Decision | None) -> dict[str, Any]:
+    """Return how a receipt begins."""
+    if decision is None:
+        return {"operation": operation}
+    about = {"controller": decision.controller, "event_seq": decision.seq, "decided_step": decision.step}
+    return {"operation": operation, **about}

@@ -1,0 +1,375 @@
+"""Finds comparisons that the range of their values decides, such as ``tanh(loss) > 1``, each with the proof.
+
+Takes a policy; yields comparisons that are never true, that are always true, and that are true at most before a window
+is full. It looks at no value, so it is right for every run: for numbers between 1e-250 and 1e250 in size, or where it
+names what it assumes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ..functions.table import TRUE_OF_CONTROLLERS
+from ..language import references as ref
+from ..language.bound_rule import BoundRule
+from ..language.families import MAX_MEMBERS, have_common_names, is_pattern
+from ..policy_file.declarations import Rule
+from ..policy_file.policy import Policy
+from .ranges import ALWAYS, NATURAL, NEVER, OPEN, Range, Verdict, all_of, any_of, between, compared, either_of
+from .value_ranges import ValueRanges, is_standardized
+
+_MIRRORED: Final[Mapping[type[ast.cmpop], ast.cmpop]] = {
+    ast.Lt: ast.Gt(),
+    ast.LtE: ast.GtE(),
+    ast.Gt: ast.Lt(),
+    ast.GtE: ast.LtE(),
+    ast.Eq: ast.Eq(),
+    ast.NotEq: ast.NotEq(),
+}
+_SIGNS: Final[Mapping[type[ast.cmpop], str]] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+#: What a part of a rule may be read by, so that it says nothing of itself.
+_CONSTANTS: Final = (ref.ParamValue,)
+
+#: How often what was found may lead to more: each round takes as long as the first.
+_MOST_ROUNDS: Final = 20
+
+Doubt = tuple[ast.expr, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """What is known to be impossible in a policy.
+
+    Attributes:
+        controllers: Names of controllers whose rules are never true.
+        once: Names of controllers that decide at most once.
+        classes: Classes that a state never takes, by state.
+        series: The metrics that the policy lists, or patterns of their names; None where it lists none.
+        most_steps: The most steps that a run has; infinite where that is unknown.
+    """
+
+    controllers: frozenset[str] = frozenset()
+    once: frozenset[str] = frozenset()
+    classes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    series: frozenset[str] | None = None
+    most_steps: float = math.inf
+
+    def members(self, pattern: str) -> int:
+        """Return how many members a family has at most."""
+        listed = [name for name in self.series or (pattern,) if have_common_names(name, pattern)]
+        return MAX_MEMBERS if any(map(is_pattern, listed)) else len(listed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """What is known of one comparison, and why."""
+
+    verdict: Verdict
+    why: str = ""
+
+
+class RuleVerdicts:
+    """What the conditions in one rule can be.
+
+    Args:
+        rule: The rule.
+        dead: What is impossible elsewhere in the policy.
+        is_full: Whether windows are full.
+    """
+
+    def __init__(self, rule: BoundRule, dead: Dead, *, is_full: bool = False) -> None:
+        self._rule = rule
+        self._dead = dead
+        self._found: dict[tuple[object, ...], Verdict] = {}
+        self.ranges = ValueRanges(rule, self.verdict, self._asked, dead.members, dead.most_steps, is_full=is_full)
+
+    # --- verdicts -----------------------------------------------------------------------------------------------
+
+    def verdict(self, node: ast.expr) -> Verdict:
+        """Return what a condition can be."""
+        place = (node, *self.ranges.place)
+        if place not in self._found:
+            self._found[place] = self._verdict(node)
+        return self._found[place]
+
+    def _verdict(self, node: ast.expr) -> Verdict:
+        reference = self._rule.references.get(node)
+        if isinstance(reference, ref.PastDecisions):
+            is_dead = reference.question in TRUE_OF_CONTROLLERS and reference.controller in self._dead.controllers
+            return NEVER if is_dead else OPEN
+        match node:
+            case ast.Constant(bool(value)):
+                return ALWAYS if value else NEVER
+            case ast.UnaryOp(ast.Not(), operand):
+                return self.verdict(operand).reversed
+            case ast.BoolOp(ast.And(), values):
+                return self._all(values)
+            case ast.BoolOp(ast.Or(), values):
+                return any_of([self.verdict(value) for value in values])
+            case ast.IfExp(_, body, otherwise):
+                return either_of(self.verdict(body), self.verdict(otherwise))
+            case ast.Compare():
+                return all_of(self.link(*each).verdict for each in links_of(node))
+        return OPEN
+
+    def _all(self, values: Sequence[ast.expr]) -> Verdict:
+        """Return what an ``and`` can be. Where it is true, its series have the lengths that it asks for."""
+        outer, asked = self.ranges.known, _lengths_asked(self._rule, values)
+        self.ranges.known = {**outer, **asked} if asked else outer
+        found = all_of([self.verdict(value) for value in values])
+        self.ranges.known = outer
+        # The lengths are known only where it is true.
+        return replace(found, may_fail=True) if asked and found.may_hold else found
+
+    def link(self, left: ast.expr, relation: ast.cmpop, right: ast.expr) -> _Link:
+        """Return what one comparison can be, and why."""
+        if type(relation) not in _MIRRORED:
+            return _Link(OPEN)
+        if (of_class := self._of_class(left, relation, right)) is not None:
+            return of_class
+        related = self._related(left, relation, right) or self._related(right, _MIRRORED[type(relation)], left)
+        if related is not None:
+            return related
+        one, other = self.ranges.of(left), self.ranges.of(right)
+        if one is None or other is None:
+            return _Link(OPEN)
+        verdict = compared(one, relation, other)
+        return _Link(verdict, _ends(self._rule, [(left, one), (right, other)]))
+
+    def _of_class(self, left: ast.expr, relation: ast.cmpop, right: ast.expr) -> _Link | None:
+        """Return what a comparison of a state with a class can be that it never takes; None for any other."""
+        for state, word in ((left, right), (right, left)):
+            reference = self._rule.references.get(state)
+            if isinstance(reference, ref.MetricValue) and isinstance(word, ast.Constant):
+                if word.value in self._dead.classes.get(reference.name, ()):
+                    never = f"the state '{reference.name}' never takes the class '{word.value!s}'"
+                    return _Link(NEVER if isinstance(relation, ast.Eq) else ALWAYS, never)
+                return _Link(OPEN)
+        return None
+
+    def _asked(self, question: ref.PastDecisions) -> Range | None:
+        """Return the range of the answer to a question about a controller; None where it is no number."""
+        name = question.controller
+        if question.question in TRUE_OF_CONTROLLERS:
+            return between(0, name not in self._dead.controllers, is_whole=True, may_be_nan=False)
+        if question.question not in ("times_fired", "streak"):
+            return None
+        if name in self._dead.controllers:
+            return between(0, 0, is_whole=True, may_be_nan=False).because(f"the rule of '{name}' is never true")
+        if question.question == "times_fired" and name in self._dead.once:
+            return between(0, 1, is_whole=True, may_be_nan=False).because(f"'{name}' decides once")
+        return NATURAL
+
+    # --- readings of the same series ----------------------------------------------------------------------------
+
+    def _related(self, left: ast.expr, relation: ast.cmpop, right: ast.expr) -> _Link | None:
+        """Return why one reading cannot be above a multiple of another of the same series; None where it may be."""
+        if not isinstance(relation, ast.Gt):
+            return None
+        return self._above_multiple(left, right) or self._above_deviations(left, right)
+
+    def _above_multiple(self, left: ast.expr, right: ast.expr) -> _Link | None:
+        times, reading = self._multiple(right)
+        found = self.ranges.bound(left, reading)
+        if found is None or times < found[1].factor:
+            return None
+        key, bound = found
+        needs_sign = bound.needs_sign or times != 1
+        assumed = self.ranges.assumptions(key, needs_sign=needs_sign, needs_finite=bound.needs_finite)
+        if assumed is None:
+            return None
+        is_sure = bound.is_exact or times > bound.factor * (1 + 1e-9)
+        verdict = NEVER if is_sure else replace(OPEN, holds_by_rounding=True)
+        return _Link(replace(verdict, assumed=frozenset(assumed)), bound.proof)
+
+    def _multiple(self, node: ast.expr) -> tuple[float, ast.expr]:
+        """Return a number and a node, of which another node is the product."""
+        match node:
+            case ast.BinOp(one, ast.Mult(), other):
+                for factor, reading in ((one, other), (other, one)):
+                    times = self.ranges.of(factor)
+                    if times is not None and times.low == times.high and times.low > 0:
+                        return times.low, reading
+        return 1.0, node
+
+    def _above_deviations(self, left: ast.expr, right: ast.expr) -> _Link | None:
+        """Return why the newest value cannot be so many deviations above the mean of its window."""
+        match right:
+            case ast.BinOp(mean, ast.Add(), spread):
+                times, std = self._multiple(spread)
+                read = [self._rule.references.get(node) for node in (left, mean, std)]
+                if not is_standardized(*read) or not isinstance(read[1], ref.Window):
+                    return None
+                count = int(read[1].length)
+                if times * times < count - 1:
+                    return None
+                proof = f"the newest of {count} values is at most sqrt({count} - 1) deviations from their mean"
+                is_sure = times * times > count * (1 + 1e-6)
+                return _Link(NEVER if is_sure else replace(OPEN, holds_by_rounding=True), proof)
+        return None
+
+
+def links_of(node: ast.Compare) -> Iterator[tuple[ast.expr, ast.cmpop, ast.expr]]:
+    """Yield the comparisons of a chain."""
+    operands = [node.left, *node.comparators]
+    return zip(operands, node.ops, operands[1:], strict=False)
+
+
+def dead_links(rule: BoundRule, dead: Dead) -> Iterator[Doubt]:
+    """Yield the comparisons in a rule that their ranges decide, each with what is known and why."""
+    now, full = RuleVerdicts(rule, dead), RuleVerdicts(rule, dead, is_full=True)
+    whole = now.verdict(rule.expression.tree)
+    for node, in_series in _comparisons(rule, rule.expression.tree):
+        for left, relation, right in links_of(node):
+            if _is_said_elsewhere(rule, left, right):
+                continue
+            text = _text_of(rule, left, relation, right)
+            link = now.link(left, relation, right)
+            if link.verdict.may_hold and dead.most_steps < math.inf:
+                continue  # That a short run never gets beyond a step is nothing to warn of.
+            what = _said(link, text, whole)
+            if not what and not in_series:
+                late = full.link(left, relation, right)
+                if not late.verdict.may_hold or late.verdict.holds_by_rounding:
+                    what = _phrased(late, text, "can be true only before its window is full", whole)
+            if what:
+                yield left, what
+
+
+def _text_of(rule: BoundRule, left: ast.expr, relation: ast.cmpop, right: ast.expr) -> str:
+    """Return the text of a comparison, as the rule has it or the definition that holds it."""
+    return f"{rule.expression.segment(left)} {_SIGNS.get(type(relation), '?')} {rule.expression.segment(right)}"
+
+
+def _said(link: _Link, text: str, whole: Verdict) -> str:
+    if not link.verdict.may_hold:
+        return _phrased(link, text, "is never true", whole)
+    if not link.verdict.may_fail:
+        return _phrased(link, text, "is always true", OPEN)
+    return _phrased(link, text, "is never true, but for rounding", OPEN) if link.verdict.holds_by_rounding else ""
+
+
+def _phrased(link: _Link, text: str, what: str, whole: Verdict) -> str:
+    """Return a sentence on a comparison, and on its whole rule if that is never true."""
+    assumed = sorted(link.verdict.assumed if whole.may_hold else link.verdict.assumed | whole.assumed)
+    so = "" if whole.may_hold else ", so the rule is never true"
+    return f"'{text}' {what}{so}: {link.why}{', if ' if assumed else ''}{' and '.join(assumed)}"
+
+
+def _is_said_elsewhere(rule: BoundRule, left: ast.expr, right: ast.expr) -> bool:
+    """Whether another check looks at a comparison: of constants alone, or of a length."""
+    read = [rule.references.get(part) for side in (left, right) for part in ast.walk(side)]
+    is_constant = all(each is None or isinstance(each, _CONSTANTS) for each in read)
+    sides = (rule.references.get(left), rule.references.get(right))
+    return is_constant or any(isinstance(side, ref.SeriesLength) for side in sides)
+
+
+def _comparisons(rule: BoundRule, node: ast.AST, *, in_series: bool = False) -> Iterator[tuple[ast.Compare, bool]]:
+    """Yield the comparisons of a tree, each with whether a series is computed from it."""
+    if isinstance(node, ast.Compare):
+        yield node, in_series
+    reference = rule.references.get(node)
+    is_computed = isinstance(reference, ref.SeriesReference) and reference.key.is_derived
+    for child in ast.iter_child_nodes(node):
+        yield from _comparisons(rule, child, in_series=in_series or is_computed)
+
+
+def _lengths_asked(rule: BoundRule, values: Sequence[ast.expr]) -> dict[ref.SeriesKey, int]:
+    """Return how many values series have where all of these conditions are true."""
+    found: dict[ref.SeriesKey, int] = {}
+    for node in (value for value in values if isinstance(value, ast.Compare)):
+        for left, relation, right in links_of(node):
+            for length, sign, limit in ((left, relation, right), (right, _MIRRORED.get(type(relation)), left)):
+                reference = rule.references.get(length)
+                if isinstance(reference, ref.SeriesLength) and isinstance(limit, ast.Constant):
+                    least = _least(sign, limit.value)
+                    found[reference.key] = max(found.get(reference.key, 0), least)
+    return found
+
+
+def _least(sign: ast.cmpop | None, limit: object) -> int:
+    if not isinstance(limit, int):
+        return 0
+    return limit + 1 if isinstance(sign, ast.Gt) else limit if isinstance(sign, ast.GtE) else 0
+
+
+def _ends(rule: BoundRule, sides: Sequence[tuple[ast.expr, Range]]) -> str:
+    """Return what the range of each side is, as far as it is not just a constant."""
+    parts = list[str]()
+    for node, found in sides:
+        if isinstance(node, ast.Constant) or isinstance(rule.references.get(node), _CONSTANTS):
+            continue
+        text = rule.expression.segment(node)
+        parts.append(found.proof or f"'{text}' is {_span(found)}")
+    return ", and ".join(dict.fromkeys(parts))
+
+
+def _span(found: Range) -> str:
+    if found.low == found.high:
+        return f"always {found.low:g}"
+    if found.low == -float("inf"):
+        return f"at most {found.high:g}"
+    return f"at least {found.low:g}" if found.high == float("inf") else f"from {found.low:g} to {found.high:g}"
+
+
+def dead_in(policy: Policy, most_steps: float = math.inf) -> Dead:
+    """Return what can never be in a policy: rules that are never true, and classes that no state takes.
+
+    Rules ask about each other, so this repeats until nothing more is found.
+
+    Args:
+        policy: The policy.
+        most_steps: The most steps of the runs that it is to decide on.
+    """
+    names = [controller.name for controller in policy.controllers]
+    once = frozenset(each.name for each in policy.controllers if each.is_once and names.count(each.name) == 1)
+    dead = Dead(once=once, series=policy.series)
+    for _ in range(_MOST_ROUNDS):
+        found = [each.name for each in policy.controllers if _is_never_true(each.rule.bound, dead)]
+        never = frozenset(name for name in names if found.count(name) == names.count(name))
+        classes = {state.name: frozenset(_never_taken(state.classes, dead)) for state in policy.states}
+        grown = replace(dead, controllers=never, classes=classes)
+        if grown == dead:
+            break
+        dead = grown
+    return replace(dead, most_steps=most_steps)
+
+
+def _is_never_true(rule: BoundRule, dead: Dead) -> bool:
+    """Whether a rule is never true, without anything assumed."""
+    verdict = RuleVerdicts(rule, dead).verdict(rule.expression.tree)
+    return not (verdict.may_hold or verdict.assumed)
+
+
+def _never_taken(classes: Sequence[tuple[str, Rule]], dead: Dead) -> Iterator[str]:
+    """Yield the classes of a state that it never takes: their conditions are never true, or one above always is."""
+    taken, is_over = set[str](), False
+    for name, rule in classes:
+        verdict = RuleVerdicts(rule.bound, dead).verdict(rule.bound.expression.tree)
+        if (verdict.may_hold or verdict.assumed) and not is_over:
+            taken.add(name)
+        is_over = is_over or not (verdict.may_fail or verdict.assumed)
+    yield from (name for name, _ in classes if name not in taken)
+
+
+def dead_classes(policy: Policy, dead: Dead) -> Iterator[tuple[str, Rule, str]]:
+    """Yield the classes that a state never takes because one above it is always true: state, condition, what is so."""
+    for state in policy.states:
+        above = ""
+        for name, rule in state.classes:
+            if above:
+                yield state.name, rule, f"'{name}' is never taken: '{above}' above it is true wherever it is defined"
+                continue
+            verdict = RuleVerdicts(rule.bound, dead).verdict(rule.bound.expression.tree)
+            above = "" if verdict.may_fail or verdict.assumed else name

@@ -1,0 +1,176 @@
+"""Makes one controller for each member of a family, as members appear, and asks them in order of names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from ...store.events import Event
+from ..compiled.family_members import Member
+from ..compiled.program import clearing_name, explanation_name, gate_name, members_name, news_name
+from ..compiled.series import News
+from ..compiled.workspace import Workspace
+from ..language.context import Past
+from ..language.timing import SpanTimer
+from ..policy_file.blueprint import RulesAtKind
+from .gates import FiringGate, FiringLimits, Ladder, RaisedState
+from .triggered_controllers import Ask, ControllerState, TriggeredController
+
+
+class MemberAnswers(NamedTuple):
+    """The answers of the controllers of all members to one rule, without those that are False."""
+
+    answers: Sequence[tuple[TriggeredController, object]]
+
+
+class PastOfMembers:
+    """The answers and decisions of the controllers of all members, as other controllers read them.
+
+    Attributes:
+        members: Those of each member.
+        true_at, fired_at: The newest event at which the rule was true for some member, and at which it decided.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Past] = []
+        self.true_at: Event | None = None
+        self.fired_at: Event | None = None
+
+    def note_asked(self, event: Event) -> None:
+        """Note what all members have answered to an event."""
+        for past in self.members:
+            if past.true_at is event:
+                self.true_at = event
+            if past.fired_at is event:
+                self.fired_at = event
+
+    def settle(self) -> None:
+        """Let rules see the answers, once all rules of the event are asked."""
+        for past in self.members:
+            if past.next_holds is not None:
+                past.holds, past.next_holds = past.next_holds, None
+
+    @property
+    def times(self) -> int:
+        """The number of decisions at earlier events."""
+        return sum(past.times for past in self.members)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rule of any member was true at its last evaluation at an earlier event."""
+        return any(past.holds for past in self.members)
+
+    @property
+    def streak(self) -> int:
+        """The longest streak of a member."""
+        return max((past.streak for past in self.members), default=0)
+
+    @property
+    def raised(self) -> int:
+        """How many members are raised as of earlier events."""
+        return sum(past.raised for past in self.members)
+
+    def steps_since(self, step: int) -> int:
+        """Return the steps from the newest decision to a step; see ``Past``."""
+        past = Past()
+        past.step = max((past.step for past in self.members if past.step is not None), default=None)
+        return past.steps_since(step)
+
+
+class MembersAtTrigger:
+    """The controllers of all members at one trigger, as generated code asks them.
+
+    Args:
+        kind: The kind of event.
+        number: The number of the rule at this kind.
+        trigger: The trigger.
+        code: The code that asks one member.
+        past: The answers and decisions of all members.
+    """
+
+    def __init__(self, kind: str, number: int, trigger: str, code: CodeType, past: PastOfMembers) -> None:
+        self._kind = kind
+        self._number = number
+        self._trigger = trigger
+        self._code = code
+        self._past = past
+        self._asked: list[tuple[TriggeredController, Ask]] = []
+
+    def insert(self, index: int, state: ControllerState, member: Member, workspace: Workspace) -> None:
+        """Take the controller of a new member that has this place in the order of names."""
+        declared, clock, gated = state.declaration, workspace.clock, gate_name(self._kind, self._number)
+        gate = FiringGate(state.restraint, clock, declared.patience, declared.hold)
+        own: dict[str, Any] = {gated: gate, **state.own}
+        driver = declared.rule.bound.driver
+        if declared.awaits_value and driver is not None:
+            series = member.series[driver] if driver.is_of_member else workspace.series[driver]
+            own[news_name(gated)] = News(series)
+        watch = TriggeredController(state, self._trigger, gate)
+        own[explanation_name(gated)] = watch.explain
+        own[clearing_name(gated)] = watch.clear
+        self._asked.insert(index, (watch, member.function(self._code, own)))
+
+    def __call__(self, event: Event, answers: list[tuple[int, object]]) -> None:
+        """Ask all members at an event; append their answers, if any is not False."""
+        given = [(watch, answer) for watch, ask in self._asked for _, answer in ask(event)]
+        if given:
+            answers.append((self._number, MemberAnswers(given)))
+        self._past.note_asked(event)
+
+    def settle(self) -> None:
+        """Let rules see the answers, once all rules of the event are asked."""
+        self._past.settle()
+
+    def renew(self) -> None:
+        """Reset patience and hold of all members."""
+        for watch, _ in self._asked:
+            watch.gate.renew()
+
+
+class MemberControllers:
+    """The controllers that one declaration makes for the members of a family.
+
+    Args:
+        whole: The state that they share: what was reported.
+        workspace: The values that rules read.
+        timer: The timer of a cooldown that the controller shares; None without one.
+    """
+
+    def __init__(self, whole: ControllerState, workspace: Workspace, timer: SpanTimer | None) -> None:
+        self._whole = whole
+        self._workspace = workspace
+        self._timer = timer
+        self._limits: list[FiringLimits] = []
+        self.past = PastOfMembers()
+        self._triggers: list[MembersAtTrigger] = []
+
+    def at(self, kind: str, number: int, trigger: str, asked: RulesAtKind) -> None:
+        """Let generated code ask them at a trigger: the rule with this number among those at a kind of event."""
+        at_trigger = MembersAtTrigger(kind, number, trigger, asked.of_members[number], self.past)
+        self._workspace.variables[members_name(kind, number)] = at_trigger
+        self._triggers.append(at_trigger)
+
+    def insert(self, index: int, member: Member) -> None:
+        """Make the controller of a new member."""
+        declared, past = self._whole.declaration, Past()
+        timer = self._timer
+        if timer is None and declared.cooldown is not None:
+            timer = SpanTimer(declared.cooldown.span)
+        raised = None if declared.clear is None else RaisedState()
+        ladder = None if declared.escalation is None else Ladder(declared.escalation)
+        limits = FiringLimits(past, is_once=declared.is_once, cooldown=timer, raised=raised, ladder=ladder)
+        own = {self._workspace.past_name(declared.name): past}
+        state = ControllerState(declared, lambda code: member.function(code, own), limits, self._whole)
+        state.member, state.own = member.name, own
+        self.past.members.insert(index, past)
+        self._limits.append(limits)
+        for trigger in self._triggers:
+            trigger.insert(index, state, member, self._workspace)
+
+    def renew(self) -> None:
+        """Let the controllers of all members start fresh."""
+        for limits in self._limits:
+            limits.renew()
+        for trigger in self._triggers:
+            trigger.renew()

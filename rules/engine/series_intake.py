@@ -1,0 +1,294 @@
+"""Binds the series of one engine to the kinds of events that feed them, as these appear.
+
+Takes the names of the metrics that events carry, and the constants that the loop declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
+from typing import Final
+
+from ...store.events import PLAN, MetricsOfTable
+from ..compiled.family_members import Member, SeriesFamily
+from ..compiled.feeding import feed
+from ..compiled.series import Series
+from ..compiled.workspace import Workspace
+from ..language.families import matches
+from ..language.references import ALSO_CALLED, SeriesKey
+from ..policy_file.blueprint import Admission, Computation
+from ..policy_file.policy import Policy
+from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_KEYS
+from .admissions import Admissions, Gatekeeper
+from .computed_series import ComputedSeries
+from .missing_series import REMEMBERED_NAMES
+from .standing_answers import StandingAnswers
+from .triggered_controllers import FamilyFeed, Listener
+
+#: Most names of metrics that are remembered at each kind of event, so that the next event with them is no news.
+_MOST_KNOWN: Final = 10_000
+
+
+class SeriesIntake:
+    """The series of one engine, as far as events feed them.
+
+    Args:
+        policy: The policy.
+        workspace: Its series and families.
+        listener: Returns the listener for a kind of event.
+        standing: The cached answers, which end when a series appears.
+
+    Attributes:
+        is_open: Whether an event may bring a series that has not appeared.
+        seen: Metrics that did appear, each with the kind of event that carried it.
+    """
+
+    def __init__(
+        self, policy: Policy, workspace: Workspace, listener: Callable[[str], Listener], standing: StandingAnswers
+    ) -> None:
+        self._policy = policy
+        self._workspace = workspace
+        self._series = workspace.series
+        self._families = workspace.families
+        self._listener = listener
+        self._standing = standing
+        self._orders = policy.semantics_version >= FIRST_WITH_NEWER_KEYS
+        self._told: set[SeriesKey] = set()
+        self._gatekeepers: dict[SeriesKey, Gatekeeper] = {}
+        self.seen: dict[str, str] = {}
+        wholes = {key.whole for key in self._families}
+        self._unseen = [each for each in self._series.values() if not each.key.is_derived and each.key not in wholes]
+        # The kinds of events that feed families, and those at which series are computed, for each member or for all.
+        self._kinds: dict[tuple[SeriesKey, str], dict[str, None]] = {}
+        self._computed: dict[tuple[SeriesKey, str], ComputedSeries] = {}
+        self._known: dict[str, set[str]] = {}
+        self._table: Collection[str] = ()
+        self._matching: list[str] = []
+        self.is_open = bool(self._unseen or self._families)
+
+    # --- constants ----------------------------------------------------------------------------------------------
+
+    def declare(self, constants: Mapping[str, float]) -> None:
+        """Append constants that the loop declared to their series, unless an event feeds these."""
+        for key, series in self._series.items():
+            if key.kind is None and key.name in constants and series.bound_kind in (None, PLAN):
+                series.bound_kind = PLAN
+                series.append(float(constants[key.name]))
+        for family in self._families.values():
+            declared = [name for name in sorted(constants) if self._is_declared(family, name)]
+            for name in declared:
+                family.named(name).series[family.key].append(float(constants[name]))
+            if declared:
+                family.whole.append(float(len(declared)))
+        self._bind_computed()
+        self._note_unseen()
+
+    def _is_declared(self, family: SeriesFamily, name: str) -> bool:
+        """Whether a constant is a member, maybe from now on."""
+        if family.takes(name, PLAN):
+            self._join(family, name, PLAN)
+        return name in family and family.named(name).series[family.key].bound_kind == PLAN
+
+    # --- metrics of events --------------------------------------------------------------------------------------
+
+    def greet(self, metrics: Mapping[str, float | None], kind: str, *, remembers: bool) -> None:
+        """Bind each series that these metrics contain and that has not appeared to this kind of event.
+
+        Args:
+            metrics: The metrics; None for a value that is lost.
+            kind: The kind of event, which feeds these series from now on.
+            remembers: Whether to remember the names, for the warning about missing series.
+        """
+        if self._unseen:
+            self._greet_named(metrics, kind, remembers=remembers)
+        elif remembers:
+            self._remember(metrics, kind)
+        if self._families:
+            self._greet_members(metrics, kind)
+
+    def _remember(self, metrics: Collection[str], kind: str) -> None:
+        if len(self.seen) < REMEMBERED_NAMES:
+            self.seen.update(dict.fromkeys(metrics, kind))
+
+    def _greet_named(self, metrics: Mapping[str, float | None], kind: str, *, remembers: bool) -> None:
+        if remembers:
+            self._remember(metrics, kind)
+        count = len(self._unseen)
+        for series in self._unseen:
+            name = self._name_among(series.key, metrics)
+            if name is not None and series.key.kind in (None, kind):
+                self._bind(series, name, kind)
+        self._note_unseen()
+        if len(self._unseen) < count:
+            listener = self._listener(kind)
+            listener.feed = feed([name for name, _ in listener.feeds], [taker for _, taker in listener.feeds])
+
+    def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
+        """Return the name under which an event carries a series; None when it does not."""
+        if key.name in metrics:
+            return key.name
+        other = ALSO_CALLED.get(key.name)
+        return other if other in metrics and self._policy.semantics_version >= FIRST_WITH_CONTEXT else None
+
+    def _note_unseen(self) -> None:
+        self._unseen = [series for series in self._unseen if series.bound_kind is None]
+        self.is_open = bool(self._unseen or self._families)
+
+    def _bind(self, series: Series, name: str, kind: str) -> None:
+        """Let events of a kind feed a series and the series computed from it."""
+        self._standing.forget()
+        listener = self._listener(kind)
+        series.bound_kind = kind
+        listener.series.append(series)
+        listener.feeds.append((name, series.values.append if series.is_plain else series.append))
+        self._bind_computed()
+
+    def _greet_members(self, metrics: Mapping[str, float | None], kind: str) -> None:
+        known = self._known.setdefault(kind, set())
+        names = self._newcomers(metrics) if isinstance(metrics, MetricsOfTable) else metrics
+        if known.issuperset(names):
+            return
+        new = sorted(name for name in names if name not in known and metrics.get(name) is not None)
+        if len(known) < _MOST_KNOWN:
+            known.update(new)
+        for family in self._families.values():
+            for name in new:
+                if family.takes(name, kind):
+                    self._join(family, name, kind)
+        self._bind_computed()
+
+    def _newcomers(self, metrics: MetricsOfTable) -> Collection[str]:
+        """Return the metrics of a table of events that match a pattern."""
+        if self._table is not metrics.possible:
+            self._table = metrics.possible
+            keys = list(self._families)
+            self._matching = [name for name in self._table if any(matches(name, key.name) for key in keys)]
+        return self._matching
+
+    def _join(self, family: SeriesFamily, name: str, kind: str) -> None:
+        """Let a metric become a member."""
+        self._standing.forget()
+        series = family.add(name).series[family.key]
+        series.bound_kind = kind
+        family.whole.bound_kind = family.whole.bound_kind or kind
+        self._kinds.setdefault((family.key.whole, ""), {})[kind] = None
+        if kind != PLAN:
+            listener = self._listener(kind)
+            listener.series.append(series)
+            fed = next((each for each in listener.families if each.family is family), None)
+            if fed is None:
+                fed = FamilyFeed(family)
+                listener.families.append(fed)
+                listener.series.append(family.whole)
+            fed.takers.append((name, series.append))
+
+    def crowded(self) -> list[SeriesFamily]:
+        """Return the families of which more members have appeared than they take, each once."""
+        found = [family for family in self._families.values() if family.has_more and family.key not in self._told]
+        self._told.update(family.key for family in found)
+        return found
+
+    # --- computed series ----------------------------------------------------------------------------------------
+
+    def _bind_computed(self) -> None:
+        """Let the kinds of events that feed the drivers of computed series compute these, and admit values."""
+        self._compute_all(after_admission=False)
+        if self._policy.blueprint.admissions:
+            for admission in self._policy.blueprint.admissions:
+                self._admit(admission)
+            self._compute_all(after_admission=True)
+
+    def _compute_all(self, *, after_admission: bool) -> None:
+        for index, computation in enumerate(self._policy.blueprint.computations):
+            if computation.is_after_admission is not after_admission:
+                continue
+            if computation.family is None:
+                self._compute(index, computation, None)
+            else:
+                for member in self._families[computation.family].members:
+                    self._compute(index, computation, member)
+
+    def _compute(self, index: int, computation: Computation, member: Member | None) -> None:
+        driver, own = computation.driver, "" if member is None else member.name
+        kinds = self._kinds.setdefault((computation.key, own), {})
+        new = [kind for kind in self._kinds_of(driver, member) if kind not in kinds and kind != PLAN]
+        if not new:
+            return
+        computed = self._computed.get((computation.key, own))
+        target = self._found(computation.key, member)
+        if computed is None:
+            function = self._workspace.function if member is None else member.function
+            computed = ComputedSeries(function(computation.code), self._found(driver, member), target, (index, own))
+            self._computed[computation.key, own] = computed
+        for kind in new:
+            kinds[kind] = None
+            target.bound_kind = target.bound_kind or kind
+            listener = self._listener(kind)
+            held = listener.computed
+            if computation.is_after_admission and listener.admissions is not None:
+                held = listener.admissions.computed
+            held.append(computed)
+            listener.series.append(target)
+            if self._orders:
+                # A series is computed after those that it is computed from, whichever of them appeared first.
+                held.sort(key=attrgetter("order"))
+
+    def _admit(self, admission: Admission) -> None:
+        """Let the kinds of events that feed the driver of admitted values admit some."""
+        declared = admission.declaration
+        kinds = self._kinds.setdefault((declared.key, ""), {})
+        new = [kind for kind in self._kinds_of(declared.driver) if kind not in kinds and kind != PLAN]
+        gatekeeper, target = self._gatekeepers.get(declared.key), self._series[declared.key]
+        if new and gatekeeper is None:
+            value, admit = (self._workspace.function(code) for code in (admission.value, declared.admit.compiled.code))
+            driver = self._series[declared.driver]
+            gatekeeper = Gatekeeper(declared, value, admit, driver, target, self._policy.source)
+            self._gatekeepers[declared.key] = gatekeeper
+        for kind in new:
+            assert gatekeeper is not None
+            kinds[kind] = None
+            target.bound_kind = target.bound_kind or kind
+            listener = self._listener(kind)
+            listener.series.append(target)
+            listener.admissions = listener.admissions or Admissions()
+            listener.admissions.gatekeepers.append(gatekeeper)
+
+    def _found(self, key: SeriesKey, member: Member | None) -> Series:
+        return member.series[key] if member is not None and key.is_of_member else self._series[key]
+
+    def _kinds_of(self, key: SeriesKey, member: Member | None = None) -> Iterable[str]:
+        """Return the kinds of events that give a series its values."""
+        own = member.name if member is not None and key.is_of_member else ""
+        if (key, own) in self._kinds:
+            return self._kinds[key, own]
+        kind = self._found(key, member).bound_kind
+        return () if kind is None or key.is_derived else (kind,)
+
+    @property
+    def gatekeepers(self) -> Collection[Gatekeeper]:
+        """Those of the series of admitted values whose driver has appeared."""
+        return self._gatekeepers.values()
+
+    # --- queries ------------------------------------------------------------------------------------------------
+
+    def kinds_read(self, keys: Iterable[SeriesKey]) -> set[str]:
+        """Return the kinds of events that feed these series, as far as they have appeared or rules name a kind."""
+        read = [key for key in keys if not key.is_of_member]
+        found = {kind for key in read for kind in self._kinds_of(key)}
+        return found | {key.kind for key in read if key.kind}
+
+    def brings(self, kind: str, names: Collection[str], keys: Iterable[SeriesKey]) -> bool:
+        """Whether events of a kind feed one of some series with one of these metrics."""
+        return any(self._is_among(key, kind, names) for key in keys)
+
+    def _is_among(self, key: SeriesKey, kind: str, names: Collection[str]) -> bool:
+        if key.is_derived or key.kind not in (None, kind):
+            return False
+        if key.is_of_member:
+            return any(matches(name, key.name) and self._is_fed(key, name, kind) for name in names)
+        is_named = key.name in names or ALSO_CALLED.get(key.name, key.name) in names
+        return is_named and self._series[key].bound_kind in (None, kind)
+
+    def _is_fed(self, key: SeriesKey, name: str, kind: str) -> bool:
+        family = self._families[key]
+        return name not in family or family.named(name).series[key].bound_kind == kind

@@ -1,0 +1,422 @@
+"""Operations that steer: what the loop does, what the log keeps of it, and that a replay says the same."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from steered_loops import GUARD, SCHEDULERS, SKIP, Training, rollback
+
+from steptape import Recorder, TelemetryError, open_run, verify
+from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.runs.replaying import replay
+from steptape.rules.control.calls import parse_call
+from steptape.rules.control.learning_rate import LearningRateState
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.events import Event
+from steptape.store.run import Run
+
+SPIKES = {5: 4.0, 12: 5.0, 20: 4.0, 30: 4.0}
+
+
+def written(folder: Path, text: str = GUARD) -> Path:
+    """Write a policy, and return its path."""
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return path
+
+
+def events(run: Run, *kinds: str) -> list[Event]:
+    """Return the events of some kinds."""
+    return [event for event in run.events() if event.kind in kinds]
+
+
+def receipts(run: Run) -> list[tuple[int, str, str]]:
+    """Return step, operation and reason of each receipt; the reason is empty for one that was applied."""
+    found = events(run, "operation_applied", "operation_refused")
+    return [(event.step, event.attrs["operation"], event.attrs.get("reason", "")) for event in found]
+
+
+def track(run: Run) -> list[tuple[int, float, float, float]]:
+    """Return step, base, scheduled and used learning rate of each update."""
+    names = ("lr.base", "lr.scheduled", "lr.used")
+    steps = [event for event in events(run, "step_end") if "lr.used" in event.metrics]
+    return [(event.step, *(event.metrics[name] for name in names)) for event in steps]  # type: ignore[misc]
+
+
+def closed(rec: Recorder) -> Run:
+    """End a run, and return it once its replay was seen to be identical, with its learning rates to the bit."""
+    rec.close(seal=True)
+    run = open_run(rec.folder)
+    assert verify(run).identical, verify(run)
+    if track(run):
+        assert run.info.last.policy is not None
+        points = learning_rates(replay(parse_policy(run.info.last.policy.text), run), run)
+        assert [(point.step, point.base, point.scheduled, point.used) for point in points] == track(run)
+        assert {str(point.validity) for point in points} == {"exact"}
+    return run
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_rules_change_the_rate_of_every_group_and_the_scheduler_sees_nothing_of_it(
+    scheduler: str, tmp_path: Path
+) -> None:
+    """The base rates are to the bit those of a training without rules; the log holds the rates that trained."""
+    plain, steered = Training(scheduler), Training(scheduler, SPIKES)
+    for step in range(1, 41):
+        plain.update(step)
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(steered.optimizer, steered.scheduler)
+    steered.run(rec, 40)
+    run = closed(rec)
+
+    assert [base for _, base, _, _ in track(run)] == [rates[0] for rates in plain.rates]
+    assert steered.shown_rates() == plain.shown_rates()
+    assert receipts(run) == [
+        (5, "lr.scale(0.5, over=6)", ""),
+        (12, "lr.scale(0.5, over=6)", ""),
+        (20, "lr.reduce(0.5)", ""),
+        (30, "lr.scale(0.5, over=6)", ""),
+    ]
+    state, expected = LearningRateState(), []
+    for step in range(1, 41):
+        expected.append(list(state.used(step, plain.rates[step - 1])))
+        if step in SPIKES:
+            operation = next(operation for at, operation, _ in receipts(run) if at == step)
+            state = state.after(parse_call(operation), step, plain.rates[step - 1])
+    assert steered.rates == expected
+    assert [used for *_, used in track(run)] == [rates[0] for rates in expected]
+
+
+def test_a_resume_in_the_middle_of_an_override_continues_it(tmp_path: Path) -> None:
+    """The split run has the same rates, weights and decisions as the whole one."""
+    whole, split = Training(losses=SPIKES), Training(losses=SPIKES)
+    rules = written(tmp_path)
+    rec = Recorder(tmp_path / "whole", rules=rules)
+    rec.learning_rate(whole.optimizer)
+    whole.run(rec, 40)
+    unsplit = closed(rec)
+    first = Recorder(tmp_path / "split", rules=rules)
+    first.learning_rate(split.optimizer)
+    split.run(first, 14)
+    split.save(first, tmp_path / "14.pt")
+    first.close()
+    again = Training(losses=SPIKES)
+    second = Recorder(tmp_path / "split", rules=rules, resume=again.load(tmp_path / "14.pt"))
+    second.learning_rate(again.optimizer)
+    again.run(second, 40)
+    resumed = closed(second)
+
+    assert track(resumed) == track(unsplit)
+    assert split.rates + again.rates == whole.rates
+    assert torch.equal(again.model.weight, whole.model.weight)
+    assert receipts(resumed) == receipts(unsplit)
+
+
+def test_a_resume_from_before_a_receipt_rolls_the_override_back(tmp_path: Path) -> None:
+    """A permanent reduction of a part that no longer counts is gone as well."""
+    training, rules = Training(losses={5: 4.0, 10: 4.0, 15: 4.0}), written(tmp_path)
+    first = Recorder(tmp_path / "runs", rules=rules)
+    first.learning_rate(training.optimizer)
+    training.run(first, 16, saves=[4], folder=tmp_path)
+    first.close()
+    assert track(open_run(first.folder))[-1][2:] == (training.rates[-1][0], training.rates[-1][0])
+    again = Training()
+    second = Recorder(tmp_path / "runs", rules=rules, resume=again.load(tmp_path / "4.pt"))
+    second.learning_rate(again.optimizer)
+    again.run(second, 20)
+
+    run = closed(second)
+    assert receipts(run) == []
+    assert all(base == used for _, base, _, used in track(run))
+
+
+def test_an_update_that_mixed_precision_skips_has_no_rate_and_counts_for_the_blend(tmp_path: Path) -> None:
+    """The scaler does not call the optimizer after an overflow."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(optimizer)
+    for step in range(1, 13):
+        optimizer.zero_grad()
+        loss = (weight * (float("inf") if step == 7 else 1.0)).sum()
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.step(optimizer)
+        scaler.update()
+        rec.step(loss=4.0 if step == 5 else 1.0, applied=step != 7)
+
+    assert [(step, round(used, 6)) for step, _, _, used in track(closed(rec))][4:11] == [
+        (5, 1.0),
+        (6, 0.583333),
+        (8, 0.75),
+        (9, 0.833333),
+        (10, 0.916667),
+        (11, 1.0),
+        (12, 1.0),
+    ]
+
+
+def test_a_loop_without_pytorch_asks_for_its_rate(tmp_path: Path) -> None:
+    """The object that it calls returns the rate to train with."""
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rate = rec.learning_rate()
+    trained = []
+    for step in range(1, 14):
+        trained.append(rate(2e-4))
+        rec.step(loss=4.0 if step == 5 else 1.0)
+
+    assert trained[4] == trained[10] == 2e-4
+    assert trained[5:10] == pytest.approx([2e-4 * (0.5 + 0.5 * n / 6) for n in range(1, 6)], rel=1e-12)
+    assert [used for *_, used in track(closed(rec))] == trained
+
+
+def test_a_loop_that_records_some_steps_only_still_blends_by_updates(tmp_path: Path) -> None:
+    """Updates since the newest recorded step count."""
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rate = rec.learning_rate()
+    trained = []
+    for update in range(1, 31):
+        trained.append(rate(1.0))
+        if update % 10 == 0:
+            rec.step(step=update, loss=4.0 if update == 10 else 1.0)
+
+    assert trained[10:16] == pytest.approx([0.5 + 0.5 * n / 6 for n in range(1, 7)])
+    assert trained[16:] == [1.0] * 14
+    rec.close()
+
+
+def test_a_change_by_something_else_is_noted_and_kept(tmp_path: Path) -> None:
+    """The rate that a loop sets itself is the base from then on."""
+    training = Training("StepLR")
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(training.optimizer, training.scheduler)
+    training.run(rec, 3)
+    training.optimizer.param_groups[0]["lr"] = 0.7
+    training.run(rec, 6)
+
+    run = closed(rec)
+    (note,) = events(run, "annotation")
+    assert note.attrs["text"] == (
+        "the learning rate is 0.7, 0.01, and the scheduler had set 0.1, 0.01: something else has changed it"
+    )
+    assert [base for _, base, *_ in track(run)][2:5] == [0.1, 0.7, 0.7]
+
+
+def test_an_optimizer_whose_step_fails_gets_its_rate_back(tmp_path: Path) -> None:
+    """The next update begins from the schedule's rate again."""
+    training = Training("StepLR")
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(training.optimizer)
+    training.losses = {2: 4.0}
+    training.run(rec, 2)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = training.optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        training.update(3)
+    hook.remove()
+    training.run(rec, 9)
+
+    assert [base for _, base, *_ in track(closed(rec))] == [0.1] * 7 + [0.05] * 2
+
+
+def test_a_batch_is_left_out_if_the_loop_says_so(tmp_path: Path) -> None:
+    """The receipt holds the samples of the batch, and comes with the update that it answers for."""
+    training = Training(gradients={4: 50.0})
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + SKIP))
+    rec.handle("batch.skip")
+    training.run(rec, 6)
+    run = closed(rec)
+
+    (receipt,) = events(run, "operation_applied")
+    assert (receipt.step, receipt.attrs["sample_ids"], receipt.attrs["num_samples"]) == (4, [40, 41], 2)
+    assert len(training.rates) == 5
+    assert not rec.control.should_skip
+    assert run.progress().skipped == 1
+
+
+def test_an_update_that_the_loop_makes_all_the_same_refuses_the_skip(tmp_path: Path) -> None:
+    """The log does not say that a batch was left out when it was not."""
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + SKIP))
+    rec.handle("batch.skip")
+    rec.event("pre_optimizer_step", gradients=50.0)
+    assert rec.control.should_skip
+    rec.step(loss=1.0)
+
+    assert receipts(closed(rec)) == [(1, "batch.skip()", "the loop has applied the update")]
+
+
+def test_a_rollback_loads_the_newest_checkpoint_and_continues_as_another_attempt(tmp_path: Path) -> None:
+    """The receipt says where it came from; what was rolled back stays in the log and counts no more."""
+    training = Training(losses={5: 4.0, 17: 200.0})
+    rec = Recorder(tmp_path / "runs", rules=written(tmp_path, GUARD + rollback()))
+    rec.learning_rate(training.optimizer)
+
+    def load(request: Any) -> Any:
+        del training.losses[17]
+        return training.load(request.save.path)
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 30, saves=[8, 14], folder=tmp_path)
+    run = closed(rec)
+
+    assert [(one.attempt, one.parent, one.from_step) for one in run.info.attempts] == [(0, None, None), (1, 0, 14)]
+    assert run.info.attempts[0].reason == "rolled back to step 14"
+    ((at, operation, _),) = [one for one in receipts(run) if one[1].startswith("rollback")]
+    assert (at, operation) == (14, "rollback.to(last)")
+    receipt = events(run, "operation_applied")[-1]
+    assert {key: receipt.attrs[key] for key in ("from_attempt", "from_step", "save_step")} == {
+        "from_attempt": 0,
+        "from_step": 17,
+        "save_step": 14,
+    }
+    assert [event.step for event in events(run, "step_end")] == list(range(1, 31))
+    whole = Training(losses={5: 4.0})
+    unrolled = Recorder(tmp_path / "other", rules=written(tmp_path, GUARD))
+    unrolled.learning_rate(whole.optimizer)
+    whole.run(unrolled, 30)
+    assert track(run) == track(closed(unrolled))
+    assert torch.equal(training.model.weight, whole.model.weight)
+
+
+def test_rollbacks_that_do_not_help_end(tmp_path: Path) -> None:
+    """After three to the same checkpoint the loop trains on, and the log says why."""
+    training = Training(losses={9: 200.0})
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + rollback()))
+
+    def load(request: Any) -> Any:
+        return training.load(request.save.path)
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 12, saves=[5], folder=tmp_path)
+    run = closed(rec)
+
+    assert len(run.info.attempts) == 4
+    refused = [one for one in receipts(run) if one[2] and one[1].startswith("rollback")]
+    assert refused == [(9, "rollback.to(last)", "the run was rolled back to step 5 3 times already")]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("rollback.to(last, before=7)", "there is no checkpoint up to step 2"),
+        ("rollback.to(last)", "the file is damaged"),
+        ("rollback.to(last, before=1)", "RuntimeError: no such file"),
+    ],
+)
+def test_a_rollback_that_cannot_be_leaves_the_training_as_it_is(call: str, reason: str, tmp_path: Path) -> None:
+    """No checkpoint is old enough, or the loop cannot load it."""
+    training = Training(losses={9: 200.0})
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + rollback(call)))
+
+    def load(_: Any) -> str:
+        if "before" in call:
+            raise RuntimeError("no such file")
+        return "the file is damaged"
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 12, saves=[5], folder=tmp_path)
+    run = closed(rec)
+
+    assert len(run.info.attempts) == 1
+    assert [one for one in receipts(run) if one[1] == call] == [(9, call, reason)]
+
+
+def test_what_the_loop_cannot_do_is_named_at_the_start_and_refused_at_run_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning says what to add to the loop."""
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + SKIP + rollback()))
+    with caplog.at_level(logging.WARNING, logger="steptape"):
+        rec.step(loss=1.0)
+    rec.event("pre_optimizer_step", gradients=50.0)
+    rec.step(loss=200.0)
+
+    named = [record.message for record in caplog.records if "may order" in record.message]
+    assert [message.partition(", and ")[0].removeprefix("rules may order ") for message in named] == [
+        "lr.scale(0.5, over=6)",
+        "lr.reduce(0.5)",
+        "batch.skip()",
+        "rollback.to(last)",
+    ]
+    assert "Call rec.learning_rate(optimizer, scheduler)" in named[0]
+    assert not rec.control.should_skip
+    why = "the loop has no handler for it"
+    assert [(operation, reason) for _, operation, reason in receipts(closed(rec))] == [
+        ("batch.skip()", why),
+        ("lr.scale(0.5, over=6)", why),
+        ("rollback.to(last)", why),
+    ]
+
+
+def test_a_function_of_the_loop_answers_with_details_a_refusal_or_a_failure(tmp_path: Path) -> None:
+    """Whatever it does, the training goes on."""
+    rules = """
+controllers:
+  - {name: longer, triggers: [on_step_end], rule: step == 2, operations: [epochs.set(4)]}
+  - {name: detail, triggers: [on_step_end], rule: step >= 3, operations: [detail.set(2)]}
+"""
+    rec = Recorder(tmp_path, rules=written(tmp_path, rules))
+    asked: list[Any] = []
+
+    def set_epochs(request: Any) -> dict[str, Any]:
+        asked.append((request.operation, dict(request.arguments), request.step, request.controller))
+        return {"epochs_before": 3}
+
+    def set_detail(request: Any) -> str | None:
+        if request.step == 3:
+            raise KeyError("level")
+        return "there is no level 2" if request.step == 4 else None
+
+    rec.handle("epochs.set", set_epochs)
+    rec.handle("detail.set", set_detail)
+    for _ in range(5):
+        rec.step(loss=1.0)
+    run = closed(rec)
+
+    assert asked == [("epochs.set", {"n": 4}, 2, "longer")]
+    assert events(run, "operation_applied")[0].attrs["epochs_before"] == 3
+    assert receipts(run) == [
+        (2, "epochs.set(4)", ""),
+        (3, "detail.set(2)", "KeyError: 'level'"),
+        (4, "detail.set(2)", "there is no level 2"),
+        (5, "detail.set(2)", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "function", "message"),
+    [
+        ("lr.scale", print, r"Call rec\.learning_rate"),
+        ("epoch.set", print, r"Operations are lr\.scale"),
+        ("epochs.set", None, "'epochs.set' needs a function"),
+        ("batch.skip", print, "'batch.skip' takes no function"),
+    ],
+)
+def test_a_handler_that_fits_no_operation_is_refused(
+    operation: str, function: Any, message: str, tmp_path: Path
+) -> None:
+    """At once, in the program that is being written."""
+    with Recorder(tmp_path) as rec, pytest.raises(TelemetryError, match=message):
+        rec.handle(operation, function)
+
+
+def test_a_policy_in_shadow_asks_the_loop_for_nothing(tmp_path: Path) -> None:
+    """There are decisions, and no receipts."""
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + "    mode: shadow\n"))
+    rate = rec.learning_rate()
+    trained = []
+    for step in range(1, 9):
+        trained.append(rate(1.0))
+        rec.step(loss=4.0 if step == 2 else 1.0)
+    run = closed(rec)
+
+    assert trained == [1.0] * 8
+    assert len(events(run, "decision")) == 1
+    assert receipts(run) == []

@@ -1,0 +1,150 @@
+"""A sweep says in one sentence why a controller goes to the event engine, and names the key or the function."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from newer_language import NEWER_CONTROLLER_KEYS, NEWER_FUNCTIONS, NEWER_ROOT_KEYS, NEWER_WINDOW_WORDS
+from typer.testing import CliRunner
+
+from steptape.cli.app import app
+from steptape.recorder.recorder import Recorder
+from steptape.replay.backtests.backtesting import backtest
+from steptape.replay.sweeps.sweeping import sweep
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.run import Run
+from steptape.store.store import open_run
+
+TOP = """\
+params: {at: 1}
+define:
+  is_high: loss > at
+  kept: {value: loss, admit: not fired_now("plain")}
+states:
+  phase: [{high: is_high}, {low: 'True'}]
+controllers:
+- {name: plain, triggers: [on_step_end], rule: loss > at, operations: []}
+"""
+
+#: By key, function or word: a rule, the other lines of its controller, and the reason.
+BY_EVENTS = {
+    "requires": ("loss > at", "requires: [loss]", "it has the key 'requires'"),
+    "every": ("loss > at", "every: value", "it has the key 'every'"),
+    "clear": ("loss > at", "clear: loss < 2", "it has the key 'clear'"),
+    "raised": ('raised("clear") and at > 0', "", "it asks raised of 'clear'"),
+    "for_each": ('series("loss*") > at', "for_each: loss*", "it has the key 'for_each'"),
+    "family": (
+        'any(series("loss*") > at)',
+        "",
+        'it calls any(series("loss*") > at) (a family of series)',
+    ),
+    "admit": ("loss > at * mean(kept, 3)", "", "it reads the admitted values 'kept'"),
+    "escalate": (
+        "loss > at",
+        "escalate: {stages: [{operations: []}, {operations: []}], cap: 3}",
+        "it has the key 'escalate'",
+    ),
+    "states": ('phase == "high" and at > 0', "", "it reads the state 'phase'"),
+    "on_state": ("at > 0", "triggers: ['on_state:phase']", "it reads the state 'phase'"),
+    "changed": ('changed("phase") and at > 0', "", "it reads the state 'phase'"),
+    "previous": ('previous("phase") == "high"', "", "it reads the state 'phase'"),
+    "fired_now": ('fired_now("plain") and at > 0', "", "it asks fired_now of 'plain'"),
+    "true_now": ('true_now("plain") and at > 0', "", "it asks true_now of 'plain'"),
+    "series of define": ("mean(is_high, 3) > 0", "", "it calls mean(is_high, 3) (a series of an expression)"),
+    "streak": ("streak(loss > at) > 2", "", "it calls streak(loss > at) (a series of an expression)"),
+    "min": ("mean(loss, 3, min=2) > at", "", "it calls mean(loss, 3, min=2) (a window with 'min')"),
+    "seconds": ("mean(loss, seconds=3) > at", "", "it calls mean(loss, seconds=3) (a window by seconds)"),
+    "samples": ("mean(loss, samples=3) > at", "", "it calls mean(loss, samples=3) (a window by samples)"),
+    "tokens": ("mean(loss, tokens=3) > at", "", "it calls mean(loss, tokens=3) (a window by tokens)"),
+    "per": (
+        'slope(loss, 3, per="step") > at',
+        "",
+        'it calls slope(loss, 3, per="step") (the steps of values)',
+    ),
+    "milestone": ("milestone(every=0.5) and loss > at", "", "it calls milestone(every=0.5)"),
+    "rate": ("rate(loss) > at", "", "it calls rate(loss) (the steps of values)"),
+    "age": ("age(loss) > at", "", "it calls age(loss) (the steps of values)"),
+    "absent": ("absent(loss, steps=2)", "", "it calls absent(loss, steps=2) (the steps of values)"),
+    "zscore": ("zscore(loss, 3) > at", "", "it calls zscore(loss, 3) (a window and the newest value)"),
+    "finite": ("finite(loss) > at", "", "it calls finite(loss)"),
+    "sign": ("sign(loss) >= at", "", "it calls sign(loss)"),
+    "cos": ("cos(loss) > at", "", "it calls cos(loss)"),
+    "tanh": ("tanh(loss) > at", "", "it calls tanh(loss)"),
+    "undefined": ("undefined > at", "", "it reads the fact 'undefined'"),
+    "tokens_seen": ("tokens_seen > at", "", "it reads the fact 'tokens_seen'"),
+}
+
+#: What columns decide.
+BY_COLUMNS = {
+    "define": "is_high and loss < 9",
+    "mad": "mad(loss, 3) > at",
+    "trough": "trough(loss) > at",
+    "initial": "initial(loss) > at",
+}
+
+
+def controller(name: str, rule: str, lines: str = "") -> str:
+    """Return a controller of a policy."""
+    triggers = "" if "triggers:" in lines else "  triggers: [on_step_end]\n"
+    more = f"  {lines}\n" if lines else ""
+    orders = "" if "escalate:" in lines else "  operations: []\n"
+    return f"- name: {name}\n{triggers}  rule: |-\n    {rule}\n{orders}{more}"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a few steps."""
+    with Recorder(tmp_path_factory.mktemp("reasons") / "runs", quiet=True) as recorder:
+        for loss in (1.0, 2.0, 3.0, 2.0, 1.0, 3.0):
+            recorder.step(loss=loss, loss_aux=3.0 - loss, batch_size=2, num_tokens=8)
+        recorder.evaluate(eval_loss=1.0)
+    return open_run(recorder.folder)
+
+
+@pytest.fixture(scope="module")
+def reasons(run: Run) -> dict[str, str]:
+    """The reasons that ``steptape sweep`` prints, by controller."""
+    rules = [controller(name, rule, lines) for name, (rule, lines, _) in BY_EVENTS.items()]
+    rules += [controller(name, rule) for name, rule in BY_COLUMNS.items()]
+    store = run.folder.parent
+    policy = store.with_name("policy.yaml")
+    policy.write_text(TOP + "".join(rules))
+    arguments = ["sweep", str(policy), "--store", str(store), "--set", "at=1,2"]
+
+    printed = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+
+    return dict(
+        re.findall(r"^Evaluated event by event, which is slower: (.*?), because (.*)\.$", printed, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("name", BY_EVENTS)
+def test_the_sweep_names_what_sends_a_controller_to_the_event_engine(name: str, reasons: dict[str, str]) -> None:
+    """One sentence for each controller."""
+    assert reasons[name] == BY_EVENTS[name][2]
+
+
+@pytest.mark.parametrize("name", [*BY_EVENTS, *BY_COLUMNS])
+def test_the_decisions_of_each_variant_are_those_of_a_backtest(name: str, run: Run) -> None:
+    """Variants differ in a param that the rule, a name or a state reads."""
+    rule, lines, _ = BY_EVENTS.get(name) or (BY_COLUMNS[name], "", "")
+    others = controller("clear", *BY_EVENTS["clear"][:2]) if name == "raised" else ""
+    swept = sweep(parse_policy(TOP + others + controller(name, rule, lines)), {"at": [1, 2, 9]}, [run])
+    singles = [backtest(variant.policy(), [run]).results[0].decisions for variant in swept.variants]
+
+    assert swept.totals["decisions"].tolist() == list(map(len, singles))
+
+
+def test_columns_decide_the_rest_without_a_word(reasons: dict[str, str]) -> None:
+    """But for a controller that another one asks about."""
+    word = "a controller that needs the event engine asks about it or shares its cooldown"
+
+    assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word}
+
+
+def test_each_newer_key_and_function_is_among_these() -> None:
+    """A key that joins the language needs a line above."""
+    words = NEWER_ROOT_KEYS | NEWER_CONTROLLER_KEYS | NEWER_FUNCTIONS | NEWER_WINDOW_WORDS
+
+    assert sorted(words - BY_EVENTS.keys() - BY_COLUMNS.keys()) == []
