@@ -231,6 +231,7 @@ def test_live_equals_replay(name: str, tmp_path: Path) -> None:
     with Recorder(tmp_path, rules=policy, log_every=1) as rec:
         rec.epoch_begin()
         for i, value in enumerate(values):
+            rec.event("pre_optimizer_step", loss=value, grad_norm=value * 2)
             control = rec.step(loss=value, grad_norm=value * 2, samples=[value / 2] * 7 + [value * 4])
             if i % 5 == 4:
                 rec.evaluate(eval_loss=0.1 + abs(i - 90) / 100)

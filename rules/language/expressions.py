@@ -162,24 +162,35 @@ def parse(text: str, *, has_rates: bool = False) -> Expression:
         # Python warns about odd escapes and comparisons; a rule either loads or does not.
         warnings.simplefilter("ignore")
         tree, parsed = _parsed(parsed, len(text) - len(text.lstrip()))
-    expression = Expression(text, _RateNames().visit(tree) if has_rates else tree, parsed)
+    expression = Expression(text, _with_rates(tree) if has_rates else tree, parsed)
     faults = list(_faults(expression))
     if faults:
         raise ExpressionError(faults)
     return expression
 
 
-class _RateNames(ast.NodeTransformer):
-    """Puts ``series("lr.used")`` in place of ``lr.used``."""
+def _with_rates(tree: ast.expr) -> ast.expr:
+    """Return a tree with ``series("lr.used")`` in place of ``lr.used``. Its depth does not matter."""
+    root = ast.Expression(tree)
+    for node in ast.walk(root):
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value[:] = [_rate(part) for part in value]
+            else:
+                setattr(node, name, _rate(value))
+    return root.body
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if not (isinstance(node.value, ast.Name) and node.value.id == _RATE and node.attr in _RATES):
-            return self.generic_visit(node)
-        name = ast.Constant(f"{_RATE}.{node.attr}")
-        call = ast.Call(ast.Name("series", ast.Load()), [name], [])
-        for part in (call, call.func, name):
-            ast.copy_location(part, node)
-        return call
+
+def _rate(node: Any) -> Any:
+    """Return the series that a rate's name means, or what it was given."""
+    is_rate = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == _RATE
+    if not is_rate or node.attr not in _RATES:
+        return node
+    name = ast.Constant(f"{_RATE}.{node.attr}")
+    call = ast.Call(ast.Name("series", ast.Load()), [name], [])
+    for part in (call, call.func, name):
+        ast.copy_location(part, node)
+    return call
 
 
 def _check_text(text: str) -> None:
