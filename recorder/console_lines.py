@@ -44,7 +44,7 @@ class ConsoleLines:
         """Print how the run ended, with the first of its last values.
 
         Args:
-            status: The status of the run.
+            status: The status of the run, or what ended the attempt.
             steps: Updates finished.
             metrics: Its last values.
             lost_events: Events that could not be recorded.

@@ -247,7 +247,7 @@ class LiveAttempt:
         attrs = {"status": "interrupted", "reason": why}
         try:
             self.tape.record("train_end", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
-            self._write_end("interrupted", None, why)
+            self._write_end("interrupted", None, why, shown=why)
         finally:
             self._release()
 
@@ -381,8 +381,10 @@ class LiveAttempt:
         self.tape.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
         self._write_end("interrupted", failure)
 
-    def _write_end(self, status: str, failure: dict[str, str] | None, reason: str | None = None) -> None:
-        """Write how the run ended and close the journal, each even if the other fails."""
+    def _write_end(
+        self, status: str, failure: dict[str, str] | None, reason: str | None = None, *, shown: str = ""
+    ) -> None:
+        """Write how the run ended and close the journal, each even if the other fails. Print ``shown`` as status."""
         steps, digest = self.position.step, self.tape.decision_digest
         self._is_over = True
         ends: tuple[Callable[[], None], ...] = (
@@ -397,7 +399,7 @@ class LiveAttempt:
                 self.warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
         asked_at = self._steering.stop_asked_at if self._steering else None
         ignored = 0 if asked_at is None else steps - asked_at
-        self._lines.end(status, steps, self.tape.latest_metrics(), self.tape.lost_events, ignored)
+        self._lines.end(shown or status, steps, self.tape.latest_metrics(), self.tape.lost_events, ignored)
 
     def _release(self) -> None:
         """Take back the handlers for the attempt's end."""

@@ -252,8 +252,11 @@ def test_an_update_that_the_loop_makes_all_the_same_refuses_the_skip(tmp_path: P
     assert receipts(closed(rec)) == [(1, "batch.skip()", "the loop has applied the update")]
 
 
-def test_a_rollback_loads_the_newest_checkpoint_and_continues_as_another_attempt(tmp_path: Path) -> None:
+def test_a_rollback_loads_the_newest_checkpoint_and_continues_as_another_attempt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The receipt says where it came from; what was rolled back stays in the log and counts no more."""
+    monkeypatch.delenv("STEPTAPE_QUIET", raising=False)
     training = Training(losses={5: 4.0, 17: 200.0})
     rec = Recorder(tmp_path / "runs", rules=written(tmp_path, GUARD + rollback()))
     rec.learning_rate(training.optimizer)
@@ -268,6 +271,7 @@ def test_a_rollback_loads_the_newest_checkpoint_and_continues_as_another_attempt
 
     assert [(one.attempt, one.parent, one.from_step) for one in run.info.attempts] == [(0, None, None), (1, 0, 14)]
     assert run.info.attempts[0].reason == "rolled back to step 14"
+    assert "rolled back to step 14 after 17 steps: " in capsys.readouterr().err
     ((at, operation, _),) = [one for one in receipts(run) if one[1].startswith("rollback")]
     assert (at, operation) == (14, "rollback.to(last)")
     receipt = events(run, "operation_applied")[-1]

@@ -10,6 +10,7 @@ from ...rules.control.calls import OperationCall, parse_call
 from ...rules.control.learning_rate import LearningRateState
 from ...store.errors import shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
+from ...store.plural import counted
 from ..calls.warnings import CallWarnings
 from ..control import Control
 from ..position import Position
@@ -206,7 +207,7 @@ class Operations:
             return
         times = sum(event.attrs.get("save_step") == save.step for event in self._receipts)
         if times >= int(call.arguments["times"] or 0):
-            self._refuse(about, f"the run was rolled back to step {save.step} {times} times already")
+            self._refuse(about, f"the run was rolled back to step {save.step} {counted(times, 'time')} already")
             return
         if self.rollback is None:
             self.rollback = (self._request(call, about, save), about)

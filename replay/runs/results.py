@@ -65,7 +65,8 @@ class RunResult:
         error_counts: Rule errors by controller.
         notes: Limitations of the numbers.
         certain: Where ``predicted`` is None, the outlay up to the event where the record becomes censored. It holds
-            whatever the run would have become. None otherwise.
+            whatever the run would have become, though a rollback takes such evaluations out of its history. None
+            otherwise.
         right_censored: Why the run might have continued, so that savings and regret are lower bounds; empty if it ran
             as long as planned.
         ranks: Processes that trained together: an hour of the run costs this many rank hours.
