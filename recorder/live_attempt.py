@@ -145,7 +145,9 @@ class LiveAttempt:
 
         if self.operations is None:
             calls, kept = self._opening.calls, self._opening.kept
-            given = (handlers or Handlers(), self._control, self.position, self.warnings, self.emit)
+            rank, hands = self._settings.rank, handlers or Handlers()
+            gather = rank.gather if rank.has_group else None
+            given = (gather, hands, self._control, self.position, self.warnings, self.emit)
             self.operations = self.agreement.operations = Operations(*given, calls, kept)
         return self.operations
 

@@ -493,6 +493,9 @@ class Recorder:
         rank does not come in time, rules steer the ranks no more, and later calls return at once.
 
         Without a process group it does nothing, and ``control`` changes when rules decide.
+
+        Raises:
+            TelemetryError: Some ranks have loaded the checkpoint of a rollback and others could not.
         """
         if self._live.is_closed:
             return self.control

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...rules.control.calls import OperationCall, parse_call
 from ...rules.control.learning_rate import LearningRateState
-from ...store.errors import shortened
+from ...store.errors import TelemetryError, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
 from ...store.plural import counted
 from ..calls.warnings import CallWarnings
@@ -42,6 +42,7 @@ class Operations:
     """The operations with arguments of one attempt.
 
     Args:
+        gather: Returns the values of all ranks, by rank; None in a job without a process group.
         handlers: What the loop carries out.
         control: The flags that the loop reads.
         position: Of the loop.
@@ -56,6 +57,7 @@ class Operations:
 
     def __init__(
         self,
+        gather: Callable[[Any], list[Any]] | None,
         handlers: Handlers,
         control: Control,
         position: Position,
@@ -64,14 +66,14 @@ class Operations:
         calls: tuple[str, ...],
         kept: Iterable[Event],
     ) -> None:
-        self.handlers, self._control, self._position = handlers, control, position
+        self._gather, self.handlers, self._control, self._position = gather, handlers, control, position
         self._warnings, self._emit, self._calls = warnings, emit, calls
         known = list(kept)
         self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
         self._skip: dict[str, Any] | None = None
-        self.rollback: tuple[OperationRequest, dict[str, Any]] | None = None
+        self.rollback: tuple[OperationCall, dict[str, Any], SavePoint | str] | None = None
         if handlers.learning_rate is not None:
             handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
 
@@ -84,8 +86,10 @@ class Operations:
         """
         call = parse_call(operation)
         about = _about(operation, decision)
-        if not self.handlers.has(call.name):
+        if not self.can(operation):
             self._refuse(about, "the loop has no handler for it")
+        elif why := self.why_too_late(operation, decision):
+            self._refuse(about, why)
         elif call.name.startswith(LEARNING_RATE):
             self._answer(about, lambda: self._on_learning_rate(call))
         elif call.name == SKIP:
@@ -94,6 +98,15 @@ class Operations:
             self._prepare_rollback(call, about)
         else:
             self._answer(about, lambda: self._call(self._request(call, about)))
+
+    def can(self, operation: str) -> bool:
+        """Whether this rank's loop has a handler for an operation."""
+        return self.handlers.has(parse_call(operation).name)
+
+    def why_too_late(self, operation: str, decision: Decision | None) -> str:
+        """Return why an operation can take effect no more; empty if it can."""
+        is_over = decision is not None and decision.step < self._position.step
+        return "the update that it was for is over" if is_over and operation.startswith(SKIP) else ""
 
     def begin_update(self) -> None:
         """Name the operations that the loop has no handler for, at the first update."""
@@ -145,25 +158,33 @@ class Operations:
         return rate
 
     def load_checkpoint(self) -> tuple[SavePoint, dict[str, Any], Mapping[str, Any] | None] | None:
-        """Let the loop load the checkpoint that a rollback asks for.
+        """Let the loop load the checkpoint that a rollback asks for. Collective in a job with a process group.
 
         Returns:
             The checkpoint, what the receipt says, and the recorder's state that the checkpoint keeps; None if the loop
             did not load it.
+
+        Raises:
+            TelemetryError: Some ranks have loaded it and others have not.
         """
         if self.rollback is None:
             return None
-        (request, about), self.rollback = self.rollback, None
-        try:
-            state = self._call(request)
-        except Exception as error:
-            logger.exception("%s failed; training continues", about["operation"])
-            self._refuse(about, f"{type(error).__name__}: {error}")
+        (call, about, own), self.rollback = self.rollback, None
+        save: SavePoint | str = self._of_all(own)[0]  # Rank 0 alone need have recorded it.
+        if isinstance(save, str):
+            self._refuse(about, save)
             return None
-        if isinstance(state, str) or request.save is None:
-            self._refuse(about, str(state))
-            return None
-        return request.save, about, state
+        state = self._loaded(self._request(call, about, save), about)
+        failures = self._of_all(state if isinstance(state, str) else "")
+        failed = next((rank for rank, failure in enumerate(failures) if failure), None)
+        if failed is None:
+            return save, about, None if isinstance(state, str) else state
+        self._refuse(about, state if isinstance(state, str) else f"rank {failed}: {failures[failed]}")
+        if not all(failures):
+            what = f"rollback: rank {failed} could not load the checkpoint of step {save.step}, and other ranks have"
+            fix = "Begin again from a checkpoint: the ranks hold different weights"
+            raise TelemetryError(what, got=failures[failed], fix=fix)
+        return None
 
     def refuse(self, operation: str, decision: Decision | None, why: str) -> None:
         """Record that an operation was not carried out."""
@@ -200,19 +221,36 @@ class Operations:
             self._receive(about, answer or {})
 
     def _prepare_rollback(self, call: OperationCall, about: dict[str, Any]) -> None:
+        if self.rollback is not None:
+            self._refuse(about, "another rollback comes first")
+            return
+        save = self._save_for(call)
+        if isinstance(save, str) and self._gather is None:  # Ranks hear first what rank 0 says.
+            self._refuse(about, save)
+        else:
+            self.rollback = (call, about, save)
+
+    def _save_for(self, call: OperationCall) -> SavePoint | str:
+        """Return the checkpoint that a rollback is to load, or why there is none."""
         latest = self._position.step - int(call.arguments["before"] or 0)
         save = next((save for save in reversed(self._saves) if save.step <= latest), None)
         if save is None:
-            self._refuse(about, f"there is no checkpoint up to step {latest}")
-            return
+            return f"there is no checkpoint up to step {latest}"
         times = sum(event.attrs.get("save_step") == save.step for event in self._receipts)
         if times >= int(call.arguments["times"] or 0):
-            self._refuse(about, f"the run was rolled back to step {save.step} {counted(times, 'time')} already")
-            return
-        if self.rollback is None:
-            self.rollback = (self._request(call, about, save), about)
-        else:
-            self._refuse(about, "another rollback comes first")
+            return f"the run was rolled back to step {save.step} {counted(times, 'time')} already"
+        return save
+
+    def _of_all(self, own: Any) -> list[Any]:
+        return [own] if self._gather is None else self._gather(own)
+
+    def _loaded(self, request: OperationRequest, about: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
+        """Let the loop load a checkpoint. Return the recorder's state in it, or why it was not loaded."""
+        try:
+            return self._call(request)
+        except Exception as error:
+            logger.exception("%s failed; training continues", about["operation"])
+            return f"{type(error).__name__}: {error}"
 
     def _receive(self, about: dict[str, Any], details: Mapping[str, Any]) -> None:
         self._emit(OPERATION_APPLIED, attrs={**about, **details})

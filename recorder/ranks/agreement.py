@@ -180,10 +180,21 @@ class Agreement:
         """Return the flags of rank 0, and among them those that rules have set since the last agreement."""
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
+        self._refuse_late()
         order = _bits(self.orders) | sum(1 << self._bit(operation) for operation in {name for name, _ in self._asked})
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
+
+    def _refuse_late(self) -> None:
+        """Refuse operations that can take effect no more, so that no rank hears of them."""
+        asked, self._asked = self._asked, []
+        for operation, decision in asked:
+            assert self.operations is not None
+            if why := self.operations.why_too_late(operation, decision):
+                self.operations.refuse(operation, decision, why)
+            else:
+                self._asked.append((operation, decision))
 
     def _bit(self, operation: str) -> int:
         return len(FLAGS) + self._calls.index(operation)
@@ -210,14 +221,25 @@ class Agreement:
             self._steering.await_stop(agreed.step)
         if agreed.lost:
             self._turn_off(agreed.lost, time.monotonic() - began)
+        self._carry_out([name for name in names if name in self._calls])
         for name in names:
-            if name in self._calls and self.operations is not None:
-                self.operations.ask(name, self._next_asked(name))
             self._callbacks.serve(name)
         if differs:
             what = "agree: the ranks are at different steps"
             got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
             self._warnings.object_to(what, got=got, fix="Call rec.agree() at the same place on every rank")
+
+    def _carry_out(self, calls: Sequence[str]) -> None:
+        """Carry out operations that all ranks can, and refuse the others."""
+        if not calls or self.operations is None:
+            return
+        lacking = self._rank.gather([call for call in calls if not self.operations.can(call)])
+        for call in calls:
+            decision, without = self._next_asked(call), [rank for rank, names in enumerate(lacking) if call in names]
+            if without:
+                self.operations.refuse(call, decision, f"the loop of rank {without[0]} has no handler for it")
+            else:
+                self.operations.ask(call, decision)
 
     def _next_asked(self, operation: str) -> Decision | None:
         """Take the oldest decision that asks for an operation; None on another rank than 0."""

@@ -1,4 +1,4 @@
-"""Detects the rank of this process in its job, and broadcasts rank 0's opening of the run to the other ranks.
+"""Detects the rank of this process in its job, and shares values with the other ranks.
 
 The rank comes from the arguments, from an initialized ``torch.distributed`` process group, or from the environment
 variables that torchrun, Slurm or Open MPI set.
@@ -48,6 +48,16 @@ class Rank(NamedTuple):
         listed = [what]
         distributed.broadcast_object_list(listed, src=0)
         return listed[0] or {}
+
+    def gather(self, what: Any) -> list[Any]:
+        """Return the values of all ranks, by rank. Collective, like ``broadcast``.
+
+        Args:
+            what: The picklable value of this rank.
+        """
+        gathered: list[Any] = [None] * self.world_size
+        sys.modules["torch.distributed"].all_gather_object(gathered, what)
+        return gathered
 
 
 def this_rank(rank: int | None = None) -> Rank:
