@@ -211,14 +211,16 @@ def test_strict_raises_for_a_wrong_argument(tmp_path: Path) -> None:
 def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a folder in place of ``run.json`` the journal is still closed, and the user is warned."""
-    with Recorder(tmp_path) as rec:
-        rec.step(loss=1.0)
-        (rec.folder / "run.json").unlink()
-        (rec.folder / "run.json").mkdir()
+    """With a folder in place of ``run.json`` the journal is still closed. Two warnings tell of it."""
+    rec = Recorder(tmp_path)
+    rec.step(loss=1.0)
+    (rec.folder / "run.json").unlink()
+    (rec.folder / "run.json").mkdir()
+    rec.close(seal=True)
 
     assert rec._live.tape.journal._fd == -1
     assert "could not be recorded completely" in caplog.text
+    assert "could not be sealed" in caplog.text
 
 
 def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: Path) -> None:
