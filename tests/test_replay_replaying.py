@@ -232,7 +232,9 @@ def test_live_equals_replay(name: str, tmp_path: Path) -> None:
         rec.epoch_begin()
         for i, value in enumerate(values):
             rec.event("pre_optimizer_step", loss=value, grad_norm=value * 2)
-            control = rec.step(loss=value, grad_norm=value * 2, samples=[value / 2] * 7 + [value * 4])
+            batch = [value / 2] * 7 + [value * 4]
+            routed = {"expert_tokens/layer0": [9000 - 50 * i] * 2 + [10] * 14}
+            control = rec.step(loss=value, grad_norm=value * 2, samples=batch, vectors=routed)
             if i % 5 == 4:
                 rec.evaluate(eval_loss=0.1 + abs(i - 90) / 100)
             if control.should_save:

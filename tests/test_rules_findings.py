@@ -93,6 +93,7 @@ controller_metrics:
   - {name: s, class: TrainingState}
   - {name: h, class: HistoryBasedMetric}
   - {name: b, class: DataBatchInspector}
+  - {name: p, class: LlepPlan, arguments: {P: 4}}
 """
 
 
@@ -103,6 +104,7 @@ controller_metrics:
         ("s['global_stp'] > 3", "'s' has no key 'global_stp'. Did you mean 'global_step'?"),
         ("h.training_los.loss[-1] > 3", "'h' has no key 'training_los'. Did you mean 'training_loss'?"),
         ("b.bad", "'b' has no key 'bad'. Did you mean 'is_bad'?"),
+        ("p.sticky > 1", "'p' has no key 'sticky'. Did you mean 'sticky_ratio'?"),
     ],
 )
 def test_a_key_that_a_metric_never_has_is_found(rule: str, what: str) -> None:

@@ -127,6 +127,35 @@ def test_a_batch_of_samples_that_is_none_is_refused(samples: str, problem: str) 
     assert problem in "\n".join(one(f"series: {{loss: 1}}\nsamples: {samples}\nexpect: []"))
 
 
+@pytest.mark.parametrize(
+    ("vectors", "problem"),
+    [
+        ("{x: 1.0}", "5:18: test 't', vectors 'x': must be a mapping"),
+        ("{x: {0: 1.0}}", "5:22: test 't', vectors 'x' '0': not a step and its values; got 1.0. Write 51: 2.0x15 30.0"),
+        ("{x: {3: 1.0 _}}", "every place needs a value"),
+        ("{x: {1-1000000: 1.0}, y: {1-999999: 2.0}}", "more than 1,000,000 values in one file"),
+    ],
+)
+def test_a_vector_that_is_none_is_refused(vectors: str, problem: str) -> None:
+    """The error names the vector."""
+    assert problem in "\n".join(one(f"series: {{loss: 1}}\nvectors: {vectors}\nexpect: []"))
+
+
+def test_vectors_come_with_their_steps() -> None:
+    """A later entry of a name replaces an earlier one; a run is as long as they are."""
+    text = HEAD + "  - {name: t, series: {loss: 1}, vectors: {x: {1-3: 1 2x2, 2: 5}, y: {4: 7}}, expect: []}\n"
+    (test,) = parse_tests(text)
+    found = [
+        (event.step, {name: list(values) for name, values in event.vectors.items()})
+        for events in test.scenario.iterations()
+        for event in events
+        if event.kind == "step_end"
+    ]
+
+    whole = {"x": [1.0, 2.0, 2.0]}
+    assert found == [(1, whole), (2, {"x": [5.0]}), (3, whole), (4, {"y": [7.0]})]
+
+
 def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
     """Values and expected decisions are limited for the whole file, however short their notation."""
     many = "series: {" + ", ".join(f"a{number}: 1x100000" for number in range(11)) + "}\nexpect: []"

@@ -40,6 +40,11 @@ class StreamAppearances:
         """Whether any event has sample losses."""
         return any(event.samples for event in self._stream.facts)
 
+    @property
+    def vector_names(self) -> frozenset[str]:
+        """The names of all vectors of its events."""
+        return frozenset(name for event in self._stream.facts for name in event.vectors)
+
     def first_from(self, step: float) -> int | None:
         """Return the first event at a step or later; None without one."""
         return next((index for index, own in enumerate(self._stream.steps) if own >= step), None)

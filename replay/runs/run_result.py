@@ -14,6 +14,7 @@ from typing import Final
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.control.effects import Effect
 from ...rules.policy_file.policy import Policy
+from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import Event
 from ...store.garbage import collection_paused
 from ...store.plan import Plan
@@ -64,7 +65,7 @@ class ReplayedRun:
         replayed: What the policy decided.
         rolled_back: What resumes undid.
         detection: How the alarms match the labelled incidents; None if the run has no labels.
-        lacks_samples: Whether rules read sample losses and none were recorded.
+        lists_lacked: What rules read of events besides numbers, and no event has: sample losses, vectors.
         is_empty: Whether it recorded no step and no metric.
         restored_steps: Steps of the checkpoints from which an attempt of the run resumed.
         human: What a person did about the run, compared with the policy; None when no person acted.
@@ -89,7 +90,7 @@ class ReplayedRun:
     replayed: Replay
     rolled_back: RolledBack = NOTHING_ROLLED_BACK
     detection: Detection | None = None
-    lacks_samples: bool = False
+    lists_lacked: tuple[str, ...] = ()
     is_empty: bool = False
     restored_steps: frozenset[int] = frozenset()
     human: Lead | None = None
@@ -237,7 +238,7 @@ def facts_of(
         history=history,
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
-        lacks_samples=policy.reads_samples and not any(event.samples for event in stream.facts),
+        lists_lacked=_lists_lacked(policy, stream),
         is_empty="step_end" not in stream.kinds and not any(event.metrics for event in stream.facts),
         human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
@@ -246,6 +247,16 @@ def facts_of(
         early_ends=early_ends(policy, appearances, history.steps),
         is_end_stated=end_stated,
     )
+
+
+def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
+    classes = [METRIC_CLASSES[declaration.class_name] for declaration in policy.metrics]
+    lacked = []
+    if any(metric.reads_samples for metric in classes) and not any(event.samples for event in stream.facts):
+        lacked.append("sample losses")
+    if any(metric.reads_vectors for metric in classes) and not any(event.vectors for event in stream.facts):
+        lacked.append("vectors")
+    return tuple(lacked)
 
 
 def judge_run(
@@ -474,8 +485,8 @@ def _notes(
     yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
-    if facts.lacks_samples:
-        yield "it recorded no sample losses: rules that read them were undefined throughout"
+    for lacked in facts.lists_lacked:
+        yield f"it recorded no {lacked}: rules that read them were undefined throughout"
     yield from _notes_of_resumes(facts.rolled_back)
 
 

@@ -26,6 +26,7 @@ class ColumnAppearances:
     """
 
     has_samples = False
+    vector_names: frozenset[str] = frozenset()
 
     def __init__(self, stream: Stream, nan_filtered: Collection[str] = ()) -> None:
         self.plan = stream.plan

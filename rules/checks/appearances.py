@@ -29,6 +29,10 @@ class Appearances(Protocol):
     def has_samples(self) -> bool:
         """Whether any event has sample losses."""
 
+    @property
+    def vector_names(self) -> frozenset[str]:
+        """The names of all vectors of its events."""
+
     def first_from(self, step: float) -> int | None:
         """Return the first event at a step or later; None without one."""
 

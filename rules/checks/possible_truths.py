@@ -15,6 +15,7 @@ from typing import Final
 
 from ...store.events import INIT_END
 from ..language.bound_rule import BoundRule
+from ..language.families import matches
 from ..language.references import (
     ContextValue,
     Extent,
@@ -321,6 +322,11 @@ class RuleTruth:
                 series = SeriesKey(str(declared.arguments["series"]), "step_end")
                 samples = START if self._run.has_samples else Never("no sample losses", is_absent=True)
                 return all_of((samples, self._values(series, 1)))
+            case "GpuLoadRatio" | "LlepPlan", *_ if declared is not None:
+                pattern = str(declared.arguments["vectors"])
+                is_there = any(matches(name, pattern) for name in self._run.vector_names)
+                vectors = START if is_there else Never(f"no vector {pattern}", is_absent=True)
+                return all_of((vectors, self._event(str(declared.arguments["source_event"]).removeprefix("on_"))))
             case "TrainingState" | "PerProcessState" | "", *_:
                 return START
         assert declared is not None

@@ -45,6 +45,7 @@ class Metric(ABC):
         reads: Kinds of events whose numbers its value carries.
         keys: The keys of its value, where they are the same for every run; None where they are not.
         reads_samples: Whether it reads the sample losses of events. Only then do events carry them.
+        reads_vectors: The same of their vectors.
         version: Changes when the same events would give other values than before. Part of the policy's digest.
         given: The arguments that the policy file sets, defaults filled in.
         plan: What the loop has declared of the run so far.
@@ -55,6 +56,7 @@ class Metric(ABC):
     reads: frozenset[str] = frozenset()
     keys: ClassVar[frozenset[str] | None] = None
     reads_samples: ClassVar[bool] = False
+    reads_vectors: ClassVar[bool] = False
     version: ClassVar[str] = ""
 
     @classmethod  # noqa: B027 - most classes have nothing to refuse

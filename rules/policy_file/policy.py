@@ -77,8 +77,9 @@ class Policy:
 
     @property
     def reads_samples(self) -> bool:
-        """Whether the events that it is folded over must carry their sample losses."""
-        return any(METRIC_CLASSES[declaration.class_name].reads_samples for declaration in self.metrics)
+        """Whether the events that it is folded over must carry their sample losses and vectors."""
+        classes = [METRIC_CLASSES[declaration.class_name] for declaration in self.metrics]
+        return any(metric.reads_samples or metric.reads_vectors for metric in classes)
 
     @property
     def reads_ranks(self) -> frozenset[str]:

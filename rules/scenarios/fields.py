@@ -1,4 +1,4 @@
-"""Parses the keys of a policy test that describe its imagined run: series, samples, events, plan and length.
+"""Parses the keys of a policy test that describe its imagined run: series, samples, vectors, events, plan, length.
 
 Takes a test's fields; returns a ``Scenario``, or None when any of them is refused.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import yaml
@@ -17,13 +17,14 @@ import yaml
 from ...store.events import is_kind
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
+from ...store.vectors import Vectors
 from ..errors import kind_suggestion
 from ..policy_file.document import Document
 from ..policy_file.fields import FieldReader, Fields
 from .notation import NotationError, parse_values
 from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, Scenario, ScenarioSeries
 
-#: Most values of series and samples together in one file.
+#: Most values of series, samples and vectors together in one file.
 MAX_FILE_VALUES: Final = 1_000_000
 
 #: A step, or the first and the last step of a range.
@@ -46,17 +47,18 @@ class RunReader(FieldReader):
         before = len(self.problems)
         series = self._all_series(fields, where)
         samples = self._samples(fields, where)
+        vectors = self._vectors(fields, where)
         every = self._events(fields, where)
         plan = self._plan(fields, where)
         step_s = self._seconds(fields, where)
-        last = max([*samples, *(entry.last_step() for entry in series)], default=0)
+        last = max([*samples, *vectors, *(entry.last_step() for entry in series)], default=0)
         steps = self._bounded(fields["steps"], f"{where}, steps", last) if "steps" in fields else last
         if steps is not None and steps > MAX_STEPS:
             what = f"a run of more than {MAX_STEPS:,} steps"
             self.refuse(fields.get("steps", fields["series"]), f"{where}, steps", what, shows=False)
         if len(self.problems) > before or steps is None:
             return None
-        return Scenario(tuple(series), steps, every, samples, plan, step_s)
+        return Scenario(tuple(series), steps, every, samples, vectors, plan, step_s)
 
     def _all_series(self, fields: Fields, where: str) -> list[ScenarioSeries]:
         """Return the entries of ``series:``; refuse a metric that is given twice for one kind of event."""
@@ -98,24 +100,45 @@ class RunReader(FieldReader):
 
     def _samples(self, fields: Fields, where: str) -> dict[int, SampleLosses]:
         """Return the batches of ``samples:`` by step; a later entry replaces an earlier one."""
-        where += ", samples"
+        if "samples" not in fields:
+            return {}
+        lists = self._lists(fields["samples"], f"{where}, samples", "losses", "every sample needs a loss")
         batches: dict[int, SampleLosses] = {}
-        for key, node in self.fields(fields["samples"], where, None).items() if "samples" in fields else ():
+        for steps, losses in lists:
+            batches.update(dict.fromkeys(steps, SampleLosses(array("f", losses).tobytes())))
+        return batches
+
+    def _vectors(self, fields: Fields, where: str) -> dict[int, Vectors]:
+        """Return the vectors of ``vectors:`` by step; a later entry of a name replaces an earlier one."""
+        where += ", vectors"
+        by_step: dict[int, dict[str, Sequence[float]]] = {}
+        for name, node in self.fields(fields["vectors"], where, None).items() if "vectors" in fields else ():
+            for steps, values in self._lists(node, f"{where} '{name}'", "values", "every place needs a value"):
+                vector = array("d", values)
+                for step in steps:
+                    by_step.setdefault(step, {})[name] = vector
+        return dict(by_step)
+
+    def _lists(self, node: yaml.Node, where: str, what: str, needs: str) -> Iterator[tuple[range, list[float]]]:
+        """Yield the lists of numbers of a mapping from steps, each with its steps.
+
+        Args:
+            what: What the lists hold, as messages name it.
+            needs: The message about a number left out.
+        """
+        for key, entry in self.fields(node, where, None).items():
             match = STEPS.fullmatch(key)
             first = int(match["first"]) if match else 0
             last = int(match["last"] or first) if match else 0
-            if not 1 <= first <= last <= MAX_STEPS or not isinstance(node, yaml.ScalarNode):
-                self.refuse(
-                    node, f"{where} '{key}'", "not a step and its losses", "Write 51: 2.0x15 30.0, or 1-50: 2.0x16."
-                )
+            if not 1 <= first <= last <= MAX_STEPS or not isinstance(entry, yaml.ScalarNode):
+                fix = "Write 51: 2.0x15 30.0, or 1-50: 2.0x16."
+                self.refuse(entry, f"{where} '{key}'", f"not a step and its {what}", fix)
                 continue
-            values = self._values(node, f"{where} '{key}'", more=last - first)
-            losses = [value for value in values or () if value is not None]
-            if values is not None and len(losses) < len(values):
-                self.refuse(node, f"{where} '{key}'", "every sample needs a loss")
-            batch = SampleLosses(array("f", losses).tobytes())
-            batches.update(dict.fromkeys(range(first, last + 1), batch))
-        return batches
+            given = self._values(entry, f"{where} '{key}'", more=last - first)
+            values = [value for value in given or () if value is not None]
+            if given is not None and len(values) < len(given):
+                self.refuse(entry, f"{where} '{key}'", needs)
+            yield range(first, last + 1), values
 
     def _clock(self, key: str, node: yaml.Node, where: str) -> tuple[str, str, int] | None:
         """Split a key of ``series:`` into name, kind and interval: NAME, NAME@N, NAME@KIND or NAME@KIND:N."""

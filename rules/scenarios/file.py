@@ -29,6 +29,7 @@ _TEST_KEYS: Final = (
     "name",
     "series",
     "samples",
+    "vectors",
     "expect",
     "silent",
     "only",

@@ -9,6 +9,7 @@ from typing import Final
 from ...store.events import CUSTOM, LOOP_KINDS, Event
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
+from ...store.vectors import NO_VECTORS, Vectors
 
 #: Most steps of one imagined run.
 MAX_STEPS: Final = 1_000_000
@@ -58,6 +59,7 @@ class Scenario:
         steps: The number of its steps.
         every: Interval, in steps, of each kind of event that occurs even without a series.
         samples: Sample losses of a step's batch, by step.
+        vectors: Vectors of a step, by step.
         plan: The plan that the loop declared.
         step_s: Seconds that a step takes.
     """
@@ -66,6 +68,7 @@ class Scenario:
     steps: int
     every: Mapping[str, int] = field(default_factory=dict)
     samples: Mapping[int, SampleLosses] = field(default_factory=dict)
+    vectors: Mapping[int, Vectors] = field(default_factory=dict)
     plan: Plan = field(default_factory=Plan)
     step_s: float = 1.0
 
@@ -112,4 +115,5 @@ class Scenario:
             elapsed_ns=round(finished * self.step_s * 1e9),
             metrics={name: value for name, value in values if value is not None},
             samples=self.samples.get(step) if kind == "step_end" else None,
+            vectors=self.vectors.get(step, NO_VECTORS) if kind == "step_end" else NO_VECTORS,
         )
