@@ -78,6 +78,7 @@ BY_EVENTS = {
 #: What columns decide.
 BY_COLUMNS = {
     "define": "is_high and loss < 9",
+    "ranges": "loss_aux > at",
     "mad": "mad(loss, 3) > at",
     "trough": "trough(loss) > at",
     "initial": "initial(loss) > at",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from drawing import examples
@@ -16,7 +16,9 @@ from steptape.rules.checks.dead_conditions import Dead, RuleVerdicts
 from steptape.rules.checks.findings import FindingCode, findings_of
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
-from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.rules.errors import PolicyError
+from steptape.rules.language.references import Param
+from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event
 
 
@@ -75,13 +77,17 @@ KEYWORDS = st.sampled_from(["", "", "", ", skip=1", ", half='recent'", ", half='
 def readings(draw: st.DrawFn) -> str:
     """Draw a reading of a series."""
     series, length = draw(SERIES), draw(LENGTHS)
-    form = draw(st.integers(0, 9))
+    form = draw(st.integers(0, 10))
     if form == 0:
         return draw(st.sampled_from(["x", "norm", "step", "len(x)", "age(x)", "streak(x > 1)", "delta(x)"]))
     if form == 1:
         return f"ema({series}, {length})"
     if form == 2:
         return f"{draw(st.sampled_from(['peak', 'trough', 'initial', 'streak']))}({series})"
+    if form == 4:
+        window = f"{draw(st.sampled_from(['norm', 'finite(norm)', 'x']))}, last={length}{draw(KEYWORDS)}"
+        limit = draw(st.sampled_from(["0.4", "1.5", "2.5"]))
+        return f"streak({draw(st.sampled_from(['slope', 'max']))}({window}) / max([mean({window}), 0.1]) > {limit})"
     if form == 3:
         return f"quantile({series}, last={length}, q=0.9)"
     name = draw(REDUCTIONS)
@@ -101,6 +107,8 @@ def values(draw: st.DrawFn) -> str:
         return f"{draw(st.sampled_from(['tanh', 'cos', 'abs', 'sign', 'sqrt', 'finite']))}({one})"
     if form == 5:
         return f"clamp({one}, 0, {draw(st.sampled_from(['1', '2.5']))})"
+    if form == 6:
+        return f"{draw(st.sampled_from(['max', 'min']))}([{one}, {draw(st.one_of(NUMBERS, readings()))}])"
     sign = draw(st.sampled_from(["+", "-", "*", "/"]))
     return f"({one} {sign} {draw(st.one_of(NUMBERS, readings()))})"
 
@@ -222,7 +230,8 @@ def shown(asked: Policy, run: Sequence[dict[str, float]]) -> list[float]:
 @given(comparison=comparisons(), seed=st.integers(0, 10**9))
 def test_what_is_said_of_a_comparison_holds_for_all_values(comparison: str, seed: int) -> None:
     """NaN and infinities included, but where the line says that it assumes otherwise."""
-    lines = said(comparison)
+    # Not what is said of a comparison within it.
+    lines = [line for line in said(comparison) if line.startswith(f"'{comparison}' ")]
     for line in lines:
         streams = [*EXTREMES, *(drawn(seed + number, is_finite="is finite" in line) for number in range(10))]
         if "is never true:" in line or "is never true, so" in line:
@@ -306,6 +315,120 @@ def test_the_greatest_member_is_at_most_as_many_times_the_mean_as_there_are_memb
     head = "series: [norm/0, norm/1, norm/2, other, x/0, x/1]\n"
 
     assert [("never true" in line) for line in said(rule, head)] == [True] * is_dead
+
+
+@pytest.mark.parametrize(
+    ("rule", "least", "is_dead"),
+    [
+        ("streak(slope(norm, 20, min=10) / mean(norm, 20, min=10) > 0.5) >= 3", 12, True),
+        ("streak(slope(norm, 20, min=10) / max([mean(norm, 20, min=10), 0.01]) > 0.5) >= 3", 12, True),
+        ("streak(slope(finite(norm), 20, min=10) / mean(finite(norm), 20, min=10) > 0.5) >= 3", 12, True),
+        ("streak(slope(norm, 20, min=10) / mean(norm, 20, min=10) > 0.5) >= 2", 12, False),
+        ("streak(slope(norm, 20, min=10) / mean(norm, 20, min=10) > 0.25) >= 99", 0, False),
+        ("streak(step > 3 and slope(norm, 20, min=10) / mean(norm, 20, min=10) > 0.5) >= 3", 0, False),
+        ("streak(x > 1 and slope(norm, 20, min=10) / mean(norm, 20, min=10) > 0.5) >= 3", 0, False),
+        ("streak(slope(x, 20, min=10) / mean(x, 20, min=10) > 0.5) >= 3", 0, False),
+    ],
+)
+def test_a_streak_ends_where_its_window_holds_too_many_values(rule: str, least: int, is_dead: bool) -> None:
+    """A window with ``min=`` grows by one value at each event, and what bounds it with it."""
+    bound = f"slope / mean is at most 6 / ({least} + 1) for {least} values, which leaves a streak of at most 2 before"
+    line = f"'{rule}' {NEVER}: {bound}, if 'norm' is never negative"
+
+    assert said(rule) == [line] * is_dead
+
+
+@pytest.mark.parametrize(
+    ("ends", "rule", "line"),
+    [
+        ("[0, 1]", "accuracy > 1", f"'accuracy > 1' {NEVER}: the policy says that 'accuracy' is from 0 to 1"),
+        ("[0, 1]", "mean(accuracy, 5) > 1.5", f"'mean(accuracy, 5) > 1.5' {NEVER}: the policy says that 'accuracy' is"),
+        ("[0, most]", "accuracy > 4", f"'accuracy > 4' {NEVER}: the policy says that 'accuracy' is from 0 to 4"),
+        ("[undefined, 1]", "accuracy > 1", f"'accuracy > 1' {NEVER}: the policy says that 'accuracy' is at most 1"),
+        ("[0, most if experts > 9 else undefined]", "accuracy > 4", ""),
+        ("[0, 1]", "accuracy > 0.5", ""),
+    ],
+)
+def test_the_range_that_a_policy_gives_a_metric_decides_comparisons(ends: str, rule: str, line: str) -> None:
+    """Its ends are numbers, params, and definitions of these."""
+    head = f"params: {{experts: 8, k: 2}}\ndefine: {{most: experts / k}}\nranges:\n  accuracy: {ends}"
+
+    assert [each.startswith(line) for each in said(rule, head)] == [True] * bool(line)
+
+
+@pytest.mark.parametrize(
+    ("ends", "problem"),
+    [
+        ("1", "range of 'accuracy': must be a list of two ends"),
+        ("[1]", "range of 'accuracy': must be a list of two ends"),
+        ("[0, true]", "range of 'accuracy': an end is a number or an expression"),
+        ("[0, loss]", "range of 'accuracy': an end reads nothing of the run"),
+        ("[0, 1 +]", "range of 'accuracy'"),
+    ],
+)
+def test_the_ends_of_a_range_are_known_when_the_policy_loads(ends: str, problem: str) -> None:
+    """They take part in no decision: the digest stays the same."""
+    with pytest.raises(PolicyError, match=problem):
+        policy("accuracy > 2", f"ranges:\n  accuracy: {ends}")
+    assert policy("accuracy > 2", "ranges: {accuracy: [0, 1]}").digest == policy("accuracy > 2").digest
+
+
+RATES = 'define: {used: series("lr.used"), planned: series("lr.scheduled")}'
+
+
+@pytest.mark.parametrize(
+    ("rule", "operation", "reason"),
+    [
+        ("used >= 0.3 * planned", "lr.scale(0.5, over=50)", "leave 'lr.used' at 0.5 of 'lr.scheduled' or more, if"),
+        ("0.3 * planned <= used", "lr.scale(0.5, over=50)", "leave 'lr.used' at 0.5 of 'lr.scheduled' or more, if"),
+        ("planned > 2 * used", "lr.scale(0.5, over=50)", "leave 'lr.used' at 0.5 of 'lr.scheduled' or more, if"),
+        ("used >= planned", "lr.reduce(0.5)", "no operation of this policy takes 'lr.used' below 'lr.scheduled', if"),
+        ("used >= 0.3 * planned", "lr.scale(0.2, over=50)", ""),
+        ("used >= 0.3 * planned", "lr.reduce(2)", ""),
+        ("used > planned", "lr.reduce(0.5)", ""),
+        ("used >= 0.3 * loss", "lr.scale(0.5, over=50)", ""),
+    ],
+)
+def test_what_a_policy_leaves_of_the_scheduled_rate_decides_comparisons(rule: str, operation: str, reason: str) -> None:
+    """An override begins at a share of the schedule and returns to it, so that nothing less is ever used."""
+    cut = f"\n  - {{name: cut, triggers: [on_step_end], rule: loss > 9, operations: ['{operation}']}}"
+
+    assert [reason in line for line in said(rule, RATES, cut)] == [True] * bool(reason)
+
+
+def test_rules_of_surogate_that_cannot_fire_are_found_each_with_its_proof() -> None:
+    """Limits of an imbalance that a model cannot have are found once the model is known."""
+    proofs = {
+        "gradient_acceleration": "slope / mean is at most 6 / (12 + 1) for 12 values",
+        "imbalance_severe": "the policy says that 'moe_load_imbalance' is from 0 to 4, and 'severe_load' is always 12",
+        "imbalance_high": "'high_load' is always 6, and the policy says that 'moe_load_imbalance' is from 0 to 4",
+        "plateau_high_lr": "the operations of this policy leave 'lr.used' at 0.5 of 'lr.scheduled' or more",
+    }
+    found = {name: _ranges_of_surogate(**params) for name, params in MODELS.items()}
+
+    assert list(found["unknown"]) == ["gradient_acceleration", "plateau_high_lr"]
+    assert list(found["8 experts"]) == list(proofs)
+    assert list(found["lower limits"]) == ["plateau_high_lr"]
+    assert all(proofs[name] in line for lines in found.values() for name, line in lines.items())
+
+
+MODELS: Mapping[str, Mapping[str, Param]] = {
+    "unknown": {},
+    "8 experts": {"num_experts": 8, "top_k": 2},
+    "lower limits": {
+        "num_experts": 8,
+        "top_k": 2,
+        "gradient_growth": 0.1,
+        "imbalance_warn": 2.0,
+        "imbalance_severe": 3.0,
+    },
+}
+
+
+def _ranges_of_surogate(**params: Param) -> dict[str, str]:
+    asked = load_policy(shipped_policies()["surogate"], params=params)
+    found = [each for each in findings_of(asked) if each.code is FindingCode.RANGE]
+    return {each.message.split("'")[1]: each.message for each in found}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +13,14 @@ from ...replay.policies.findings_on_runs import FiringReach, LackedSeries, compa
 from ...rules.checks.findings import Finding, FindingCode, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
+from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, load_policy, policy_path
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import complain_of, openable, runs_chosen
-from ..options import JsonOption, StoreOption
+from ..lookup import complain_of, openable, params_of, runs_chosen
+from ..options import JsonOption, SetOption, StoreOption
 from ..output import print_json, say
 from ..streams import complain
 
@@ -33,6 +34,7 @@ def check(
         typer.Option("--against", metavar="RUN", help="Also check against this run; more run folders may follow."),
     ] = None,
     store: StoreOption = None,
+    settings: SetOption = None,
     ignored: Annotated[
         list[FindingCode] | None,
         typer.Option("--ignore", metavar="WARNING", help="Leave out one kind of warning."),
@@ -62,7 +64,7 @@ def check(
             complain(f"error: {error}")
             status = CANNOT_OPEN
             continue
-        status = max(status, _checked(path, runs, set(ignored or ()), as_json))
+        status = max(status, _checked(path, params_of(settings), runs, set(ignored or ()), as_json))
     raise typer.Exit(status)
 
 
@@ -70,10 +72,12 @@ def _is_run(name: str) -> bool:
     return (Path(name) / "run.json").is_file()
 
 
-def _checked(path: Path, runs: Sequence[Run], ignored: set[FindingCode], as_json: bool) -> int:
+def _checked(
+    path: Path, params: Mapping[str, Param], runs: Sequence[Run], ignored: set[FindingCode], as_json: bool
+) -> int:
     """Check one file, print the findings, and return the exit status."""
     try:
-        policy = load_policy(path)
+        policy = load_policy(path, params=params)
     except PolicyError as error:
         if as_json:
             print_json(_check_json(str(path), None, error.problems, ()))

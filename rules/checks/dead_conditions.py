@@ -19,8 +19,9 @@ from ..language.bound_rule import BoundRule
 from ..language.families import MAX_MEMBERS, have_common_names, is_pattern
 from ..policy_file.declarations import Rule
 from ..policy_file.policy import Policy
-from .ranges import ALWAYS, NATURAL, NEVER, OPEN, Range, Verdict, all_of, any_of, between, compared, either_of
-from .value_ranges import ValueRanges, is_standardized
+from .ranges import ALWAYS, ANY, NATURAL, NEVER, OPEN, Range, Verdict, all_of, any_of, between, compared, either_of
+from .steered_rates import compared_rates, least_share
+from .value_ranges import Limits, ValueRanges, is_standardized
 
 _MIRRORED: Final[Mapping[type[ast.cmpop], ast.cmpop]] = {
     ast.Lt: ast.Gt(),
@@ -56,6 +57,8 @@ class Dead:
         once: Names of controllers that decide at most once.
         classes: Classes that a state never takes, by state.
         series: The metrics that the policy lists, or patterns of their names; None where it lists none.
+        ranges: What the policy says that metrics lie between.
+        least_share: The least share of the scheduled learning rate with which an update trains; 0 where unknown.
         most_steps: The most steps that a run has; infinite where that is unknown.
     """
 
@@ -63,6 +66,8 @@ class Dead:
     once: frozenset[str] = frozenset()
     classes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     series: frozenset[str] | None = None
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    least_share: float = 0.0
     most_steps: float = math.inf
 
     def members(self, pattern: str) -> int:
@@ -92,7 +97,8 @@ class RuleVerdicts:
         self._rule = rule
         self._dead = dead
         self._found: dict[tuple[object, ...], Verdict] = {}
-        self.ranges = ValueRanges(rule, self.verdict, self._asked, dead.members, dead.most_steps, is_full=is_full)
+        limits = Limits(dead.members, dead.most_steps, dead.ranges)
+        self.ranges = ValueRanges(rule, self.verdict, self._asked, limits, is_full=is_full)
 
     # --- verdicts -----------------------------------------------------------------------------------------------
 
@@ -138,6 +144,9 @@ class RuleVerdicts:
             return _Link(OPEN)
         if (of_class := self._of_class(left, relation, right)) is not None:
             return of_class
+        rates = compared_rates(self._rule, (left, relation, right), self._dead.least_share, self.ranges.of)
+        if rates is not None:
+            return _Link(*rates)
         related = self._related(left, relation, right) or self._related(right, _MIRRORED[type(relation)], left)
         if related is not None:
             return related
@@ -334,16 +343,27 @@ def dead_in(policy: Policy, most_steps: float = math.inf) -> Dead:
     """
     names = [controller.name for controller in policy.controllers]
     once = frozenset(each.name for each in policy.controllers if each.is_once and names.count(each.name) == 1)
-    dead = Dead(once=once, series=policy.series)
+    dead = Dead(once=once, series=policy.series, ranges=_declared(policy))
     for _ in range(_MOST_ROUNDS):
         found = [each.name for each in policy.controllers if _is_never_true(each.rule.bound, dead)]
         never = frozenset(name for name in names if found.count(name) == names.count(name))
         classes = {state.name: frozenset(_never_taken(state.classes, dead)) for state in policy.states}
-        grown = replace(dead, controllers=never, classes=classes)
+        grown = replace(dead, controllers=never, classes=classes, least_share=least_share(policy, never))
         if grown == dead:
             break
         dead = grown
     return replace(dead, most_steps=most_steps)
+
+
+def _declared(policy: Policy) -> dict[str, Range]:
+    """Return the ranges that a policy says its metrics lie between."""
+    found = {}
+    for name, ends in policy.ranges.items():
+        low, high = (RuleVerdicts(end, Dead()).ranges.of(end.expression.tree) or ANY for end in ends)
+        said = between(low.sure_low, high.sure_high)
+        if low.sure_low <= high.sure_high and not said.is_any:
+            found[name] = said.because(f"the policy says that '{name}' is {_span(said)}")
+    return found
 
 
 def _is_never_true(rule: BoundRule, dead: Dead) -> bool:

@@ -52,9 +52,13 @@ def unguarded_spikes(policy: Policy) -> Iterator[tuple[Controller, str, int]]:
     guarded = {name for controller in policy.controllers for name in _guards(controller.rule.bound)}
     for controller in policy.controllers:
         bound = controller.rule.bound
+        # A rule that a param switches off is not blind: no series is called "".
+        is_off = verdict_for_nan(bound, "") is False
         for name in dict.fromkeys(key.name for key in bound.series if not key.is_derived):
             watching = next(_spike_conditions(bound, name), None)
-            if watching is not None and name not in guarded and verdict_for_nan(bound, name) is False:
+            if watching is None or name in guarded or is_off:
+                continue
+            if verdict_for_nan(bound, name) is False:
                 yield controller, name, bound.expression.offset(watching)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -100,6 +100,17 @@ def joined(parts: Iterable[Range]) -> Range:
     )
 
 
+def extreme(name: str, parts: Sequence[Range]) -> Range:
+    """Return the range of the greatest or the smallest of a list of values, which is NaN where one of them is."""
+    choose = max if name == "max" else min
+    return _from(
+        parts,
+        (choose(part.sure_low for part in parts), choose(part.sure_high for part in parts)),
+        is_whole=all(part.is_whole for part in parts),
+        may_be_nan=any(part.may_be_nan for part in parts),
+    )
+
+
 def negated(inner: Range) -> Range:
     """Return the range of a negative."""
     return replace(inner, low=-inner.high, high=-inner.low, sure_low=-inner.sure_high, sure_high=-inner.sure_low)
@@ -123,7 +134,8 @@ def calculated(sign: ast.operator, left: Range, right: Range) -> Range:
             ends, is_whole = [0.0, math.inf], False
         case _:
             return ANY
-    is_safe = left.is_surely_finite and right.is_surely_finite and not isinstance(sign, ast.Div)
+    is_by_zero = isinstance(sign, ast.Div) and right.sure_low <= 0 <= right.sure_high
+    is_safe = left.is_surely_finite and right.is_surely_finite and not is_by_zero
     return _from([left, right], (min(ends), max(ends)), is_whole=is_whole, may_be_nan=not is_safe)
 
 

@@ -13,11 +13,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from ..language import references as ref
-from ..language.bound_rule import BoundRule
-from .ranges import ANY, NATURAL, Range, Verdict, around, between, calculated, joined, negated, rounded
+from ..language.bound_rule import BoundRule, Derived
+from .longest_streaks import longest_streak
+from .ranges import ANY, NATURAL, Range, Verdict, around, between, calculated, extreme, joined, negated, rounded
 from .related_windows import Bound, HeldCount, bound_by, bound_by_members, held_by
 
 #: Words of metrics that are not negative, in nearly every loop.
@@ -39,6 +42,20 @@ _DEVIATIONS: Final = frozenset({"std", "detrended_std"})
 _FEW: Final = 64
 
 
+class Limits(NamedTuple):
+    """What is known of a run, whatever its values.
+
+    Attributes:
+        members: Returns how many members a family has at most, by its pattern.
+        most_steps: The most steps that it has.
+        ranges: What the policy says that metrics lie between, by name.
+    """
+
+    members: Callable[[str], int]
+    most_steps: float = math.inf
+    ranges: Mapping[str, Range] = MappingProxyType({})
+
+
 class ValueRanges:
     """The ranges of the parts of one rule.
 
@@ -46,8 +63,7 @@ class ValueRanges:
         rule: The rule.
         verdict: Returns what a condition can be; it is asked for the parts that are conditions.
         asked: Returns the range of the answer to a question about a controller; None where it is no number.
-        members: Returns how many members a family has at most, by its pattern.
-        most_steps: The most steps that a run has.
+        limits: What is known of the run.
         is_full: Whether windows are full, for what holds once they are.
     """
 
@@ -56,15 +72,15 @@ class ValueRanges:
         rule: BoundRule,
         verdict: Callable[[ast.expr], Verdict],
         asked: Callable[[ref.PastDecisions], Range | None],
-        members: Callable[[str], int],
-        most_steps: float = math.inf,
+        limits: Limits,
         *,
         is_full: bool = False,
     ) -> None:
         self._rule = rule
-        self._members = members
+        self._members, self._declared = limits.members, limits.ranges
         self._verdict = verdict
         self._asked = asked
+        most_steps = limits.most_steps
         self._steps = between(0, most_steps, is_whole=True, may_be_nan=False)
         if most_steps < math.inf:
             self._steps = self._steps.because(f"the runs given have at most {most_steps:,.0f} steps")
@@ -101,10 +117,8 @@ class ValueRanges:
                 return None if inner is None else negated(inner)
             case ast.BinOp(left, sign, right):
                 return self._calculated(left, sign, right)
-            case ast.IfExp(_, body, otherwise):
-                parts = [self.of(body), self.of(otherwise)]
-                known = [part for part in parts if part is not None]
-                return joined(known) if len(known) == len(parts) else None
+            case ast.IfExp():
+                return self._chosen(node)
             case ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Call(ast.Name("isnan" | "isfinite")):
                 return self._truth(node)
             case ast.BoolOp(_, values) if all(isinstance(each, (ast.Compare, ast.BoolOp)) for each in values):
@@ -118,6 +132,14 @@ class ValueRanges:
         low, high = float(not verdict.may_fail), float(verdict.may_hold)
         return replace(_TRUTH, low=low, high=high, sure_low=low, sure_high=high, assumed=verdict.assumed)
 
+    def _chosen(self, node: ast.IfExp) -> Range | None:
+        verdict = self._verdict(node.test)
+        if not verdict.assumed and not (verdict.may_hold and verdict.may_fail):
+            return self.of(node.body if verdict.may_hold else node.orelse)
+        parts = [self.of(node.body), self.of(node.orelse)]
+        known = [part for part in parts if part is not None]
+        return joined(known) if len(known) == len(parts) else None
+
     def _calculated(self, left: ast.expr, sign: ast.operator, right: ast.expr) -> Range | None:
         one, other = self.of(left), self.of(right)
         if one is None or other is None:
@@ -128,6 +150,11 @@ class ValueRanges:
         return found
 
     def _called(self, name: str, node: ast.Call) -> Range | None:
+        match node.args:
+            case [ast.List(items)] if name in ("min", "max") and not node.keywords:
+                parts = [self.of(item) for item in items]
+                known = [part for part in parts if part is not None]
+                return extreme(name, known) if known and len(known) == len(parts) else None
         arguments = [self.of(argument) for argument in node.args]
         known = [argument for argument in arguments if argument is not None]
         if not known or len(known) < len(arguments) or node.keywords:
@@ -193,7 +220,7 @@ class ValueRanges:
             case ref.SeriesValue(key) | ref.SeriesAgo(key):
                 return self.series(key)
             case ref.SeriesFold("streak", key):
-                return NATURAL if self.series(key).sure_high > 0 else between(0, 0, is_whole=True, may_be_nan=False)
+                return self._streak(key)
             case ref.SeriesFold("ema", key, length) if length > 1:
                 # A step towards a value does not pass it, however it is rounded.
                 return replace(self.series(key), is_whole=False, may_be_nan=False)
@@ -206,7 +233,7 @@ class ValueRanges:
     def series(self, key: ref.SeriesKey) -> Range:
         """Return the range of the values of a series."""
         if key not in self._rule.derived:
-            return ANY
+            return self._declared.get(key.name, ANY)
         # Its values come from earlier events, at which series were shorter.
         outer = self._in_series, self.known
         self._in_series, self.known = True, {}
@@ -214,6 +241,23 @@ class ValueRanges:
         self._in_series, self.known = outer
         # A failure adds NaN.
         return ANY if found is None else replace(found, may_be_nan=True)
+
+    def _streak(self, key: ref.SeriesKey) -> Range:
+        derived = self._rule.derived.get(key)
+        if not self.series(key).sure_high > 0:
+            return between(0, 0, is_whole=True, may_be_nan=False)
+        if derived is None:
+            return NATURAL
+        return longest_streak(self._rule, derived, partial(self._truth_at, derived))
+
+    def _truth_at(self, derived: Derived, values: int) -> Range:
+        """Return what a condition in a series can be where the first series in it has had so many values."""
+        outer = self._in_series, self.known
+        self._in_series, self.known = True, {derived.driver: values}
+        found, node = self._truth(derived.node), derived.node
+        compared = self.of(node.left) if isinstance(node, ast.Compare) else None
+        self._in_series, self.known = outer
+        return found if compared is None else found.because(compared.proof)
 
     def held(self, window: ref.Window) -> HeldCount:
         """Return how many values a window holds where it is defined."""
@@ -295,7 +339,13 @@ class ValueRanges:
         return around(low, bound.factor).because(bound.proof, *assumed)
 
     def bound(self, above: ast.expr, below: ast.expr) -> tuple[ref.SeriesKey, Bound] | None:
-        """Return how often the second of two readings of one series or family the first one is at most, and of what."""
+        """Return how often the second of two readings of one series or family the first one is at most, and of what.
+
+        What bounds a multiple of one of several values bounds that of the greatest, too.
+        """
+        match below:
+            case ast.Call(ast.Name("max"), [ast.List(parts)], []):
+                return next(filter(None, (self.bound(above, part) for part in parts)), None)
         one, other = self._rule.references.get(above), self._rule.references.get(below)
         if isinstance(one, ref.SeriesReference) and isinstance(other, ref.SeriesReference):
             bound = bound_by(one, other, self.held)
@@ -308,7 +358,7 @@ class ValueRanges:
 
     def assumptions(self, key: ref.SeriesKey, *, needs_sign: bool, needs_finite: bool) -> list[str] | None:
         """Return what must be so of a series' values and does not follow; None where it may well not be so."""
-        inner, assumed = self.series(key), list[str]()
+        inner, assumed, key = self.series(key), list[str](), self._source(key)
         if needs_sign and inner.sure_low < 0:
             if key.is_derived or not _NOT_NEGATIVE.intersection(_WORD.findall(key.name.casefold())):
                 return None
@@ -316,6 +366,15 @@ class ValueRanges:
         if needs_finite and not (inner.sure_high < math.inf and inner.sure_low > -math.inf):
             assumed.append(f"'{key.name}' is finite")
         return assumed
+
+    def _source(self, key: ref.SeriesKey) -> ref.SeriesKey:
+        """Return the series of which another has the finite values; any other is its own source."""
+        derived = self._rule.derived.get(key)
+        match None if derived is None else derived.node:
+            case ast.Call(ast.Name("finite"), [inner]):
+                reference = self._rule.references.get(inner)
+                return reference.key if isinstance(reference, ref.SeriesValue) and not reference.back else key
+        return key
 
 
 def is_standardized(newest: ref.Reference | None, mean: ref.Reference | None, std: ref.Reference | None) -> bool:

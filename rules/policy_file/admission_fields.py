@@ -15,13 +15,13 @@ from ..compiled.names import Names
 from ..language.bound_rule import NameScope, driver_of_the_run
 from ..language.series_binding import NO_PART_OF_A_SERIES
 from .declarations import AdmittedSeries, Rule
-from .definition_fields import DefinitionFieldReader
 from .fields import Fields
+from .range_fields import RangeFieldReader
 
 _KEYS: Final = ("value", "admit")
 
 
-class AdmissionFieldReader(DefinitionFieldReader):
+class AdmissionFieldReader(RangeFieldReader):
     """Reads the series that rules read by the name of a definition with ``admit``."""
 
     def admitted_names(self, defined: Fields) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from .document import Place
 from .fields import FieldReader, Fields, is_null
 
 #: The types that YAML gives to the texts of expressions.
-_EXPRESSIONS: Final = (":str", ":int", ":float")
+EXPRESSIONS: Final = (":str", ":int", ":float")
 
 
 class _Definition(NamedTuple):
@@ -78,7 +78,7 @@ class DefinitionFieldReader(FieldReader):
         where = f"define '{name}'"
         if not self.is_free(name, node, where, scope, {"state": scope.states}):
             return None
-        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(_EXPRESSIONS):
+        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(EXPRESSIONS):
             self.refuse(node, where, "must be an expression", "Write it as in a rule: mean(loss, 10) / lr.")
             return None
         try:

@@ -31,6 +31,7 @@ from .declarations import (
     StateDeclaration,
 )
 from .document import Document, read_text
+from .range_fields import Ends
 from .registration import METRIC_CLASSES, OPERATION_CLASSES
 from .schema import Declarations, read_declarations
 
@@ -44,12 +45,14 @@ class Policy:
     Attributes:
         source: The origin of the text, as error messages name it.
         text: The file, unchanged.
-        digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name and description do not count.
+        digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name, description and ranges do
+            not count.
         name: As in the file; empty when absent.
         description: As in the file; empty when absent.
         params: Params with their values, overrides applied.
         series: Names of the series that rules may read; None when the file does not list them.
         definitions: The text of each defined expression, by name.
+        ranges: The least and the greatest value of metrics, by name, as far as the file says.
         admitted: The definitions that have ``admit``, in file order.
         metrics: Controller metrics, in file order.
         states: States, in file order.
@@ -67,6 +70,7 @@ class Policy:
     params: Mapping[str, Param]
     series: frozenset[str] | None
     definitions: Mapping[str, str]
+    ranges: Mapping[str, Ends]
     admitted: tuple[AdmittedSeries, ...]
     metrics: tuple[MetricDeclaration, ...]
     states: tuple[StateDeclaration, ...]
@@ -173,6 +177,7 @@ def parse_policy(
         params=declarations.params,
         series=declarations.series,
         definitions=declarations.definitions,
+        ranges=declarations.ranges,
         admitted=declarations.admitted,
         metrics=declarations.metrics,
         states=declarations.states,

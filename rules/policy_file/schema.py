@@ -37,6 +37,7 @@ from .declarations import (
 )
 from .document import Document, Place
 from .fields import Fields, is_null
+from .range_fields import Ends
 
 _TRIGGER: Final = "on_"
 
@@ -44,7 +45,7 @@ _TRIGGER: Final = "on_"
 TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
 #: Keys at the top that version 4 has added.
-_NEWER_ROOT_KEYS: Final = ("define", "states")
+_NEWER_ROOT_KEYS: Final = ("define", "ranges", "states")
 _ROOT_KEYS: Final = (
     "name",
     "description",
@@ -85,6 +86,7 @@ class Declarations:
     params: Mapping[str, Param] = field(default_factory=dict)
     series: frozenset[str] | None = None
     definitions: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, Ends] = field(default_factory=dict)
     metrics: tuple[MetricDeclaration, ...] = ()
     admitted: tuple[AdmittedSeries, ...] = ()
     states: tuple[StateDeclaration, ...] = ()
@@ -162,6 +164,7 @@ class _PolicyReader(ClassFieldReader):
             params=MappingProxyType(dict(self.params)),
             series=self.series,
             definitions={name: meaning.text for name, meaning in definitions.items() if meaning is not None},
+            ranges=self.ranges(fields, self._scope),
             metrics=declared_metrics,
             admitted=tuple(self._admitted.values()),
             states=tuple(self._states.values()),
