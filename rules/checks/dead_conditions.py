@@ -21,7 +21,7 @@ from ..policy_file.declarations import Rule
 from ..policy_file.policy import Policy
 from .ranges import ALWAYS, ANY, NATURAL, NEVER, OPEN, Range, Verdict, all_of, any_of, between, compared, either_of
 from .steered_rates import compared_rates, least_share
-from .value_ranges import Limits, ValueRanges, is_standardized
+from .value_ranges import RunLimits, ValueRanges, is_standardized
 
 _MIRRORED: Final[Mapping[type[ast.cmpop], ast.cmpop]] = {
     ast.Lt: ast.Gt(),
@@ -97,7 +97,7 @@ class RuleVerdicts:
         self._rule = rule
         self._dead = dead
         self._found: dict[tuple[object, ...], Verdict] = {}
-        limits = Limits(dead.members, dead.most_steps, dead.ranges)
+        limits = RunLimits(dead.members, dead.most_steps, dead.ranges)
         self.ranges = ValueRanges(rule, self.verdict, self._asked, limits, is_full=is_full)
 
     # --- verdicts -----------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ _DEVIATIONS: Final = frozenset({"std", "detrended_std"})
 _FEW: Final = 64
 
 
-class Limits(NamedTuple):
+class RunLimits(NamedTuple):
     """What is known of a run, whatever its values.
 
     Attributes:
@@ -72,7 +72,7 @@ class ValueRanges:
         rule: BoundRule,
         verdict: Callable[[ast.expr], Verdict],
         asked: Callable[[ref.PastDecisions], Range | None],
-        limits: Limits,
+        limits: RunLimits,
         *,
         is_full: bool = False,
     ) -> None:
