@@ -1,4 +1,4 @@
-"""Reads ``define:``, the names that a policy gives to expressions."""
+"""Reads ``define:`` and ``ranges:``, the names that a policy gives to expressions, and the ends of its metrics."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from ..compiled.names import Names
 from ..errors import ExpressionError
 from ..functions.table import FUNCTIONS
 from ..language.binding import bind
-from ..language.bound_rule import NameScope
+from ..language.bound_rule import BoundRule, NameScope
 from ..language.definitions import in_order
 from ..language.expressions import Expression, parse
+from ..language.references import ContextValue, ParamValue
 from .declarations import Rule
 from .document import Place
 from .fields import FieldReader, Fields, is_null
 
 #: The types that YAML gives to the texts of expressions.
-EXPRESSIONS: Final = (":str", ":int", ":float")
+_EXPRESSIONS: Final = (":str", ":int", ":float")
+_FORM: Final = "Write the least and the greatest value: [0, 1]. An end that is not known is undefined."
+_KNOWN: Final = "Numbers, params and definitions of these are known when the file loads."
+
+#: The least and the greatest value of a metric.
+Ends = tuple[BoundRule, BoundRule]
 
 
 class _Definition(NamedTuple):
@@ -78,7 +84,7 @@ class DefinitionFieldReader(FieldReader):
         where = f"define '{name}'"
         if not self.is_free(name, node, where, scope, {"state": scope.states}):
             return None
-        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(EXPRESSIONS):
+        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(_EXPRESSIONS):
             self.refuse(node, where, "must be an expression", "Write it as in a rule: mean(loss, 10) / lr.")
             return None
         try:
@@ -150,3 +156,42 @@ class DefinitionFieldReader(FieldReader):
         """Add the problems of an expression that a node holds."""
         for fault in error.faults:
             self.refuse_at(self.document.place_in(node, fault.offset), where, fault.what, fault.got, fault.fix)
+
+
+class RangeFieldReader(DefinitionFieldReader):
+    """Reads the ranges of metrics. They decide nothing; ``steptape check`` draws conclusions from them."""
+
+    def ranges(self, fields: Fields, scope: NameScope) -> Mapping[str, Ends]:
+        """Return the ranges by name of the metric.
+
+        Args:
+            scope: The names that their ends may use.
+        """
+        node = fields.get("ranges")
+        entries = {} if node is None or is_null(node) else self.fields(node, "ranges", None)
+        read = {name: self._ends(entry, f"range of '{name}'", scope) for name, entry in entries.items()}
+        return {name: ends for name, ends in read.items() if ends is not None}
+
+    def _ends(self, node: yaml.Node, where: str, scope: NameScope) -> Ends | None:
+        items = node.value if isinstance(node, yaml.SequenceNode) else []
+        if len(items) != 2 or not all(isinstance(end, yaml.ScalarNode) for end in items):
+            self.refuse(node, where, "must be a list of two ends", _FORM)
+            return None
+        ends = [self._end(end, where, scope) for end in items]
+        low, high = ends
+        return None if low is None or high is None else (low, high)
+
+    def _end(self, node: yaml.ScalarNode, where: str, scope: NameScope) -> BoundRule | None:
+        if not node.tag.endswith(_EXPRESSIONS):
+            self.refuse(node, where, "an end is a number or an expression", _FORM)
+            return None
+        try:
+            bound = bind(parse(node.value, has_rates=scope.has_rates), scope, is_condition=False)
+        except ExpressionError as error:
+            self.refuse_faults(node, where, error)
+            return None
+        unknown = ContextValue("undefined")
+        if all(isinstance(each, ParamValue) or each == unknown for each in bound.references.values()):
+            return bound
+        self.refuse(node, where, "an end reads nothing of the run", _KNOWN)
+        return None

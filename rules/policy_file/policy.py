@@ -30,8 +30,8 @@ from .declarations import (
     Rule,
     StateDeclaration,
 )
+from .definition_fields import Ends
 from .document import Document, read_text
-from .range_fields import Ends
 from .registration import METRIC_CLASSES, OPERATION_CLASSES
 from .schema import Declarations, read_declarations
 

@@ -35,9 +35,9 @@ from .declarations import (
     Rule,
     StateDeclaration,
 )
+from .definition_fields import Ends
 from .document import Document, Place
 from .fields import Fields, is_null
-from .range_fields import Ends
 
 _TRIGGER: Final = "on_"
 
