@@ -38,7 +38,8 @@ class StepWatch:
     """Watches optimizers until ``close``; also a context manager. Made by ``watch_steps``."""
 
     def __init__(self, rec: Recorder, optimizers: tuple[Optimizer, ...]) -> None:
-        self._rec, self._step = rec, rec.step
+        # The recorder's own step, because rules that steer and rollbacks change how it is called.
+        self._rec, self._step = rec, type(rec).step.__get__(rec)
         #: What each optimizer's turn said since the last step: None, or a ``found_inf`` that may be on the device.
         self._turns: list[Any] = []
         self._hooks = [optimizer.register_step_post_hook(self._note_turn) for optimizer in optimizers]
@@ -49,7 +50,7 @@ class StepWatch:
         for hook in self._hooks:
             hook.remove()
         if self._rec.__dict__.get("step") == self._watched_step:
-            self._rec.__dict__["step"] = self._step
+            del self._rec.__dict__["step"]
 
     def __enter__(self) -> Self:
         return self

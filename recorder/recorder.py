@@ -200,6 +200,7 @@ class Recorder:
         )
         self._store, self._policy, self.control = folder, policy, Control()
         self._handlers: Handlers | None = None
+        self._quick_step: Callable[..., Control] | None = None
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
@@ -265,23 +266,23 @@ class Recorder:
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_tokens is not None or token_losses is not None):
             warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
-        operations = live.operations
+        operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
             operations.begin_update()
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            scalars if operations is None else {**operations.metrics(), **scalars},
+            scalars if operations is None else {**operations.metrics(is_applied=is_applied), **scalars},
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs={APPLIED: False} if applied is not None and not applied else None,
+            attrs=None if is_applied else {APPLIED: False},
             samples=_NOTHING if samples is None and sample_ids is None else given,
             vectors=vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
         )
         if operations is not None:
-            operations.end_update(is_applied=applied is None or applied, sample_ids=sample_ids)
+            operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
         live.apply(outcomes)
         if operations is not None and operations.rollback is not None:
             self._roll_back()
@@ -643,7 +644,8 @@ class Recorder:
 
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
-        self.__dict__.pop("step", None)
+        if self.__dict__.get("step") is self._quick_step:
+            self.__dict__.pop("step", None)
         operations = self._live.operate(self._handlers)
         self._handlers = operations.handlers
         return operations
@@ -674,9 +676,11 @@ class Recorder:
         """Begin to record an attempt."""
         own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
         self._live = live = LiveAttempt(*own, self._handlers)
-        if not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None:
+        is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
+        if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything
             parts = (live.tape, live.position, self.control, self._log_every)
-            self.__dict__["step"] = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
+            self._quick_step = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
+            self.__dict__["step"] = self._quick_step
         _OPEN.append(self)
         live.begin()

@@ -123,10 +123,11 @@ class Operations:
         """Note a checkpoint."""
         self._saves.append(SavePoint(self._position.step, path))
 
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the update that ends."""
+    def metrics(self, *, is_applied: bool) -> Mapping[str, float]:
+        """Return the metrics of the update that ends; none if it was not applied."""
         rate = self.handlers.learning_rate
-        return {} if rate is None else rate.end_update()
+        metrics = {} if rate is None else rate.end_update()
+        return metrics if is_applied else {}
 
     def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
         """Answer what was asked before the update."""
