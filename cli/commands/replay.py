@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
+from ...replay.policies.expert_accounts import expert_accounts
 from ...replay.policies.learning_rates import LearningRatePoint, learning_rates
 from ...replay.runs import replaying
 from ...replay.runs.saves import Saves
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...store.events import Event
 from ...store.plural import counted
+from ...store.run import Run
 from ..lookup import events_named, policy_named
 from ..options import JsonOption, PolicyArgument, SavesOption, SetOption, StoreOption
 from ..output import print_json, print_table, say
+from ..param_values import axes_of, check_numbers
+
+#: The columns of an account: how it names each number, and the heading.
+_ACCOUNT: Final = {
+    "dispatches": "dispatches",
+    "over_share": "over",
+    "active_share": "active",
+    "mean_ratio": "ratio",
+    "mean_chunk_ratio": "chunks",
+    "mean_expert_ratio": "experts",
+    "mean_sticky_ratio": "sticky",
+    "max_ratio": "worst",
+    "chunk_moved": "planned",
+    "moved": "moved",
+    "transfers": "transfers",
+    "transfer_bytes": "bytes",
+    "excess_share": "excess",
+}
 
 
 def replay(
@@ -28,6 +49,9 @@ def replay(
     has_rates: Annotated[
         bool, typer.Option("--lr", help="Print the learning rates that the policy would have set instead.")
     ] = False,
+    has_experts: Annotated[
+        bool, typer.Option("--experts", help="Print what LLEP would have made of the experts' tokens instead.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print what a policy decides over one recorded run.
@@ -38,7 +62,17 @@ def replay(
 
     With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the policy's
     reductions, and the used one. The losses are those of the record, so all after the first change is censored.
+
+    With --experts, prints what LLEP would have made of the recorded tokens of experts, by the policy's metric of class
+    LlepPlan: for each layer, or for each combination of params if --set gives several values, as in threshold=1,1.3,2.
+    over and active are shares of the dispatches: with a load ratio of at least the threshold, and with a plan in use.
+    ratio, chunks, experts and sticky are mean load ratios: in place, after a plan in chunks, after that plan with whole
+    experts, and under the plan in use. worst is the greatest in place; excess the layer's share of all tokens above the
+    mean load. planned and moved are tokens sent elsewhere by a plan for each dispatch, and by the plan in use.
     """
+    if has_experts:
+        _print_accounts(policy, events_named(source, store), settings or (), as_json=as_json)
+        return
     loaded, events = policy_named(policy, settings), events_named(source, store)
     replayed = replaying.replay(loaded, events, saves=saves)
     if has_rates:
@@ -48,6 +82,38 @@ def replay(
             print_json(judged.to_json())
     else:
         _print_replay(replayed)
+
+
+def _print_accounts(policy: str, events: Run | Sequence[Event], settings: Sequence[str], *, as_json: bool) -> None:
+    loaded, axes = policy_named(policy, None), axes_of(settings)
+    check_numbers(axes, loaded.params)
+    accounts = list(expert_accounts(loaded, events, axes))
+    if as_json:
+        for account in accounts:
+            print_json(account)
+    elif len(accounts) > 1:
+        varied = [name for name, values in axes.items() if len(values) > 1]
+        _print_shares(varied, [(*(each["params"][name] for name in varied), each) for each in accounts])
+    else:
+        (whole,) = accounts
+        _print_shares(["layer"], [*whole["layers"].items(), ("all", whole)])
+
+
+def _print_shares(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Print accounts, each at the end of a row that begins with its labels."""
+    shown = [key for key in _ACCOUNT if key != "transfer_bytes" or any(row[-1][key] for row in rows)]
+    if names != ["layer"]:
+        shown.remove("excess_share")
+    headings = [_ACCOUNT[key] for key in shown]
+    cells = [(*labels, *(_account_cell(key, account[key]) for key in shown)) for *labels, account in rows]
+    print_table((*names, *headings), cells, numeric=headings)
+    say("Loads only: counts show neither time, nor memory, nor what overlaps with communication.")
+
+
+def _account_cell(key: str, value: float) -> str:
+    if key.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:.3f}" if key.endswith("_ratio") or key == "max_ratio" else f"{value:,}"
 
 
 def _print_rates(points: Iterable[LearningRatePoint], *, as_json: bool) -> None:

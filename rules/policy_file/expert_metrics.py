@@ -87,6 +87,8 @@ class LlepPlan(_OverExperts):
     Each layer keeps its plan for ``refresh`` dispatches. A resumed run begins without plans, as the runtime does.
 
     Attributes:
+        settings: How to balance.
+        expert_bytes: The size of one expert.
         dispatches: The dispatches of the newest event, by the name of their vector.
     """
 
@@ -112,14 +114,14 @@ class LlepPlan(_OverExperts):
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
         self.dispatches: Mapping[str, Dispatch] = {}
-        self._settings = BalanceSettings(
+        self.settings = BalanceSettings(
             self._gpus,
             alpha=float(arguments["alpha"]),
             min_chunk=int(arguments["min_chunk"]),
             threshold=float(arguments["threshold"]),
             refresh=int(arguments["refresh"]),
         )
-        self._expert_bytes = int(arguments["expert_bytes"])
+        self.expert_bytes = int(arguments["expert_bytes"])
         self._layers: dict[str, LayerBalance] = {}
         self._attempt = 0
 
@@ -131,7 +133,7 @@ class LlepPlan(_OverExperts):
             self._layers.clear()
         layers = self._layers
         self.dispatches = {
-            name: layers.setdefault(name, LayerBalance(self._settings)).dispatch(tokens)
+            name: layers.setdefault(name, LayerBalance(self.settings)).dispatch(tokens)
             for name, tokens in counts.items()
         }
         return self._summed() if counts else None
@@ -152,7 +154,7 @@ class LlepPlan(_OverExperts):
             "chunk_moved": sum(one.chunk_moved for one in each),
             "moved": sum(one.moved for one in each),
             "transfers": transfers,
-            "transfer_bytes": transfers * self._expert_bytes,
+            "transfer_bytes": transfers * self.expert_bytes,
         }
 
 
