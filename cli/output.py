@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
+from itertools import islice
 from typing import Any, Final
 
 from rich.cells import cell_len
@@ -22,6 +23,9 @@ from .streams import print_line, showable
 
 #: Tables are as wide as their content: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000
+
+#: The most values of a decision in a table; ``--json`` prints all.
+SHOWN_VALUES: Final = 6
 
 
 def stdout() -> Console:
@@ -98,6 +102,12 @@ def shown(value: object) -> str:
         return ", ".join(shown(entry) for entry in value)
     text = str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shown_values(values: Mapping[str, object]) -> str:
+    """Format the values of a decision: the first ones. A rule that names its parts has dozens."""
+    more = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
+    return shown(dict(islice(values.items(), SHOWN_VALUES))) + more
 
 
 def progress() -> Bar:

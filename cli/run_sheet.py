@@ -11,7 +11,7 @@ from ..replay.reports.amounts import duration, size
 from ..store.plural import plural
 from ..store.reading.summary import leading_metric, summarize
 from ..store.run import Run
-from .output import print_rows, say
+from .output import print_rows, say, shown_values
 from .plot import braille_plot
 from .streams import can_show
 
@@ -26,10 +26,15 @@ _SAVES = "SELECT count(*) AS count, sum(size_bytes) AS size_bytes, max(step) AS 
 _DECISIONS = """
 SELECT step, controller, operations, values, mode, severity, message FROM decisions ORDER BY attempt, rank, seq
 """
+_RECEIPTS = """
+SELECT step, attrs->>'operation' AS operation, CASE kind WHEN 'operation_applied' THEN 'applied' ELSE 'refused' END AS
+answer, attrs->>'reason' AS reason
+FROM events WHERE kind IN ('operation_applied', 'operation_refused') AND rank = 0 ORDER BY attempt, seq
+"""
 _KINDS = "SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY count DESC, kind"
 
-#: Maximum decisions that the page shows; it counts the rest.
-SHOWN_DECISIONS: Final = 20
+#: Maximum decisions, and receipts, that the page shows; it counts the rest.
+SHOWN_ROWS: Final = 20
 
 #: Lines of a plot, and its maximum columns: wider plots are no easier to read.
 _PLOT_LINES: Final = 8
@@ -56,6 +61,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "metrics": run.rows(_METRICS),
         "checkpoints": run.rows(_SAVES)[0],
         "decisions": decisions,
+        "receipts": run.rows(_RECEIPTS),
     }
 
 
@@ -104,13 +110,20 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     if shown["metrics"]:
         say()
         print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
-    if shown["decisions"]:
-        say()
-        columns = ["step", "controller", "operations", "values"]
-        columns += [name for name in ("mode", "severity", "message") if _tells(shown["decisions"], name)]
-        print_rows(shown["decisions"][:SHOWN_DECISIONS], columns)
-        if len(shown["decisions"]) > SHOWN_DECISIONS:
-            say(f"... and {len(shown['decisions']) - SHOWN_DECISIONS} more decisions; 'steptape query' lists them all")
+    decisions = [{**row, "values": shown_values(row["values"])} for row in shown["decisions"]]
+    _print_first(decisions, ("step", "controller", "operations", "values"), "decisions")
+    _print_first(shown["receipts"], ("step", "operation", "answer"), "receipts")
+
+
+def _print_first(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], what: str) -> None:
+    """Print the first rows, with those of the further columns that tell something."""
+    if not rows:
+        return
+    say()
+    further = [name for name in ("mode", "severity", "message", "reason") if _tells(rows, name)]
+    print_rows(rows[:SHOWN_ROWS], [*columns, *further])
+    if len(rows) > SHOWN_ROWS:
+        say(f"... and {len(rows) - SHOWN_ROWS} more {what}; 'steptape query' lists them all")
 
 
 def _end_lines(failure: Mapping[str, str] | None, status: str, reason: str | None) -> list[str]:
@@ -141,6 +154,6 @@ def _plot(run: Run, metric: str) -> list[str]:
     return [f"{metric} ({kind}) over steps", *lines] if lines else []
 
 
-def _tells(decisions: Sequence[Mapping[str, Any]], name: str) -> bool:
+def _tells(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     """Whether a column holds anything but None and ``act``, the default mode."""
-    return any(row[name] not in (None, "act") for row in decisions)
+    return any(row.get(name) not in (None, "act") for row in rows)

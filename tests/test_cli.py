@@ -80,6 +80,28 @@ def test_show_prints_one_run_on_a_page(demo_store: Path, live: Run) -> None:
     assert {metric["metric"] for metric in document["metrics"]} == {"loss", "grad_norm", "eval_loss", "eval_accuracy"}
 
 
+def test_show_has_the_orders_of_rules_and_what_the_loop_answered(tmp_path: Path) -> None:
+    """A receipt says whether an operation was applied. A decision shows its first values; JSON has all."""
+    (tmp_path / "cut.yaml").write_text(
+        "define: {a: loss, b: loss + 1, c: loss + 2, d: loss + 3, e: loss + 4, f: loss + 5, g: loss + 6}\n"
+        "controllers: [{name: cut, triggers: [on_step_end], rule: a + b + c + d + e + f + g > 50,"
+        " operations: [lr.reduce(0.5), epochs.set(2)]}]\n"
+    )
+    with Recorder(tmp_path / "runs", rules=tmp_path / "cut.yaml") as rec:
+        rate = rec.learning_rate()
+        for loss in (1.0, 9.0):
+            rate(0.1)
+            rec.step(loss=loss)
+
+    page = steptape("show", rec.folder)
+    assert " and 2 more" in page
+    assert "lr.reduce(0.5)  applied" in page
+    assert "epochs.set(2)   refused  the loop has no handler for it" in page
+    (document,) = lines(steptape("show", rec.folder, "--json"))
+    assert len(document["decisions"][0]["values"]) == 8
+    assert [receipt["answer"] for receipt in document["receipts"]] == ["applied", "refused"]
+
+
 def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
     """Each row is an object on its own line."""
     sql = """

@@ -156,6 +156,17 @@ def test_a_policy_that_stops_could_fire_if_its_stop_could(store_record: Recorder
     assert alone.could_not_fire == ""
 
 
+def test_a_policy_that_steers_could_fire_in_a_run_in_which_it_cannot_stop(store_record: Recorder) -> None:
+    """Its stop reads a metric that the run lacks, and its reduction of the learning rate one that it has."""
+    steer = "  - {name: steer, triggers: [on_step_end], rule: loss > 1, operations: [lr.reduce(0.5)]}"
+    rules = parse_policy(f"{policy('eval_loss > 2').text}{steer}")
+
+    result = judged(rules, steps(1, 2, 3), store_record)
+
+    assert result.could_not_fire == ""
+    assert result.unable == ("no 'eval_loss'", "")
+
+
 @pytest.mark.parametrize(
     "rule", ["not isfinite(loss)", "isnan(mean(loss, 5))", "not isfinite(loss) or loss > lag(loss, 9)"]
 )

@@ -17,7 +17,7 @@ from ...store.plural import counted
 from ...store.run import Run
 from ..lookup import events_named, policy_named
 from ..options import JsonOption, PolicyArgument, SavesOption, SetOption, StoreOption
-from ..output import print_json, print_table, say
+from ..output import print_json, print_table, say, shown_values
 from ..param_values import axes_of, check_numbers
 
 #: The columns of an account: how it names each number, and the heading.
@@ -134,7 +134,7 @@ def _print_replay(replayed: replaying.Replay) -> None:
             f"{judged.outcome.controller} {judged.outcome.member}".strip(),
             _said(judged.outcome),
             judged.validity,
-            judged.to_json().get("values"),
+            shown_values(judged.to_json().get("values") or {}),
         )
         for judged in replayed.outcomes
     ]

@@ -66,6 +66,9 @@ _WORDS: Final = frozenset(
 _VALUES: Final = 4
 _RULES: Final = 4
 
+#: What a rule does, in the words of its list.
+_DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
+
 
 class Figure(NamedTuple):
     """The curves of a run as SVG, with their caption."""
@@ -134,7 +137,7 @@ def _rules(backtest: Backtest) -> list[tuple[str, str, str, str]]:
 
 def _does(policy: Policy, controller: Controller) -> str:
     effects = {policy.effects(name) for name in controller.operations}
-    does = [word for effect, word in ((Effect.SAVE, "saves"), (Effect.STOP, "stops")) if effect in effects]
+    does = [word for effect, word in _DOES.items() if effect in effects]
     return f"{' and '.join(does) or 'fires'} at {', '.join(controller.triggers)} if"
 
 

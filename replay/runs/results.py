@@ -82,7 +82,7 @@ class RunResult:
         objective: The metric that judges the run; None if no evaluation of it says how good it is.
         family: The runs that it is not independent of.
         could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
-            orders stops could fire if one of the controllers that do could.
+            stops or steers could fire if one of the controllers that do could.
         unable: For each controller of the policy, why it could not fire; empty if it could.
         early_ends: For each controller the series that ends before half of the run, and its last step; None if none
             does.

@@ -473,9 +473,9 @@ def _notes(
         yield right_censored
     if objective is None:
         yield f"{_why_unjudged(facts.history, declared)}, so its regret is unknown"
-    if not replayed.is_point:
+    if not replayed.is_point and replayed.horizon is not None:
         unknown = "the record does not show how this policy's run would have continued"
-        yield f"censored after event {replayed.censored_from}: {unknown}"
+        yield f"censored after step {replayed.horizon.step}: {unknown}"
     yield from _notes_of_approximations(replayed)
     if replayed.counting:
         yield thinning_note(replayed.step_interval)

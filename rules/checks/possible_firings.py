@@ -36,7 +36,7 @@ def could_not_fire(policy: Policy, run: Appearances) -> tuple[str, ...]:
 def why_policy_could_not_fire(policy: Policy, reasons: Sequence[str]) -> str:
     """Return why a policy could not fire in a run; empty if it could.
 
-    A policy that orders stops could fire if one of the controllers that do could; any other if any controller could.
+    A policy that stops or steers could fire if one of the controllers that do could; any other if any controller could.
 
     Args:
         policy: The policy.
@@ -52,9 +52,9 @@ def could_fire(policy: Policy, run: Appearances, params: Mapping[str, Param]) ->
 
 
 def deciding_controllers(policy: Policy) -> list[int]:
-    """Return the indices of the controllers that order a stop, or of all controllers if none does."""
+    """Return the indices of the controllers that stop or steer, or of all controllers if none does."""
     every = range(len(policy.controllers))
-    return [index for index in every if stops(policy, policy.controllers[index])] or list(every)
+    return [index for index in every if _stops_or_steers(policy, policy.controllers[index])] or list(every)
 
 
 def limiting_params(policy: Policy) -> set[str]:
@@ -62,9 +62,9 @@ def limiting_params(policy: Policy) -> set[str]:
     return {name for controller in policy.controllers for name in limits_in(controller.rule.bound)}
 
 
-def stops(policy: Policy, controller: Controller) -> bool:
-    """Whether a decision of a controller ends the run."""
-    return not controller.is_shadow and any(policy.effects(name) is Effect.STOP for name in controller.operations)
+def _stops_or_steers(policy: Policy, controller: Controller) -> bool:
+    effects = {policy.effects(name) for name in controller.operations}
+    return not controller.is_shadow and bool(effects & {Effect.STOP, Effect.STEER})
 
 
 def _first_true(controller: Controller, rule: RuleTruth) -> First:
