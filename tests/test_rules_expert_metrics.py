@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_recorder_vectors import DeviceVector
 
-from steptape import Recorder, backtest, load_policy, open_run, verify
+from steptape import Policy, Recorder, backtest, load_policy, open_run, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
@@ -234,6 +234,44 @@ def test_the_shipped_policy_is_silent_about_a_dense_model(tmp_path: Path) -> Non
             rec.step(loss=1.0)
 
     assert {event.kind for event in open_run(rec.folder).events()} == {"train_begin", "step_end", "train_end"}
+
+
+def mixture(folder: Path, policy: Policy) -> Path:
+    """Train a mixture of eight experts, one for each token, for 80 steps; from step 41 on the data is other.
+
+    The router begins with a direction for each expert, so that all get as many tokens.
+    """
+    torch.manual_seed(1)
+    router, experts = torch.nn.Linear(4, 8, bias=False), torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(8))
+    router.load_state_dict({"weight": torch.cat([torch.eye(4), -torch.eye(4)])})
+    optimizer = torch.optim.Adam([*router.parameters(), *experts.parameters()], lr=0.001)
+    with Recorder(folder, rules=policy, quiet=True) as rec:
+        for step in range(80):
+            tokens = torch.randn(2048, 4) + (step >= 40)
+            weight, chosen = router(tokens).softmax(-1).max(-1)
+            given = torch.stack([expert(tokens) for expert in experts], 1)[torch.arange(2048), chosen, 0]
+            loss = torch.nn.functional.mse_loss(weight * given, tokens.prod(-1))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            rec.step(loss=loss, vectors={"expert_tokens/0": torch.bincount(chosen, minlength=8)})
+    return rec.folder
+
+
+def test_the_shipped_policy_watches_a_router_that_is_trained(tmp_path: Path) -> None:
+    """It decides after as many uneven steps as its params say, counted here from the recorded tokens."""
+    params = {"P": 4, "warn": 1.3, "patience": 10, "min_chunk": 1}
+    run = open_run(mixture(tmp_path, load_policy(shipped_policies()["llep"], params=params)))
+    rows = run.vectors().to_pylist()
+    loads = [[sum(row["values"][2 * gpu : 2 * gpu + 2]) for gpu in range(4)] for row in rows]
+    uneven = [max(load) / (sum(load) / 4) > 1.3 for load in loads]
+    first = next(step for step in range(11, 81) if all(uneven[step - 11 : step]))
+
+    decided = {row["controller"]: row["step"] for row in run.rows("SELECT controller, step FROM decisions")}
+    assert len(rows) == 80
+    assert first > 40
+    assert decided["imbalanced"] == first
+    assert verify(run).identical
 
 
 def outcomes_of(events: Sequence[Event]) -> list[tuple[int, Any]]:
