@@ -67,11 +67,25 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(30):
             rec.step({HOSTILE: 1.0, "loss": 2.0}, samples=[1.0, 2.0], sample_ids=[HOSTILE, "b"])
         rec.annotate(HOSTILE, first_step=3, last_step=5)
+    record_steered_run(runs, folder / "cut.yaml")
     with Recorder(runs, name="long") as rec:
         for step in range(100_000):
             rec.step(loss=float(step % 100 == 0) + 1.0)
     rec.close(seal=True)
     return runs
+
+
+def record_steered_run(runs: Path, rules: Path) -> None:
+    """Record a run whose learning rate a rule cuts; the loop cannot change its epochs."""
+    rules.write_text(
+        "controllers: [{name: cut, triggers: [on_step_end], rule: loss > 3,"
+        ' operations: ["lr.scale(0.5, over=5)", epochs.set(2), hfcontrols.should_save]}]'
+    )
+    with Recorder(runs, name="steered", rules=rules) as rec:
+        rate = rec.learning_rate()
+        for step in range(10):
+            rate(0.1)
+            rec.step(loss=4.0 if step == 4 else 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +384,17 @@ def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) 
     page.fill("[data-param][name=spike]", "many")
     page.click("#start")
     when(page, "document.getElementById('state').textContent.includes('a number is needed')")
+
+
+def test_a_run_shows_what_rules_ordered_and_what_the_loop_answered(store: Path, open_page: Callable[..., Any]) -> None:
+    """An operation with arguments stands whole, with its receipt."""
+    page = open_page(f"/runs/{run_id(store, 'steered')}")
+    page.wait_for_selector("#decisions td")
+
+    orders = page.inner_text("#decisions tbody tr td:nth-child(3)")
+    assert (
+        orders == "lr.scale(0.5, over=5): applied, epochs.set(2): refused: the loop has no handler for it, should_save"
+    )
 
 
 def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..., Any]) -> None:

@@ -29,16 +29,39 @@ const values = (decision) =>
     .map(([name, value]) => `${name} = ${shown(value)}`)
     .join(", ");
 
+/** What the loop answered to the operations of decisions, by the event that each was decided at. */
+const answersOf = (receipts) =>
+  new Map(
+    receipts.map(({ event, attempt, attrs }) => [
+      `${attrs.from_attempt ?? attempt} ${attrs.event_seq} ${attrs.operation}`,
+      event === "operation_applied" ? "applied" : `refused: ${attrs.reason}`,
+    ]),
+  );
+
+/** The operations of a decision: flags by their last word, others whole, with what the loop answered. */
+const ordersOf = (decision, answers) =>
+  decision.operations
+    .map((operation) => {
+      const answer = answers.get(`${decision.attempt} ${decision.event_seq} ${operation}`);
+      const order = operation.includes("(") ? operation : operation.split(".").at(-1);
+      return answer ? `${order}: ${answer}` : order;
+    })
+    .join(", ");
+
 async function readFacts() {
   const eventsOf = (kind) => ask(address(runPath(run.id, "/events"), { kind, limit: 2000 }));
-  const [decided, saves, epochs, noted] = await Promise.all([
+  const [decided, saves, epochs, noted, applied, refused] = await Promise.all([
     ask(address(runPath(run.id, "/decisions"), { limit: 10000 })),
     eventsOf("save"),
     eventsOf("epoch_begin"),
     ask(runPath(run.id, "/annotations")),
+    eventsOf("operation_applied"),
+    eventsOf("operation_refused"),
   ]);
+  const answers = answersOf([...applied.items, ...refused.items]);
   facts.decisions = decided.items.map((item) => ({
     ...item,
+    orders: ordersOf(item, answers),
     isStop: item.operations.some((operation) => operation.endsWith("should_training_stop")),
     text: `step ${item.step}: ${item.controller}${item.mode === "shadow" ? " (shadow)" : ""}, ${values(item)}`,
   }));
@@ -56,11 +79,10 @@ function showDecisions() {
   const newest = facts.decisions.slice(-LISTED_IN_ALL).reverse();
   const says = newest.some((item) => item.message);
   const rows = newest.map((item) => {
-    const orders = item.operations.map((operation) => operation.split(".").at(-1)).join(", ");
     return [
       shown(item.step),
       element("span", { class: `severity ${item.severity ?? ""}` }, item.controller ?? "–"),
-      item.mode === "shadow" ? `shadow (${orders})` : orders,
+      item.mode === "shadow" ? `shadow (${item.orders})` : item.orders,
       element("code", {}, values(item)),
       ...(says ? [item.message ?? ""] : []),
     ];
