@@ -46,7 +46,7 @@ const ordersOf = (decision, answers) =>
       const order = operation.includes("(") ? operation : operation.split(".").at(-1);
       return answer ? `${order}: ${answer}` : order;
     })
-    .join(", ");
+    .join("; ");
 
 async function readFacts() {
   const eventsOf = (kind) => ask(address(runPath(run.id, "/events"), { kind, limit: 2000 }));
