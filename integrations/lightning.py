@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ..recorder.recorder import Recorder
 from .guard import Guard, guarded
+from .steering import handle_skips, leave_out, steer_learning_rate
 from .torch import watch_steps
 
 try:
@@ -69,6 +70,8 @@ class SteptapeCallback(Callback):
         self._undo: list[Callable[[], object]] = []
         self._validation: tuple[Any, Any] | None = None
         self._skipped: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._leaves_out = False
+        self._epochs: int | None = None
         self._guard = Guard(strict=bool(arguments.get("strict")))
         self._begin_update()
 
@@ -85,11 +88,20 @@ class SteptapeCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the log from which a ``fit`` from this checkpoint resumes."""
-        return self._state if (rec := self.live) is None else dict(rec.state_dict())
+        if (rec := self.live) is None:
+            return self._state
+        return {**rec.state_dict(), **({"epochs": self._epochs} if self._epochs else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a checkpoint's state until training starts, which is later."""
         self._state = state_dict
+
+    @guarded
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Train as many epochs as rules have set before the checkpoint."""
+        self._epochs = checkpoint.get("callbacks", {}).get(self.state_key, {}).get("epochs")
+        if self._epochs:
+            trainer.fit_loop.max_epochs = self._epochs
 
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -99,12 +111,14 @@ class SteptapeCallback(Callback):
         is_sharded = any(each.__name__ in _SHARDED for each in type(self._ask(trainer, "strategy")).__mro__)
         self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
+        self._epochs = self._epochs if trainer.global_step else None
         self.recorder = self._guard.opened(self._store, state, arguments | self._arguments)
         self._updates = trainer.global_step
         self._epoch: float | None = None
         self._refused.clear()
         self._begin_update()
         self._watch(trainer, self.recorder)
+        self._take_operations(trainer, pl_module, self.recorder)
         self._steer(trainer, self.recorder)
 
     @guarded
@@ -116,16 +130,24 @@ class SteptapeCallback(Callback):
             rec.epoch_begin(self._ask(trainer, "current_epoch"))
 
     @guarded
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Note the loss of the micro-batch, which rules may read before the update."""
+        if self._leaves_out and (divided_by := self._number(trainer, "accumulate_grad_batches")) is not None:
+            self._newest_loss = loss.detach() * divided_by
+
+    @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Note the learning rate of this update, and the norm of its gradients, which are not clipped yet."""
         if self.live is None:
             return
         number = next((n for n, each in enumerate(trainer.optimizers) if each is optimizer), 0)
         suffix = f"_{number}" if number else ""
-        self._values[f"lr{suffix}"] = optimizer.param_groups[0]["lr"]
         grads = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
         if grads and self._has_norm:
             self._values[f"grad_norm{suffix}"] = torch.nn.utils.get_total_norm(grads)
+        if self._leaves_out:
+            self._leave_out_if_asked(optimizer)
+        self._values[f"lr{suffix}"] = optimizer.param_groups[0]["lr"]
 
     @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -142,7 +164,7 @@ class SteptapeCallback(Callback):
         if trainer.global_step == self._updates:
             return
         self._updates = trainer.global_step
-        values, micro_steps = self._values, self._micro_steps
+        values, micro_steps, is_left_out = self._values, self._micro_steps, self._is_left_out
         if self._losses:
             values["loss"] = sum(self._losses) / len(self._losses)
         self._begin_update()
@@ -150,7 +172,8 @@ class SteptapeCallback(Callback):
         self._epoch = None if batches is None or epoch is None else epoch + (batch_idx + 1) / batches
         # Lightning counts the updates of each optimizer, if a module steps several by hand.
         step = self._updates if is_automatic else None
-        rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps)
+        how: dict[str, Any] = {"applied": False} if is_left_out else {}  # Else the watch of a gradient scaler knows it.
+        rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps, **how)
         if self._steer(trainer, rec).should_log:
             rec.log(values)
 
@@ -191,7 +214,7 @@ class SteptapeCallback(Callback):
         """End the run. Checkpoints that others write at the end of the training still belong to it."""
         if (rec := self.live) is not None:
             self._leave(trainer)
-            self._state = dict(rec.state_dict())
+            self._state = self.state_dict()
             if self._ask(trainer, "should_stop") and not rec.control.should_stop:
                 callbacks = self._ask(trainer, "callbacks") or ()
                 stopped = [type(each).__name__ for each in callbacks if getattr(each, "stopped_epoch", 0)]
@@ -201,7 +224,8 @@ class SteptapeCallback(Callback):
     def _begin_update(self) -> None:
         self._values: dict[str, Any] = {}
         self._losses: list[Any] = []
-        self._micro_steps = 0
+        self._newest_loss = None
+        self._micro_steps, self._is_left_out = 0, False
 
     def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         """Return what the trainer knows of the length. A module that steps by hand has its own number of updates."""
@@ -250,6 +274,41 @@ class SteptapeCallback(Callback):
         self._undo.append(functools.partial(setattr, trainer, "save_checkpoint", save))
         if getattr(trainer.precision_plugin, "scaler", None) is not None:
             self._undo.append(watch_steps(rec, *trainer.optimizers).close)
+
+    @guarded
+    def _take_operations(self, trainer: Any, pl_module: Any, rec: Recorder) -> None:
+        """Say which operations with arguments the trainer carries out: with one optimizer, those on its updates."""
+        self._leaves_out = False
+        if any(each.startswith("epochs.set") for each in rec.operations):
+            rec.handle("epochs.set", functools.partial(self._set_epochs, trainer))
+        if len(trainer.optimizers) == 1:
+            (optimizer,), schedulers = trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
+            steer_learning_rate(rec, optimizer, schedulers[0] if len(schedulers) == 1 else None)
+            self._leaves_out = pl_module.automatic_optimization and handle_skips(rec, optimizer)
+
+    def _leave_out_if_asked(self, optimizer: Any) -> None:
+        """Record what is known before the update, on all ranks, and leave it out if rules ask for that."""
+        if (rec := self.live) is None:
+            return
+        values = dict(self._values)
+        if self._newest_loss is not None:
+            losses = [*self._losses, self._newest_loss]
+            values["loss"] = sum(losses) / len(losses)
+        rec.event("pre_optimizer_step", values, micro_step=self._micro_steps + 1)
+        if rec.agree().should_skip:
+            leave_out(optimizer)
+            self._is_left_out = True
+
+    def _set_epochs(self, trainer: Any, request: Any) -> str | dict[str, Any]:
+        """Carry out ``epochs.set``. The schedule of the learning rate keeps its length."""
+        epochs, loop = int(request.arguments["n"]), trainer.fit_loop
+        if (steps := self._number(trainer, "max_steps")) is not None:
+            return f"max_steps={steps} ends the training"
+        if epochs < loop.epoch_progress.current.ready:
+            return f"epoch {loop.epoch_progress.current.ready} has begun"
+        before = self._number(trainer, "max_epochs")
+        self._epochs = loop.max_epochs = epochs
+        return {"epochs_before": before}
 
     @guarded
     def _note_save(self, trainer: Any, filepath: str | Path) -> None:

@@ -11,7 +11,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
@@ -29,6 +29,7 @@ from .hugging_face import (
     run_plan,
     stopper,
 )
+from .steering import handle_skips, leave_out, steer_learning_rate
 
 try:
     from transformers import TrainerCallback
@@ -36,6 +37,9 @@ try:
 except ImportError as error:
     what = "steptape.integrations.transformers needs Hugging Face's transformers"
     raise ImportError(f"{what}: pip install 'steptape[transformers]'") from error
+
+if TYPE_CHECKING:
+    from ..recorder.operations.learning_rate import LearningRate
 
 #: The trainer's flag for each of the recorder's.
 _FLAGS: Final = (
@@ -118,7 +122,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._is_added = False
         self._early_evaluations: list[Mapping[str, Any]] | None = []  # None from the first training on.
         self._is_inside_epoch = False  # As of the last event, or of the checkpoint that is resumed from.
-        self._has_epoch = self._refuses_evaluations = False
+        self._has_epoch = self._refuses_evaluations = self._leaves_out = False
+        self._rate: LearningRate | None = None
         self._begin_step()
 
     @property
@@ -188,7 +193,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         return {"args": self._exported, "attributes": attributes}
 
     @_hook()
-    def on_train_begin(self, args: Any, state: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, optimizer: Any = None, lr_scheduler: Any = None, **_: Any) -> None:
         self.close()
         resume = self._resume_state(state)
         self._has_epoch = self._refuses_evaluations = False
@@ -198,6 +203,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         if recorder is not self._callers_recorder:
             _OPEN[recorder.run_id] = self
             atexit.register(self._close_at_exit)
+        with self._guard.trying("rules cannot steer the optimizer"):
+            self._rate = steer_learning_rate(recorder, optimizer, lr_scheduler)
+            self._leaves_out = handle_skips(recorder, optimizer)
         early, self._early_evaluations = self._early_evaluations or (), None
         for metrics in early if resume is None else ():
             self._record("evaluate", metrics)
@@ -239,16 +247,20 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._micro_step += 1
         with self._guard.trying("updates that a scaler skips cannot be seen"):
             self._scale = loss_scale(optimizer)
-        self._observe("pre_optimizer_step", state)
+        self._observe("pre_optimizer_step", state, self._values if self._leaves_out else None)
+        if self._leaves_out and self._recorder is not None and self._recorder.agree().should_skip:
+            leave_out(optimizer)
+            self._is_left_out = True
 
     @_hook()
     def on_optimizer_step(self, args: Any, state: Any, optimizer: Any = None, **_: Any) -> None:
         with self._guard.trying("the learning rate cannot be read"):
             # The scheduler changes it after this event.
-            self._values["learning_rate"] = optimizer.param_groups[0]["lr"]
+            used = self._rate.used if self._rate is not None else ()
+            self._values["learning_rate"] = used[0] if used else optimizer.param_groups[0]["lr"]
             # A fused optimizer skips on its own, which only the scale shows: it has been lowered then.
             skipped = getattr(optimizer, "step_was_skipped", False) or loss_scale(optimizer) < self._scale
-            self._is_applied = not skipped
+            self._is_applied = not skipped and not self._is_left_out
         self._observe("optimizer_step", state)
 
     @_hook(agrees=True)
@@ -334,12 +346,12 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _begin_step(self) -> None:
         self._values: dict[str, Any] = {}
-        self._micro_step, self._scale, self._is_applied = 0, 1.0, True
+        self._micro_step, self._scale, self._is_applied, self._is_left_out = 0, 1.0, True, False
 
-    def _observe(self, kind: str, state: Any) -> None:
+    def _observe(self, kind: str, state: Any, values: Mapping[str, Any] | None = None) -> None:
         """Record a frequent event if it is wanted."""
         if kind in self._kinds:
-            self._record("event", kind, step=state.global_step, epoch=state.epoch, micro_step=self._micro_step)
+            self._record("event", kind, values, step=state.global_step, epoch=state.epoch, micro_step=self._micro_step)
 
     def _steer(self, control: Any, *, agrees: bool) -> None:
         """Set the trainer's flags that rules ask for, also those that it did not serve. Only it clears its flags."""

@@ -25,6 +25,7 @@ class Disabled:
 
     control: Control
     is_closed = False
+    operations: tuple[str, ...] = ()
 
     def _ignore(self, *_: Any, **__: Any) -> Control:
         return self.control

@@ -152,6 +152,11 @@ class LiveAttempt:
         return self.operations
 
     @property
+    def calls(self) -> tuple[str, ...]:
+        """The operations with arguments that the rules may order."""
+        return self._opening.calls
+
+    @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.document.folder
@@ -358,6 +363,8 @@ class LiveAttempt:
                 self._write_end(status, failure, reason)
             finally:
                 self._release()
+                if self.operations is not None:
+                    self.operations.end()
 
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""

@@ -525,9 +525,9 @@ class Recorder:
         """Let rules change the learning rate.
 
         Args:
-            optimizer: A PyTorch optimizer. Its parameter groups hold the rules' rate while it steps, and the schedule's
-                before and after. Without one, call the return value with the schedule's rate before each update: it
-                returns the rate to train with.
+            optimizer: A PyTorch optimizer, also one that Accelerate has wrapped. Its parameter groups hold the rules'
+                rate while it steps, and the schedule's before and after. Without one, call the return value with the
+                schedule's rate before each update: it returns the rate to train with.
             scheduler: Its scheduler. A rate that it did not set is then noted in the log.
 
         Each update adds the metrics ``lr.base``, ``lr.scheduled`` and ``lr.used``, of the first parameter group.
@@ -596,6 +596,11 @@ class Recorder:
     def decides(self) -> bool:
         """Whether this rank's rules decide."""
         return self._settings.rank.decides
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations with arguments that the rules may order, as decisions write them."""
+        return self._live.calls
 
     @property
     def is_closed(self) -> bool:

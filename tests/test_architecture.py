@@ -190,6 +190,7 @@ PUBLIC: dict[str, set[str]] = {
         "semantics",
     },
     "recorder": {
+        "operations/learning_rate",
         "process/termination",
         "ranks/rank",
         "recorder",

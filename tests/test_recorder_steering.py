@@ -206,6 +206,48 @@ def test_a_change_by_something_else_is_noted_and_kept(tmp_path: Path) -> None:
     assert [base for _, base, *_ in track(run)][2:5] == [0.1, 0.7, 0.7]
 
 
+def test_a_rule_that_is_asked_within_the_optimizers_step_changes_this_update(tmp_path: Path) -> None:
+    """The closure runs before the optimizer reads its rate, as in Lightning; a replay says the same."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    rules = GUARD.replace("on_step_end", "on_pre_optimizer_step")
+    rec = Recorder(tmp_path, rules=written(tmp_path, rules))
+    rec.learning_rate(optimizer, scheduler)
+    moved = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = weight.sum()
+        torch.autograd.backward(loss)
+        rec.event("pre_optimizer_step", loss=4.0 if rec.progress.updates == 2 else 1.0)
+        return loss
+
+    for _ in range(12):
+        before = weight.item()
+        optimizer.step(closure)
+        moved.append(before - weight.item())
+        scheduler.step()
+        rec.step(lr=0.0)
+
+    rates = [used for *_, used in track(closed(rec))]
+    assert moved == pytest.approx(rates, abs=1e-6)
+    assert rates[2] == 0.5 * 0.5 + (0.25 - 0.5 * 0.5) * (1 / 6)
+
+
+def test_the_end_of_a_run_leaves_the_optimizer_alone(tmp_path: Path) -> None:
+    """The loop may train on, or begin another run with the same optimizer."""
+    training = Training("StepLR", {1: 4.0})
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(training.optimizer)
+    training.run(rec, 2)
+    rec.close()
+    training.update(3)
+
+    assert training.rates[1][0] < 0.1
+    assert training.rates[2] == [0.1, 0.01]
+
+
 def test_an_optimizer_whose_step_fails_gets_its_rate_back(tmp_path: Path) -> None:
     """The next update begins from the schedule's rate again."""
     training = Training("StepLR")

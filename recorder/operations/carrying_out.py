@@ -158,6 +158,11 @@ class Operations:
         self.handlers.learning_rate = rate
         return rate
 
+    def end(self) -> None:
+        """Leave the loop's optimizer alone: the run is over."""
+        if self.handlers.learning_rate is not None:
+            self.handlers.learning_rate.detach()
+
     def load_checkpoint(self) -> tuple[SavePoint, dict[str, Any], Mapping[str, Any] | None] | None:
         """Let the loop load the checkpoint that a rollback asks for. Collective in a job with a process group.
 

@@ -25,8 +25,8 @@ class LearningRate:
     Args:
         position: Of the loop.
         state: What the operations so far have made of the schedule.
-        optimizer: A PyTorch optimizer; None for a loop that calls.
-        scheduler: Its scheduler, if another change of the rate is to be noticed.
+        optimizer: A PyTorch optimizer, perhaps in wrappers that call it ``optimizer``; None for a loop that calls.
+        scheduler: Its scheduler, if another change of the rate is to be noticed. It may be wrapped as well.
         on_foreign_change: Called with a sentence when something else than the scheduler has set the rate.
 
     Attributes:
@@ -41,16 +41,18 @@ class LearningRate:
         scheduler: Any = None,
         on_foreign_change: Callable[[str], object] = str,
     ) -> None:
-        self._optimizer, self._scheduler, self._on_foreign_change = optimizer, scheduler, on_foreign_change
+        self._optimizer, self._scheduler = innermost(optimizer, "optimizer"), innermost(scheduler, "scheduler")
+        self._on_foreign_change = on_foreign_change
         self._last_base: Rates | None = None
+        self._earlier_base: Rates | None = None
         self._last_used: Rates = ()
         self._hooks: list[Any] = []
         self._is_stepping = False
         self.resume(position, state)
         if optimizer is not None:
             self._hooks = [
-                optimizer.register_step_pre_hook(self._before),
-                optimizer.register_step_post_hook(self._after),
+                self._optimizer.register_step_pre_hook(self._before),
+                self._optimizer.register_step_post_hook(self._after),
             ]
 
     def __call__(self, scheduled: float) -> float:
@@ -62,8 +64,15 @@ class LearningRate:
         return self._begin((float(scheduled),))[0]
 
     @property
+    def used(self) -> Rates:
+        """The rates with which the newest update trained; empty before the first. Shape (groups,)."""
+        return self._last_used
+
+    @property
     def base(self) -> Rates:
-        """The base rates of the newest update, or of the next one before the first. Shape (groups,)."""
+        """The base rates of the newest finished update, or of the next one before the first. Shape (groups,)."""
+        if self._is_stepping and self._earlier_base is not None:
+            return self._earlier_base
         if self._last_base is not None:
             return self._last_base
         return () if self._optimizer is None else self._read()
@@ -83,6 +92,9 @@ class LearningRate:
         if not base:
             raise ValueError("no update has asked for its learning rate yet")
         self.state = self.state.after(call, self._position.step, base)
+        if self._is_stepping and self._last_base is not None:  # In the optimizer's closure, before it reads the rates.
+            self._last_used = self.state.used(self._position.step + self._updates, self._last_base)
+            self._write(self._last_used)
         return {"base": list(base)}
 
     def end_update(self) -> Mapping[str, float]:
@@ -102,7 +114,7 @@ class LearningRate:
     def _begin(self, base: Rates) -> Rates:
         """Note that an update begins at these base rates, and return those to train with."""
         self._updates += 1
-        self._last_base, self._fresh = base, True
+        self._earlier_base, self._last_base, self._fresh = self._last_base, base, True
         self._last_used = self.state.used(self._position.step + self._updates, base)
         return self._last_used
 
@@ -145,6 +157,13 @@ class LearningRate:
         if base not in (expected, self._last_base):
             what = f"the learning rate is {_shown(base)}, and the scheduler had set {_shown(expected)}"
             self._on_foreign_change(f"{what}: something else has changed it")
+
+
+def innermost(wrapper: Any, name: str) -> Any:
+    """Return what wrappers hold in an attribute of that name, such as the optimizer that Accelerate has wrapped."""
+    while hasattr(wrapper, name):
+        wrapper = getattr(wrapper, name)
+    return wrapper
 
 
 def _shown(rates: Rates) -> str:

@@ -323,3 +323,48 @@ def test_the_page_trains_as_it_shows(tmp_path: Path) -> None:
 
     run = only(tmp_path)
     assert (run.status, run.info.config, len(losses(run))) == ("completed", {"lr": 0.1}, 192)
+
+
+def test_rules_change_the_rate_of_a_prepared_optimizer(tmp_path: Path) -> None:
+    """Also after ``load_state`` in the middle of an override. Its schedule sees nothing of them."""
+    rules = parse_policy(
+        'controllers: [{name: a, triggers: [on_step_end], rule: step == 4, operations: ["lr.scale(0.5, over=8)"]}]'
+    )
+
+    def trained(folder: Path, steps: int, load: bool = False) -> tuple[list[float], list[float]]:
+        accelerator = new_accelerator()
+        rec = Recorder(folder / "runs", rules=rules)
+        accelerator.register_for_checkpointing(rec)
+        model, plain, _ = parts()
+        schedule = torch.optim.lr_scheduler.ExponentialLR(plain, 0.9)
+        model, optimizer, scheduler = accelerator.prepare(model, plain, schedule)
+        rec.learning_rate(optimizer, scheduler)
+        used: list[float] = []
+        plain.register_step_pre_hook(lambda inner, *_: used.append(inner.param_groups[0]["lr"]))
+        if load:
+            accelerator.load_state(str(folder / "state"))
+        seen = []
+        while rec.progress.updates < steps:
+            accelerator.backward(model(torch.ones(2, 4)).pow(2).mean())
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            rec.step(loss=1.0)
+        accelerator.save_state(str(folder / "state"))
+        rec.close()
+        return used, seen
+
+    whole, schedule = trained(tmp_path / "whole", 14)
+    first, _ = trained(tmp_path / "split", 7)
+    second, _ = trained(tmp_path / "split", 14, load=True)
+
+    run = only(tmp_path / "split")
+    assert verify(run).identical
+    assert first + second == whole == [event.metrics["lr.used"] for event in events(run)]
+    assert (
+        [event.metrics["lr.base"] for event in events(run)]
+        == schedule
+        == pytest.approx([0.05 * 0.9**n for n in range(14)])
+    )
+    assert [one != other for one, other in zip(whole, schedule, strict=True)] == [False] * 4 + [True] * 7 + [False] * 3
