@@ -268,6 +268,68 @@ def test_an_optimizer_whose_step_fails_gets_its_rate_back(tmp_path: Path) -> Non
     assert [base for _, base, *_ in track(closed(rec))] == [0.1] * 7 + [0.05] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_rate_in_a_tensor_returns_to_the_schedule(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A tensor of 32 bits holds a rounded rate. The next update begins from the schedule's all the same."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight], lr=torch.tensor(0.1, dtype=dtype), foreach=False)
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD.replace("0.5", "0.3")))
+    rec.learning_rate(optimizer)
+    for step in range(1, 21):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        rec.step(loss=SPIKES.get(step, 1.0))
+    run = closed(rec)
+
+    assert optimizer.param_groups[0]["lr"].item() == torch.tensor(0.1, dtype=dtype).item()
+    assert {base for _, base, _, _ in track(run)} == {torch.tensor(0.1, dtype=dtype).item()}
+    assert [step for step, base, _, used in track(run) if used != base] == [6, 7, 8, 9, 10, *range(13, 18)]
+
+
+@pytest.mark.parametrize("blend", ["linear", "none"])
+def test_a_parameter_group_that_comes_during_an_override_joins_it(blend: str, tmp_path: Path) -> None:
+    """It begins at the factor of its own rate. Another count of groups ends no training, in a resume neither."""
+    first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer, rates = torch.optim.SGD([first], lr=0.1), []
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD.replace("over=6", f"over=6, blend={blend}")))
+    rec.learning_rate(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: rates.append([group["lr"] for group in optimizer.param_groups]))
+    for step in range(1, 16):
+        if step == 8:
+            optimizer.add_param_group({"params": [second], "lr": 1.0})
+        optimizer.step()
+        rec.step(loss=SPIKES.get(step, 1.0) if step < 8 else 1.0)
+    closed(rec)
+
+    at_8 = {"linear": [0.05 + 0.05 * 3 / 6, 0.5 + 0.5 * 3 / 6], "none": [0.05, 0.5]}
+    assert rates[7] == pytest.approx(at_8[blend])
+    assert rates[-1] == [0.1, 1.0]
+    state = LearningRateState().after(parse_call("lr.scale(0.5, over=6)"), 5, (0.1, 1.0))
+    assert state.used(8, (0.1,)) == pytest.approx((0.075,))
+
+
+def test_a_failure_to_set_the_rate_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The update is made with what the optimizer holds, and the run says so once."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 0.1}])
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(optimizer)
+    del optimizer.param_groups[0]["lr"]
+    optimizer.register_step_pre_hook(lambda *_: optimizer.param_groups[0].update(lr=0.1))
+    optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].pop("lr"))
+    for _ in range(3):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        rec.step(loss=1.0)
+    run = closed(rec)
+
+    assert torch.allclose(weight, torch.full((3,), 0.7))
+    assert caplog.text.count("rules could not change the learning rate; training continues") == 1
+    notes = [event.attrs["text"] for event in events(run, "annotation")]
+    assert notes == ["rules could not change the learning rate: KeyError: 'lr'"]
+    assert track(run) == []
+
+
 def test_a_batch_is_left_out_if_the_loop_says_so(tmp_path: Path) -> None:
     """The receipt holds the samples of the batch, and comes with the update that it answers for."""
     training = Training(gradients={4: 50.0})

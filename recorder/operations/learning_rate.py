@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...rules.control.calls import OperationCall
 from ...rules.control.learning_rate import LearningRateState, Rates
 from ..position import Position
+
+logger = logging.getLogger("steptape.rules")
 
 #: The metrics that each update adds: of the schedule alone, with reductions, and the rate that it trained with.
 BASE: Final = "lr.base"
@@ -46,8 +49,9 @@ class LearningRate:
         self._last_base: Rates | None = None
         self._earlier_base: Rates | None = None
         self._last_used: Rates = ()
+        self._held: Rates = ()
         self._hooks: list[Any] = []
-        self._is_stepping = False
+        self._is_stepping = self._has_failed = False
         self.resume(position, state)
         if optimizer is not None:
             self._hooks = [
@@ -121,21 +125,36 @@ class LearningRate:
     # --- an optimizer -------------------------------------------------------------------------------------------------
 
     def _before(self, *_: Any) -> None:
-        if self._is_stepping:  # The step before raised.
-            self._updates -= 1
-            self._restore()
-        base = self._read()
-        self._notice(base)
-        self._write(self._begin(base))
-        self._is_stepping = True
+        try:
+            if self._is_stepping:  # The step before raised.
+                self._updates -= 1
+                self._restore()
+            base = self._read()
+            self._notice(base)
+            self._write(self._begin(base))
+            self._held, self._is_stepping = self._read(), True
+        except Exception as error:
+            self._fail(error)
 
     def _after(self, *_: Any) -> None:
         self._is_stepping = False
-        self._restore()
+        try:
+            self._restore()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Report a rate that could not be set or put back: the update is made all the same."""
+        self._fresh = False
+        if not self._has_failed:
+            self._has_failed = True
+            logger.exception("rules could not change the learning rate; training continues")
+            self._on_foreign_change(f"rules could not change the learning rate: {type(error).__name__}: {error}")
 
     def _restore(self) -> None:
         """Put the schedule's rates back. An optimizer that has set its own keeps it."""
-        if self._last_base is not None and self._read() == self._last_used:
+        # The groups may hold rounded rates: a tensor has 32 bits, as a rule.
+        if self._last_base is not None and self._read() == self._held:
             self._write(self._last_base)
 
     def _read(self) -> Rates:

@@ -40,10 +40,16 @@ class Override:
         elapsed = update - self.at
         if elapsed >= self.over:
             return scheduled
+        targets = self._targets(scheduled)
         if not self.is_blended:
-            return self.target
-        pairs = zip(self.target, scheduled, strict=True)
+            return targets
+        pairs = zip(targets, scheduled, strict=True)
         return tuple(target + (rate - target) * (elapsed / self.over) for target, rate in pairs)
+
+    def _targets(self, scheduled: Rates) -> Rates:
+        """Return a target for each parameter group. One that came after the override begins at the factor."""
+        later = scheduled[len(self.target) :]
+        return (*self.target[: len(scheduled)], *(self.factor * rate for rate in later))
 
 
 @dataclass(frozen=True, slots=True)
