@@ -20,7 +20,7 @@ from steptape.rules.policy_file import document, operations, schema
 from steptape.rules.policy_file.metric_classes import METRICS
 from steptape.rules.policy_file.metrics import TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
-from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.scenarios import fields as scenario_fields
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import notation as scenario_notation
@@ -56,6 +56,13 @@ def test_every_documented_method_is_there_and_no_other() -> None:
     listed = re.findall(r"`([a-z]+)`", section("Rules").split("these methods")[1].split("`a.b`")[0])
 
     assert sorted(listed) == sorted(METHODS)
+
+
+def test_the_table_of_shipped_policies_names_them_all() -> None:
+    """In order of their names."""
+    names = [name for cells in rows("Shipped policies") for name in re.findall(r"`(\w+)`", cells[0])]
+
+    assert names == list(shipped_policies())
 
 
 def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
