@@ -249,6 +249,14 @@ def test_a_rule_that_only_resembles_a_mistake_is_not_found(rule: str) -> None:
     assert [line for line in warnings(f"|-\n      {rule}", head=head) if "[nan-guard]" not in line] == []
 
 
+@pytest.mark.parametrize("value", ["finite(loss)", "mean(loss, 5)", "loss * 2.0"])
+def test_the_length_of_a_number_is_doubted(value: str) -> None:
+    """It fails in the run. The metric that the number is computed from has a length."""
+    (line,) = warnings("len(values) > 3 and len(loss) > 3", head=f'define: {{values: "{value}"}}\n')
+
+    assert "len takes a metric or a list, and 'values' is a number" in line
+
+
 def test_an_epoch_is_a_whole_number_where_it_ends() -> None:
     """Elsewhere a run may step over it."""
     text = "controllers: [{{name: c, triggers: [{}], rule: epoch == 1, operations: []}}]"

@@ -11,7 +11,7 @@ from typing import Final
 
 from ..functions.table import AGE, FUNCTIONS, STREAK
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_truth
+from ..language.expression_types import gives_float, gives_truth
 from ..language.references import Extent, FamilyReading, MemberName, Milestone, SeriesReference, Window
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
@@ -58,6 +58,8 @@ def _doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr) -> Iter
         yield node, f"a window of {int(reference.length)} values never holds {reference.least}"
     if isinstance(reference, Window) and name == "count" and is_condition:
         yield node, f"count counts all values of a condition, true or not. Write {_OF_CONDITIONS[name].format(text)}."
+    if name == "len" and reference is None and gives_float(asked, rule):
+        yield node, f"len takes a metric or a list, and '{text}' is a number. Write len of the metric that it reads."
     read = [found for part in ast.walk(asked) if isinstance(found := rule.references.get(part), SeriesReference)]
     reads = bool(read) and not any(WILDCARD.search(series.key.name) for series in read)
     if reference is None and FUNCTIONS[name].iterates and is_condition and reads and len(node.args) == 1:
