@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
+#: Kinds of events that come once for each update, before it.
+_BEGINS_UPDATE: Final = ("step_begin", "pre_optimizer_step")
+
 
 @dataclass(frozen=True)
 class RecorderSettings:
@@ -194,6 +197,8 @@ class LiveAttempt:
         """Record an event, at the loop's position unless another is given, and apply what rules decide."""
         if self.has_ended():
             return
+        if self.operations is not None and kind in _BEGINS_UPDATE:
+            self.operations.note_update_begins()
         step = self.position.step if step is None else step
         epoch = self.position.epoch_at(step) if epoch is None else epoch
         outcomes = self.tape.record(
@@ -356,6 +361,8 @@ class LiveAttempt:
                 self.emit("train_end", attrs={"status": status, **{key: it for key, it in more.items() if it}})
             else:
                 self.emit("failure", attrs={**failure, "traceback": failure["traceback"].splitlines()})
+            if self.operations is not None:
+                self.operations.refuse_waiting()
             self._warn_at_the_end(is_whole=failure is None)
         finally:
             # A callback that a rule calls at the very end may raise. The run has ended all the same.

@@ -41,7 +41,7 @@ from .opening import open_run
 from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
-from .resume_point import Opening, ResumePoint
+from .resume_point import Opening, ResumePoint, place_in
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
@@ -250,6 +250,7 @@ class Recorder:
         live = self._live
         position, warnings = live.position, live.warnings
         if live.has_ended():
+            position.step += 1  # A loop that reads its step from ``progress`` ends all the same.
             return self.control
         if step is not None:
             step = warnings.taken(as_whole, step, "step", default=position.step + 1)
@@ -667,9 +668,10 @@ class Recorder:
         described = dataclasses.replace(own.described, attempts=(attempt,))
         live.give_way(f"rolled back to step {save.step}")
         try:
-            resume, resume_step = (state, None) if state else (begun.run_id, save.step)
-            self._begin(open_run(self._store, described, self._policy, own.rank, None, resume, resume_step))
+            place = place_in(begun.run_id, save.step, state)
+            self._begin(open_run(self._store, described, self._policy, own.rank, None, *place))
         except Exception:  # The loop trains on with the checkpoint.
+            live.position.step = save.step
             logger.exception("the run cannot be recorded after its rollback to step %d", save.step)
             return
         flags = {flag: False for flag in Control.__slots__ if flag != "should_stop"}

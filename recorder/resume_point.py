@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,13 @@ from .values import as_epoch, as_text, as_whole
 if TYPE_CHECKING:
     from ..rules.engine.engine import Engine
 
+logger = logging.getLogger("steptape")
+
 #: The format of ``Recorder.state_dict``; it grows when the meaning changes.
 STATE_FORMAT: Final = 1
+
+#: The operation whose receipts count however a run was resumed.
+ROLL_BACK: Final = "rollback.to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,26 @@ class ResumePoint:
         return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
 
 
+def place_in(run_id: str, step: int, state: Any) -> tuple[str | Mapping[str, Any], int | None]:
+    """Return the ``resume`` and ``resume_step`` with which a run continues from a checkpoint that the loop has loaded.
+
+    Args:
+        run_id: The run.
+        step: The step of the checkpoint.
+        state: The state that the checkpoint keeps; None without one. Anything else is warned of.
+    """
+    if state is None:
+        return run_id, step
+    try:
+        if ResumePoint.from_argument(state, None).run_id == run_id:
+            return state, None
+        why = "it belongs to another run"
+    except TelemetryError as error:
+        why = error.what
+    logger.warning("rollback to step %d: its function returned no state of this run: %s", step, why)
+    return run_id, step
+
+
 class Opening(NamedTuple):
     """The state with which an attempt begins.
 
@@ -86,7 +112,8 @@ class Opening(NamedTuple):
         engine: The rules, in the state in which earlier attempts left them; None without rules.
         read_on_all_ranks: The metrics that the rules read on all ranks.
         calls: The operations with arguments that the rules may order.
-        kept: The receipts and checkpoints of the attempts that this one continues, in order.
+        kept: The receipts and checkpoints of the attempts that this one continues, in order. Then the receipts of all
+            rollbacks of the run.
     """
 
     folder: Path

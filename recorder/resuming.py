@@ -19,7 +19,7 @@ from ..store.reading.timeline import ancestry
 from ..store.run_folder import RUN_ID, RUN_JSON
 from ..store.run_info import Attempt
 from .position import Position
-from .resume_point import Opening, ResumePoint
+from .resume_point import ROLL_BACK, Opening, ResumePoint
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
@@ -72,9 +72,18 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
         position.epochs_begun = point.epochs_begun
     elif epoch is not None:
         position.epochs_begun = int(epoch) + 1
-    kept = (event for _, events in ancestry(snapshot, attempt) for event in events if event.kind in _KEPT)
+    kept = [event for _, events in ancestry(snapshot, attempt) for event in events if _is_kept(event)]
+    kept += filter(_is_rollback, snapshot.events(DECIDING_RANK))  # Those that were themselves rolled back count too.
     info = dataclasses.replace(info, attempts=(*info.attempts, attempt))
     return Opening(folder, info, position, engine, kept=tuple(kept))
+
+
+def _is_kept(event: Event) -> bool:
+    return event.kind in _KEPT and not _is_rollback(event)
+
+
+def _is_rollback(event: Event) -> bool:
+    return event.kind == OPERATION_APPLIED and str(event.attrs.get("operation")).startswith(ROLL_BACK)
 
 
 def _refuse_name(store: Path, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,122 @@ def test_rollbacks_that_do_not_help_end(tmp_path: Path) -> None:
     assert len(run.info.attempts) == 4
     refused = [one for one in receipts(run) if one[2] and one[1].startswith("rollback")]
     assert refused == [(9, "rollback.to(last)", "the run was rolled back to step 5 3 times already")]
+
+
+@pytest.mark.parametrize("keeps_state", [True, False])
+def test_rollbacks_to_a_checkpoint_that_is_never_written_again_end(keeps_state: bool, tmp_path: Path) -> None:
+    """A loop whose training diverges at the same step each time meets the limit, in a resumed run too."""
+    training = Training(losses={9: 200.0})
+    rules = written(tmp_path, GUARD + rollback("rollback.to(last, times=2)"))
+
+    def load(request: Any) -> Any:
+        state = training.load(request.save.path)
+        return state if keeps_state else None
+
+    rec = Recorder(tmp_path, rules=rules)
+    rec.handle("rollback.to", load)
+    training.run(rec, 5)
+    training.save(rec, tmp_path / "5.pt")
+    while len(receipts(open_run(rec.folder))) < 1:
+        training.step(rec)
+    rec.close()
+    rec = Recorder(tmp_path, rules=rules, resume=training.load(tmp_path / "5.pt"))
+    rec.handle("rollback.to", load)
+    for _ in range(20):
+        if rec.progress.updates < 12:
+            training.step(rec)
+    run = closed(rec)
+
+    assert run.info.last.steps == 12
+    refused = [one for one in receipts(run) if one[2] and one[1].startswith("rollback")]
+    assert refused == [(9, "rollback.to(last, times=2)", "the run was rolled back to step 5 2 times already")]
+
+
+@pytest.mark.parametrize("state", [{"weight": torch.ones(2)}, True, "another run"])
+def test_a_rollback_continues_from_its_step_if_the_loop_returns_no_state_of_the_run(
+    state: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weights of the checkpoint are in place by then, so that the record has to continue there."""
+    training = Training(losses={9: 200.0})
+    if state == "another run":
+        with Recorder(tmp_path) as other:
+            other.step(loss=1.0)
+            state = other.state_dict()
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + rollback()))
+
+    def load(request: Any) -> Any:
+        training.load(request.save.path)
+        training.losses.clear()
+        return state
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 5, saves=[5], folder=tmp_path)
+    for _ in range(20):
+        if rec.progress.updates < 12:
+            training.step(rec)
+    run = closed(rec)
+
+    assert run.info.last.steps == 12
+    assert [(one.step, one.attrs["save_step"]) for one in events(run, "operation_applied")] == [(5, 5)]
+    assert "rollback to step 5: its function returned no state of this run" in caplog.text
+
+
+def test_a_loop_ends_though_its_run_cannot_be_recorded_after_a_rollback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record ends at the rollback. The loop that counts by the recorder trains all its updates from there."""
+    training = Training(losses={9: 200.0})
+    rec = Recorder(tmp_path / "runs", rules=written(tmp_path, GUARD + rollback()))
+
+    def load(request: Any) -> Any:
+        shutil.rmtree(tmp_path / "runs")
+        training.losses.clear()
+        return training.load(request.save.path)
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 8, saves=[5], folder=tmp_path)
+    training.step(rec)
+    assert rec.progress.updates == 5
+    before = len(training.rates)
+    for _ in range(20):
+        if rec.progress.updates < 12:
+            training.step(rec)
+
+    assert len(training.rates) == before + 7
+    assert "the run cannot be recorded after its rollback to step 5" in caplog.text
+
+
+def test_every_skip_has_an_answer(tmp_path: Path) -> None:
+    """Two orders for one update have two receipts, and one that the loop never records is refused at the end."""
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + SKIP))
+    rec.handle("batch.skip")
+    rec.event("pre_optimizer_step", gradients=11.0)
+    rec.event("pre_optimizer_step", gradients=12.0)
+    rec.step(loss=1.0, applied=False)
+    rec.event("pre_optimizer_step", gradients=11.0)
+    run = closed(rec)
+
+    assert receipts(run) == [
+        (1, "batch.skip()", ""),
+        (1, "batch.skip()", ""),
+        (1, "batch.skip()", "the run ended before the update was recorded"),
+    ]
+
+
+def test_a_loop_that_never_records_the_skipped_update_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The flag stays until the update is recorded, so such a loop would leave out all its batches."""
+    rec = Recorder(tmp_path, rules=written(tmp_path, GUARD + SKIP))
+    rec.handle("batch.skip")
+    for batch in range(15):
+        rec.event("pre_optimizer_step", gradients=11.0 if batch == 2 else 1.0)
+        if rec.control.should_skip:
+            continue
+        rec.step(loss=1.0)
+    closed(rec)
+
+    assert caplog.text.count("should_skip is set since step 2, and every batch since was left out") == 1
 
 
 @pytest.mark.parametrize(

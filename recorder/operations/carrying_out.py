@@ -14,6 +14,7 @@ from ...store.plural import counted
 from ..calls.warnings import CallWarnings
 from ..control import Control
 from ..position import Position
+from ..resume_point import ROLL_BACK
 from .handlers import LEARNING_RATE, SKIP, Handlers, OperationRequest, SavePoint, how_to_handle
 from .learning_rate import LearningRate
 
@@ -25,7 +26,8 @@ logger = logging.getLogger("steptape.rules")
 #: The most ids of skipped samples that a receipt holds.
 MAX_IDS: Final = 1_000
 
-_ROLL_BACK: Final = "rollback.to"
+#: Events before an update that a skip may wait for it, before the loop is taken to record it no more.
+_UNANSWERED_EVENTS: Final = 10
 
 
 def learning_rate_after(receipts: Iterable[Event]) -> LearningRateState:
@@ -72,7 +74,8 @@ class Operations:
         self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
-        self._skip: dict[str, Any] | None = None
+        self._skips: list[dict[str, Any]] = []
+        self._unanswered = 0
         self.rollback: tuple[OperationCall, dict[str, Any], SavePoint | str] | None = None
         if handlers.learning_rate is not None:
             handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
@@ -93,8 +96,9 @@ class Operations:
         elif call.name.startswith(LEARNING_RATE):
             self._answer(about, lambda: self._on_learning_rate(call))
         elif call.name == SKIP:
-            self._control.should_skip, self._skip = True, about
-        elif call.name == _ROLL_BACK:
+            self._control.should_skip = True
+            self._skips.append(about)
+        elif call.name == ROLL_BACK:
             self._prepare_rollback(call, about)
         else:
             self._answer(about, lambda: self._call(self._request(call, about)))
@@ -131,16 +135,33 @@ class Operations:
 
     def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
         """Answer what was asked before the update."""
-        about, self._skip = self._skip, None
+        skips, self._skips, self._unanswered = self._skips, [], 0
         self._control.should_skip = False
-        if about is None:
+        for about in skips:
+            if is_applied:
+                self._refuse(about, "the loop has applied the update")
+                continue
+            ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
+            kept = {"sample_ids": ids[:MAX_IDS], "num_samples": len(ids)} if ids else {}
+            self._receive(about, kept)
+
+    def note_update_begins(self) -> None:
+        """Warn of a loop that leaves out batch after batch, because it never records the update that was skipped."""
+        if not self._skips:
             return
-        if is_applied:
-            self._refuse(about, "the loop has applied the update")
-            return
-        ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
-        kept = {"sample_ids": ids[:MAX_IDS], "num_samples": len(ids)} if ids else {}
-        self._receive(about, kept)
+        self._unanswered += 1
+        if self._unanswered == _UNANSWERED_EVENTS:
+            what = f"should_skip is set since step {self._position.step}, and every batch since was left out"
+            self._warnings.once(f"{what}. Call rec.step(applied=False) for a skipped update: it takes the flag back")
+
+    def refuse_waiting(self) -> None:
+        """Refuse what still waits when the run ends."""
+        skips, self._skips = self._skips, []
+        for about in skips:
+            self._refuse(about, "the run ended before the update was recorded")
+        if self.rollback is not None:
+            (_, about, _), self.rollback = self.rollback, None
+            self._refuse(about, "the run ended before the next rec.step")
 
     def rolled_back(self, about: Mapping[str, Any], save: SavePoint, attempt: int, step: int) -> None:
         """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
