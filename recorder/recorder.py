@@ -532,6 +532,9 @@ class Recorder:
             scheduler: Its scheduler. A rate that it did not set is then noted in the log.
 
         Each update adds the metrics ``lr.base``, ``lr.scheduled`` and ``lr.used``, of the first parameter group.
+
+        Raises:
+            TelemetryError: The optimizer is none.
         """
 
         def note(text: str) -> None:
@@ -659,8 +662,9 @@ class Recorder:
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""
         live, own, operations = self._live, self._settings, self._operate()
-        loaded = operations.load_checkpoint()
+        loaded, waiting = operations.load_checkpoint(), operations.take_waiting()
         if loaded is None:
+            operations.carry_out(waiting)
             return
         save, about, state = loaded
         step, begun = live.position.step, live.document.info
@@ -677,7 +681,9 @@ class Recorder:
         flags = {flag: False for flag in Control.__slots__ if flag != "should_stop"}
         for flag, value in flags.items():
             setattr(self.control, flag, value)
-        self._operate().rolled_back(about, save, begun.last.attempt, step)
+        operations = self._operate()
+        operations.rolled_back(about, save, begun.last.attempt, step)
+        operations.carry_out(waiting, begun.last.attempt)
 
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""

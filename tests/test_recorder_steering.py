@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from pathlib import Path
@@ -392,6 +393,76 @@ def test_a_rollback_loads_the_newest_checkpoint_and_continues_as_another_attempt
     whole.run(unrolled, 30)
     assert track(run) == track(closed(unrolled))
     assert torch.equal(training.model.weight, whole.model.weight)
+
+
+@pytest.mark.parametrize("operations", ["rollback.to(last), lr.reduce(0.5)", "lr.reduce(0.5), rollback.to(last)"])
+def test_a_rate_that_is_cut_with_a_rollback_stays_cut_after_it(operations: str, tmp_path: Path) -> None:
+    """The receipt of the cut stands after that of the rollback, in the attempt that goes on."""
+    training = Training(losses={9: 200.0})
+    rule = f"  - {{name: back, triggers: [on_step_end], rule: loss > 100, operations: [{operations}]}}\n"
+    rec = Recorder(tmp_path / "runs", rules=written(tmp_path, "controllers:\n" + rule))
+    rec.learning_rate(training.optimizer, training.scheduler)
+
+    def load(request: Any) -> Any:
+        training.losses.clear()
+        return training.load(request.save.path)
+
+    rec.handle("rollback.to", load)
+    training.run(rec, 20, saves=[5], folder=tmp_path)
+    run = closed(rec)
+
+    assert receipts(run) == [(5, "rollback.to(last)", ""), (5, "lr.reduce(0.5)", "")]
+    assert [used == base for _, base, _, used in track(run)] == [True] * 5 + [False] * 15
+    assert all(used == base / 2 for step, base, _, used in track(run) if step > 5)
+
+
+def test_a_cut_that_comes_with_a_rollback_that_fails_is_made_all_the_same(tmp_path: Path) -> None:
+    """The training goes on from where it is, at the lower rate."""
+    training = Training(losses={9: 200.0})
+    rule = "  - {name: a, triggers: [on_step_end], rule: loss > 100, operations: [rollback.to(last), lr.reduce(0.5)]}\n"
+    rec = Recorder(tmp_path / "runs", rules=written(tmp_path, "controllers:\n" + rule))
+    rec.learning_rate(training.optimizer, training.scheduler)
+    rec.handle("rollback.to", lambda _: "the file is damaged")
+    training.run(rec, 12, saves=[5], folder=tmp_path)
+    run = closed(rec)
+
+    assert receipts(run) == [(9, "rollback.to(last)", "the file is damaged"), (9, "lr.reduce(0.5)", "")]
+    assert [used / base for _, base, _, used in track(run)] == [1.0] * 9 + [0.5] * 3
+
+
+def test_an_order_at_an_update_that_was_not_recorded_as_applied_is_replayed_to_the_bit(tmp_path: Path) -> None:
+    """Its target is relative to a rate that only the receipt tells of."""
+    training = Training()
+    rec = Recorder(tmp_path, rules=written(tmp_path))
+    rec.learning_rate(training.optimizer, training.scheduler)
+    for step in range(1, 11):
+        training.update(step)
+        rec.step(loss=4.0 if step == 4 else 1.0, applied=step != 4)
+    closed(rec)
+
+
+def test_a_learning_rate_that_rules_cannot_change_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is that of another optimizer, of a copy, or of none; or the process that resumed did not ask for it."""
+    training, other = Training(losses={3: 4.0}), Training()
+    rec = Recorder(tmp_path / "runs", rules=written(tmp_path))
+    with pytest.raises(TelemetryError, match="not an optimizer"):
+        rec.learning_rate(training.model.weight)
+    rec.learning_rate(other.optimizer)
+    rec.learning_rate(training.optimizer)
+    assert "another optimizer" in caplog.text
+    training.run(rec, 4)
+    state = rec.state_dict()
+    training.optimizer = copy.deepcopy(training.optimizer)
+    training.optimizer._optimizer_step_pre_hooks.clear()
+    training.run(rec, 20)
+    assert "has not stepped in 10 updates" in caplog.text
+    rec.close()
+
+    again = Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml", resume=state)
+    again.step(loss=1.0)
+    again.close()
+
+    assert "trains with the schedule's" in caplog.text
 
 
 def test_rollbacks_that_do_not_help_end(tmp_path: Path) -> None:

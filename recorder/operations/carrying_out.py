@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...rules.control.calls import OperationCall, parse_call
@@ -16,7 +17,7 @@ from ..control import Control
 from ..position import Position
 from ..resume_point import ROLL_BACK
 from .handlers import LEARNING_RATE, SKIP, Handlers, OperationRequest, SavePoint, how_to_handle
-from .learning_rate import LearningRate
+from .learning_rate import IDLE_UPDATES, LearningRate
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Decision
@@ -75,17 +76,19 @@ class Operations:
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
         self._skips: list[dict[str, Any]] = []
+        self._waiting: list[tuple[OperationCall, dict[str, Any]]] = []
         self._unanswered = 0
         self.rollback: tuple[OperationCall, dict[str, Any], SavePoint | str] | None = None
         if handlers.learning_rate is not None:
             handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
 
-    def ask(self, operation: str, decision: Decision | None = None) -> None:
+    def ask(self, operation: str, decision: Decision | None = None, *, outlives: bool = False) -> None:
         """Let the loop carry out an operation, and record its answer.
 
         Args:
             operation: The call, as decisions write it.
             decision: The decision that orders it; None on other ranks than 0.
+            outlives: Whether a rollback that waits must not undo it.
         """
         call = parse_call(operation)
         about = _about(operation, decision)
@@ -94,7 +97,10 @@ class Operations:
         elif why := self.why_too_late(operation, decision):
             self._refuse(about, why)
         elif call.name.startswith(LEARNING_RATE):
-            self._answer(about, lambda: self._on_learning_rate(call))
+            if outlives and self.rollback is not None:
+                self._waiting.append((call, about))
+            else:
+                self.carry_out([(call, about)])
         elif call.name == SKIP:
             self._control.should_skip = True
             self._skips.append(about)
@@ -102,6 +108,24 @@ class Operations:
             self._prepare_rollback(call, about)
         else:
             self._answer(about, lambda: self._call(self._request(call, about)))
+
+    def take_waiting(self) -> list[tuple[OperationCall, dict[str, Any]]]:
+        """Take the operations on the learning rate that wait for a rollback, which would undo them."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def carry_out(
+        self, waiting: Iterable[tuple[OperationCall, dict[str, Any]]], from_attempt: int | None = None
+    ) -> None:
+        """Carry out operations on the learning rate.
+
+        Args:
+            waiting: The operations, with how their receipts begin.
+            from_attempt: The attempt that ordered them, if a rollback has ended it.
+        """
+        came_from = {} if from_attempt is None else {"from_attempt": from_attempt}
+        for call, about in waiting:
+            self._answer({**about, **came_from}, partial(self._on_learning_rate, call))
 
     def can(self, operation: str) -> bool:
         """Whether this rank's loop has a handler for an operation."""
@@ -117,11 +141,18 @@ class Operations:
         if self.handlers.has_named:
             return
         self.handlers.has_named = True
+        self._name_what_a_resume_lacks()
         for operation in self._calls:
             name = parse_call(operation).name
             if not self.handlers.has(name):
                 what = f"rules may order {operation}, and this loop would refuse it"
                 self._warnings.once(f"{what}. {how_to_handle(name)}")
+
+    def _name_what_a_resume_lacks(self) -> None:
+        state = learning_rate_after(self._receipts)
+        if state != LearningRateState() and self.handlers.learning_rate is None:
+            what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
+            self._warnings.once(f"{what}. {how_to_handle(LEARNING_RATE)}")
 
     def note_save(self, path: str) -> None:
         """Note a checkpoint."""
@@ -131,6 +162,9 @@ class Operations:
         """Return the metrics of the update that ends; none if it was not applied."""
         rate = self.handlers.learning_rate
         metrics = {} if rate is None else rate.end_update()
+        if is_applied and rate is not None and rate.is_idle:
+            what = f"the optimizer of rec.learning_rate has not stepped in {IDLE_UPDATES} updates"
+            self._warnings.once(f"{what}, so rules do not change the rate. Is it a copy of the one that trains?")
         return metrics if is_applied else {}
 
     def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
@@ -161,7 +195,8 @@ class Operations:
             self._refuse(about, "the run ended before the update was recorded")
         if self.rollback is not None:
             (_, about, _), self.rollback = self.rollback, None
-            self._refuse(about, "the run ended before the next rec.step")
+            for each in (about, *(other for _, other in self.take_waiting())):
+                self._refuse(each, "the run ended before the next rec.step")
 
     def rolled_back(self, about: Mapping[str, Any], save: SavePoint, attempt: int, step: int) -> None:
         """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
@@ -171,11 +206,18 @@ class Operations:
     def take_learning_rate(
         self, optimizer: Any, scheduler: Any, on_foreign_change: Callable[[str], object]
     ) -> LearningRate:
-        """Return a learning rate that operations change from now on, in place of an earlier one."""
-        if self.handlers.learning_rate is not None:
-            self.handlers.learning_rate.detach()
+        """Return a learning rate that operations change from now on, in place of an earlier one.
+
+        Raises:
+            TelemetryError: The optimizer is none.
+        """
         state = learning_rate_after(self._receipts)
         rate = LearningRate(self._position, state, optimizer, scheduler, on_foreign_change)
+        if self.handlers.learning_rate is not None:
+            self.handlers.learning_rate.detach()
+            if not rate.is_of(self.handlers.learning_rate):
+                what = "rec.learning_rate was called with another optimizer"
+                self._warnings.once(f"{what}: from now on rules change its rate, and no more that of the one before")
         self.handlers.learning_rate = rate
         return rate
 

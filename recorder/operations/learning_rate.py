@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ...rules.control.calls import OperationCall
 from ...rules.control.learning_rate import LearningRateState, Rates
+from ...store.errors import TelemetryError
 from ..position import Position
 
 logger = logging.getLogger("steptape.rules")
@@ -16,6 +17,9 @@ logger = logging.getLogger("steptape.rules")
 BASE: Final = "lr.base"
 SCHEDULED: Final = "lr.scheduled"
 USED: Final = "lr.used"
+
+#: Updates without a step of the optimizer, after which another one is taken to train.
+IDLE_UPDATES: Final = 10
 
 
 class LearningRate:
@@ -34,6 +38,9 @@ class LearningRate:
 
     Attributes:
         state: What the operations have made of the schedule.
+
+    Raises:
+        TelemetryError: The optimizer is none.
     """
 
     def __init__(
@@ -54,6 +61,11 @@ class LearningRate:
         self._is_stepping = self._has_failed = False
         self.resume(position, state)
         if optimizer is not None:
+            if not hasattr(self._optimizer, "register_step_pre_hook"):
+                fix = "Give it the optimizer, or nothing and call what it returns"
+                raise TelemetryError(
+                    "learning_rate: not an optimizer of PyTorch", got=type(optimizer).__name__, fix=fix
+                )
             self._hooks = [
                 self._optimizer.register_step_pre_hook(self._before),
                 self._optimizer.register_step_post_hook(self._after),
@@ -81,10 +93,21 @@ class LearningRate:
             return self._last_base
         return () if self._optimizer is None else self._read()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the optimizer has just missed the last of so many updates that another one seems to train."""
+        return self._idle == IDLE_UPDATES
+
+    def is_of(self, other: LearningRate) -> bool:
+        """Whether it is that of the same optimizer."""
+        return self._optimizer is other._optimizer
+
     def resume(self, position: Position, state: LearningRateState) -> None:
         """Continue at another position, with the state that the log holds of it."""
         self._position, self.state = position, state
-        self._updates, self._fresh = 0, False
+        self._updates, self._fresh, self._idle = 0, False, 0
+        if self._optimizer is not None:  # It may have been set back, and its schedule with it.
+            self._last_base = self._earlier_base = None
 
     def carry_out(self, call: OperationCall) -> dict[str, Any]:
         """Change the rate of the updates to come, and return what the receipt says of it.
@@ -104,6 +127,7 @@ class LearningRate:
     def end_update(self) -> Mapping[str, float]:
         """Return the metrics of the update that has just ended; nothing if it trained nothing."""
         is_fresh, self._fresh, self._updates = self._fresh, False, 0
+        self._idle = 0 if is_fresh or self._optimizer is None else self._idle + 1
         if not is_fresh or self._last_base is None:
             return {}
         base = self._last_base

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...rules.control.calls import OperationCall, is_call, parse_call
 from ...rules.control.learning_rate import LearningRateState, Rates
@@ -65,7 +65,7 @@ def learning_rates(replayed: Replay, source: Run | Sequence[Event]) -> list[Lear
     if not name:
         fix = "Record it with each step, as lr="
         raise TelemetryError("the record holds no learning rate", got=f"none of {', '.join(BASES)}", fix=fix)
-    orders = deque(_orders(replayed, events))
+    orders = deque(sorted(_orders(replayed, events), key=lambda order: order.step))
     last_exact = inf if replayed.censored_from is None else replayed.censored_from
     points: list[LearningRatePoint] = []
     state = LearningRateState()
@@ -75,9 +75,9 @@ def learning_rates(replayed: Replay, source: Run | Sequence[Event]) -> list[Lear
         if event.kind != kind or name not in event.metrics:
             continue
         newest = (event.metrics[name],)
-        while orders and orders[0][0] < event.step:
-            step, call = orders.popleft()
-            state = state.after(call, step, base or newest)
+        while orders and orders[0].step < event.step:
+            order = orders.popleft()
+            state = state.after(order.call, order.step, order.base or base or newest)
         base = newest
         validity = Validity.EXACT if index <= last_exact else Validity.CENSORED
         rates = (base[0], state.scheduled(base)[0], state.used(event.step, base)[0])
@@ -85,10 +85,32 @@ def learning_rates(replayed: Replay, source: Run | Sequence[Event]) -> list[Lear
     return points
 
 
-def _orders(replayed: Replay, events: Iterable[Event]) -> Iterator[tuple[int, OperationCall]]:
-    """Yield the operations on the learning rate that the policy orders, each with the step at which it takes effect."""
+class _Order(NamedTuple):
+    """An operation on the learning rate.
+
+    Attributes:
+        step: Where it takes effect.
+        call: The operation.
+        base: The base rate that it is relative to, of the first group; empty if no receipt tells it.
+    """
+
+    step: int
+    call: OperationCall
+    base: Rates = ()
+
+    @classmethod
+    def of_receipt(cls, receipt: Event) -> _Order:
+        """Return what a receipt says."""
+        return cls(receipt.step, parse_call(str(receipt.attrs["operation"])), tuple(receipt.attrs["base"][:1]))
+
+
+def _orders(replayed: Replay, events: Sequence[Event]) -> Iterator[_Order]:
+    """Yield the operations on the learning rate that the policy orders.
+
+    Those of a decision that a rollback has undone were carried out after it, and only their receipts tell of them.
+    """
     answers = {
-        (event.attempt, event.attrs.get("event_seq"), event.attrs["operation"]): event
+        (event.attrs.get("from_attempt", event.attempt), event.attrs.get("event_seq"), event.attrs["operation"]): event
         for event in events
         if event.kind in (OPERATION_APPLIED, OPERATION_REFUSED)
     }
@@ -96,10 +118,19 @@ def _orders(replayed: Replay, events: Iterable[Event]) -> Iterator[tuple[int, Op
         decision = judged.outcome
         if not isinstance(decision, Decision) or not decision.acts:
             continue
-        for operation in filter(is_call, decision.operations):
-            call = parse_call(operation)
-            answer = answers.get((decision.attempt, decision.seq, operation))
-            if judged.validity is not Validity.OBSERVED:
-                answer = None
-            if call.name.startswith("lr.") and (answer is None or answer.kind == OPERATION_APPLIED):
-                yield (judged.decided_at if answer is None else answer.step), call
+        is_own = judged.validity is Validity.OBSERVED
+        for operation in filter(_changes_rate, decision.operations):
+            answer = answers.get((decision.attempt, decision.seq, operation)) if is_own else None
+            if answer is None:
+                yield _Order(judged.decided_at, parse_call(operation))
+            elif answer.kind == OPERATION_APPLIED:
+                yield _Order.of_receipt(answer)
+    for event in events:
+        operation = str(event.attrs.get("operation"))
+        outlived = event.kind == OPERATION_APPLIED and "from_attempt" in event.attrs
+        if outlived and _changes_rate(operation) and operation in replayed.policy.calls:
+            yield _Order.of_receipt(event)
+
+
+def _changes_rate(operation: str) -> bool:
+    return is_call(operation) and operation.startswith("lr.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, TypeAlias
@@ -152,6 +152,16 @@ class OperationCall:
 def is_call(operation: str) -> bool:
     """Whether an operation is written as a call."""
     return "(" in operation
+
+
+def comes_last(operation: str) -> bool:
+    """Whether an operation is carried out after the others of its decision: a rollback would undo what came before."""
+    return is_call(operation) and operation.startswith("lr.")
+
+
+def rolls_back(operations: Iterable[str]) -> bool:
+    """Whether one of the operations of a decision is a rollback."""
+    return any(operation.startswith("rollback.to(") for operation in operations)
 
 
 def parse_call(text: str, params: Mapping[str, object] | None = None) -> OperationCall:
