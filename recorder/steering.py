@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..rules.checks.findings import FindingCode, findings_of
-from ..rules.control.calls import comes_last, is_call
+from ..rules.control.calls import in_order, is_call
 from ..rules.control.effects import Effect
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
@@ -163,7 +163,7 @@ class Steering:
         level = _LEVELS[self._policy.trigger_log_level(decision.controller, decision.trigger, decision.operations)]
         messages = iter(decision.messages)
         failures: list[str] = []
-        for operation in sorted(decision.operations, key=comes_last):
+        for operation in in_order(decision.operations):
             logger.log(level, _ORDER, decision.step, decision.trigger, decision.controller, operation)
             effect = self._policy.effects(operation)
             if effect is Effect.MESSAGE:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ...rules.control.calls import OperationCall, parse_call
+from ...rules.control.calls import OperationCall, in_order, parse_call, rolls_back
 from ...rules.control.learning_rate import LearningRateState
 from ...store.errors import TelemetryError, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
@@ -108,6 +108,16 @@ class Operations:
             self._prepare_rollback(call, about)
         else:
             self._answer(about, lambda: self._call(self._request(call, about)))
+
+    @staticmethod
+    def in_order(operations: Iterable[str]) -> list[str]:
+        """Return operations as they are to be asked for."""
+        return in_order(operations)
+
+    @staticmethod
+    def outlive_rollback(decision: Decision) -> bool:
+        """Whether what a decision orders holds after a rollback: it does if it orders the rollback, too."""
+        return rolls_back(decision.operations)
 
     def take_waiting(self) -> list[tuple[OperationCall, dict[str, Any]]]:
         """Take the operations on the learning rate that wait for a rollback, which would undo them."""

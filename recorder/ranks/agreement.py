@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ...rules.control.calls import comes_last, rolls_back
 from ...store.errors import TelemetryError
 from ..calls.warnings import CallWarnings
 from ..control import FLAGS, Callbacks, Control
@@ -145,7 +144,7 @@ class Agreement:
         """Ask for an operation with arguments, on all ranks at their next agreement if they must agree."""
         assert self.operations is not None
         if not self._rank.has_group:
-            self.operations.ask(operation, decision, outlives=rolls_back(decision.operations))
+            self.operations.ask(operation, decision, outlives=self.operations.outlive_rollback(decision))
         elif self._group is None or operation not in self._calls:
             why = "the ranks agree no longer" if self._group is None else f"ranks agree on {MAX_CALLS} operations"
             self.operations.refuse(operation, decision, why)
@@ -234,11 +233,10 @@ class Agreement:
         """Carry out operations that all ranks can, and refuse the others."""
         if not calls or self.operations is None:
             return
-        outliving = [
-            call for call, decision in self._asked if rolls_back(decision.operations)
-        ]  # Rank 0 alone knows them.
+        # Rank 0 alone knows the decisions.
+        outliving = [call for call, decision in self._asked if self.operations.outlive_rollback(decision)]
         told = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving))
-        for call in sorted(calls, key=comes_last):
+        for call in self.operations.in_order(calls):
             decision, without = self._next_asked(call), [rank for rank, (names, _) in enumerate(told) if call in names]
             if without:
                 self.operations.refuse(call, decision, f"the loop of rank {without[0]} has no handler for it")

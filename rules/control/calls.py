@@ -154,14 +154,18 @@ def is_call(operation: str) -> bool:
     return "(" in operation
 
 
-def comes_last(operation: str) -> bool:
-    """Whether an operation is carried out after the others of its decision: a rollback would undo what came before."""
-    return is_call(operation) and operation.startswith("lr.")
-
-
 def rolls_back(operations: Iterable[str]) -> bool:
-    """Whether one of the operations of a decision is a rollback."""
-    return any(operation.startswith("rollback.to(") for operation in operations)
+    """Whether one of the operations is a rollback."""
+    return any(map(_is_rollback, operations))
+
+
+def in_order(operations: Iterable[str]) -> list[str]:
+    """Return operations as they are carried out: rollbacks first, because they would undo what came before."""
+    return sorted(operations, key=lambda operation: not _is_rollback(operation))
+
+
+def _is_rollback(operation: str) -> bool:
+    return operation.startswith("rollback.to(")
 
 
 def parse_call(text: str, params: Mapping[str, object] | None = None) -> OperationCall:
