@@ -253,7 +253,7 @@ class LiveAttempt:
     def give_way(self, why: str) -> None:
         """End the attempt so that the next continues from a checkpoint, in the same process.
 
-        What rules decide at its end is not carried out, because the training goes on.
+        The training goes on, so the loop does not carry out what rules decide here.
         """
         self.is_closed, step = True, self.position.step
         attrs = {"status": "interrupted", "reason": why}

@@ -48,7 +48,7 @@ _VECTOR: Final = f"{VECTORS}/"
 
 
 class _Carried(NamedTuple):
-    """What an event carries besides metrics and attributes."""
+    """The sample losses and vectors of an event."""
 
     samples: SampleLosses | None = None
     vectors: Vectors = NO_VECTORS

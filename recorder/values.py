@@ -101,7 +101,7 @@ def _oddity(name: str, value: Any, kept: int | str) -> str:
 def _no_value(name: str, value: Any) -> str:
     """Return the sentence about a value that is not kept."""
     if is_distributed(value):
-        fix = f"Give {name}.full_tensor(), called on all ranks"
+        fix = f"Give {name}.full_tensor(). Call it on all ranks"
         return f"metric {name!r} is a DTensor, of which this rank has only a part; not recorded. {fix}"
     return f"metric {name!r} is masked, which is no value; not recorded"
 

@@ -438,7 +438,9 @@ def test_an_order_at_an_update_that_was_not_recorded_as_applied_is_replayed_to_t
     for step in range(1, 11):
         training.update(step)
         rec.step(loss=4.0 if step == 4 else 1.0, applied=step != 4)
-    closed(rec)
+    run = closed(rec)  # It compares the rates of the replay.
+
+    assert [step for step, base, _, used in track(run) if used != base] == [5, 6, 7, 8, 9]
 
 
 def test_a_learning_rate_that_rules_cannot_change_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

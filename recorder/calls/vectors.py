@@ -70,7 +70,7 @@ def _misshapen(values: Any) -> tuple[str, str]:
     if isinstance(values, (str, bytes, bytearray)):
         return "is text", "Give numbers"
     if is_distributed(values):
-        return "is a DTensor, of which this rank has only a part", "Give .full_tensor(), called on all ranks"
+        return "is a DTensor, of which this rank has only a part", "Give .full_tensor(). Call it on all ranks"
     if isinstance(values, (Mapping, set, frozenset)) or (dimensions := _dimensions(values)) is None:
         return "is not a sequence", "Give a sequence, an array or a tensor"
     if "complex" in str(getattr(values, "dtype", "")):

@@ -290,7 +290,7 @@ class Operations:
     def _answer(self, about: dict[str, Any], carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
         try:
             answer = carry_out()
-        except Exception as error:  # The training goes on without the operation.
+        except Exception as error:  # A function of the loop may fail in any way. The receipt says how.
             logger.exception("%s failed; training continues", about["operation"])
             self._refuse(about, f"{type(error).__name__}: {error}")
             return
@@ -327,7 +327,7 @@ class Operations:
         """Let the loop load a checkpoint. Return the recorder's state in it, or why it was not loaded."""
         try:
             return self._call(request)
-        except Exception as error:
+        except Exception as error:  # As above.
             logger.exception("%s failed; training continues", about["operation"])
             return f"{type(error).__name__}: {error}"
 

@@ -14,7 +14,7 @@ from .learning_rate import LearningRate
 SKIP: Final = "batch.skip"
 LEARNING_RATE: Final = "lr."
 
-#: How a loop comes to carry out an operation, by its first word.
+#: What a loop must call to carry out an operation, by the operation's first word.
 _HOW: Final[Mapping[str, str]] = {
     "lr": "Call rec.learning_rate(optimizer, scheduler)",
     "batch": "Call rec.handle('batch.skip'), and leave out the update when rec.control.should_skip is true",
@@ -37,7 +37,7 @@ class SavePoint:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """What a rule asks of the loop.
+    """An order of a rule to the loop.
 
     Attributes:
         operation: The operation, as ``name.action``.
@@ -60,7 +60,7 @@ Handler: TypeAlias = Callable[[OperationRequest], "str | Mapping[str, Any] | Non
 
 @dataclass
 class Handlers:
-    """What a loop can carry out. It outlives the attempts of one process.
+    """The operations that a loop can carry out. All attempts of a process share them.
 
     Attributes:
         functions: By operation; None for one that the loop reads from a flag.
@@ -92,5 +92,5 @@ class Handlers:
 
 
 def how_to_handle(operation: str) -> str:
-    """Return how a loop comes to carry out an operation."""
+    """Return what a loop must call to carry out an operation."""
     return _HOW.get(operation.partition(".")[0], f"Give rec.handle({operation!r}, function) a function for it")

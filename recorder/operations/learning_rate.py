@@ -157,14 +157,14 @@ class LearningRate:
             self._notice(base)
             self._write(self._begin(base))
             self._held, self._is_stepping = self._read(), True
-        except Exception as error:
+        except Exception as error:  # A failure here must not end the training; _fail reports it.
             self._fail(error)
 
     def _after(self, *_: Any) -> None:
         self._is_stepping = False
         try:
             self._restore()
-        except Exception as error:
+        except Exception as error:  # As above.
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

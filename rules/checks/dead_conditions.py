@@ -50,7 +50,7 @@ Doubt = tuple[ast.expr, str]
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """What is known to be impossible in a policy.
+    """The decisions and values that a policy rules out.
 
     Attributes:
         controllers: Names of controllers whose rules are never true.
