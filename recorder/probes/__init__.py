@@ -1,0 +1,1 @@
+"""Probes: read a model, its optimizer and the machine into metrics, at a bounded cost."""
