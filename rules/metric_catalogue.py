@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 
-class Source(Enum):
+class MetricSource(Enum):
     """The part that provides a metric."""
 
     PROBE = "probe"
@@ -50,7 +50,7 @@ class CatalogueEntry:
         level: The lowest level at which it is recorded.
         needs: What must be there for it; empty if nothing special.
         source: What provides it.
-        expression: For ``Source.RULE``, the expression of the rule language.
+        expression: For ``MetricSource.RULE``, the expression of the rule language.
         is_vector: Whether it is a vector.
     """
 
@@ -61,7 +61,7 @@ class CatalogueEntry:
     cadence: Cadence = Cadence.EMISSION
     level: str = "standard"
     needs: str = ""
-    source: Source = Source.PROBE
+    source: MetricSource = MetricSource.PROBE
     expression: str = ""
     is_vector: bool = False
 
@@ -92,13 +92,13 @@ _EMA: Final = "ema(loss, 99)"
 
 def _given(name: str, group: str, formula: str, cadence: Cadence = Cadence.STEP, needs: str = "") -> CatalogueEntry:
     """Return an entry that the loop records itself."""
-    return CatalogueEntry(name, group, formula, cadence=cadence, level="minimal", needs=needs, source=Source.LOOP)
+    return CatalogueEntry(name, group, formula, cadence=cadence, level="minimal", needs=needs, source=MetricSource.LOOP)
 
 
 def _derived(name: str, group: str, formula: str, expression: str, cadence: Cadence = Cadence.STEP) -> CatalogueEntry:
     """Return an entry that the rule language computes from other values."""
     return CatalogueEntry(
-        name, group, formula, cadence=cadence, level="minimal", source=Source.RULE, expression=expression
+        name, group, formula, cadence=cadence, level="minimal", source=MetricSource.RULE, expression=expression
     )
 
 
