@@ -45,14 +45,20 @@ from .resume_point import Opening, ResumePoint, place_in
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from ..rules.policy_file.policy import Policy
     from .operations.carrying_out import Operations
     from .operations.handlers import Handler, Handlers
     from .operations.learning_rate import LearningRate
+    from .probes.watch import Watch
 
 logger = logging.getLogger("steptape")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+#: The operation that sets the level of detail of a watch.
+_DETAIL: Final = "detail.set"
 
 #: The recorders of this process whose runs have not ended, oldest first.
 _OPEN: Final[list[Recorder]] = []
@@ -201,6 +207,7 @@ class Recorder:
         self._store, self._policy, self.control = folder, policy, Control()
         self._handlers: Handlers | None = None
         self._quick_step: Callable[..., Control] | None = None
+        self._watches: list[Watch] = []
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
@@ -270,17 +277,28 @@ class Recorder:
         operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
             operations.begin_update()
+            scalars = {**operations.metrics(is_applied=is_applied), **scalars}
+        attrs = {} if is_applied else {APPLIED: False}
+        bundles = []
+        if self._watches:
+            live.tape.expect_probes(are_due=False)
+            for watch in self._watches:
+                numbers, probed, texts, bundle = watch.take()
+                scalars, vectors = {**numbers, **scalars}, {**probed, **(vectors or {})}
+                attrs |= texts
+                bundles += [] if bundle is None else [bundle]
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            scalars if operations is None else {**operations.metrics(is_applied=is_applied), **scalars},
+            scalars,
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs=None if is_applied else {APPLIED: False},
+            attrs=attrs,
             samples=_NOTHING if samples is None and sample_ids is None else given,
             vectors=vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
+            bundles=bundles,
         )
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
@@ -383,6 +401,8 @@ class Recorder:
     def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
         """Record the results of an evaluation at the current step."""
         self.control.should_evaluate = self._live.orders.should_evaluate = False
+        for watch in self._watches:
+            scalars = {**watch.take_evaluation(), **scalars}
         self._live.emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
@@ -541,6 +561,73 @@ class Recorder:
             self._live.emit("annotation", attrs={"text": text})
 
         return self._operate().take_learning_rate(optimizer, scheduler, note)
+
+    def watch(
+        self,
+        model: Module,
+        optimizer: Any = None,
+        *,
+        level: Literal["minimal", "standard", "debug"] = "standard",
+        every: int = 10,
+        budget: float | None = 0.01,
+        probe_batch: Any = None,
+        sites: Mapping[str, Any] | None = None,
+        check_every: int = 1000,
+        clip_norm: float | None = None,
+        scaler: Any = None,
+        peak_tflops: float | None = None,
+        probe_loss: Callable[..., Any] | None = None,
+        prefix: str = "",
+    ) -> Watch:
+        """Record what a PyTorch model and its optimizer show: gradients, updates, activations, time and more.
+
+        The metrics become part of the events of ``step``; the catalogue of metrics lists them. An update emits if its
+        number is a multiple of ``every``, and the first one does. With FSDP2, every rank calls this alike.
+
+        Args:
+            model: The model, as the loop calls it.
+            optimizer: Its optimizer, or several in a list; without one, updates and learning rates are not known.
+            level: ``minimal`` has norms, time and memory. ``standard`` adds some series a block, ``debug`` all tensors.
+            every: Updates between emissions.
+            budget: The most time that probes may take, as a share of the training time; a longer cadence keeps to it.
+                None sets no limit.
+            probe_batch: A frozen batch on which the model is judged every ``check_every`` updates: a mapping for
+                ``model(**batch)``, a pair ``(inputs, targets)``, or a tensor of token ids.
+            sites: Names of modules that are not found by structure.
+            check_every: Updates between slower measurements: histograms, optimizer state, probe batch.
+            clip_norm: The norm to which the loop clips gradients. The clip coefficient is then known, and a clip that
+                does nothing shows.
+            scaler: The loop's ``GradScaler``, without which gradients before clipping are scaled ones.
+            peak_tflops: The device's peak, for ``Perf/mfu``.
+            probe_loss: Called with model and probe batch; returns the loss, if the batch does not say it.
+            prefix: Precedes the names of all metrics, so that several models can be watched.
+
+        Raises:
+            TelemetryError: An argument is wrong, or another watch has the same prefix.
+        """
+        from .probes.watch import Watch, WatchOptions  # torch is there only where models are.
+
+        if any(watch.prefix == prefix for watch in self._watches):
+            raise TelemetryError("watch: another watch has this prefix", got=prefix, fix="Give prefix=, or close it")
+        options = WatchOptions(
+            level,
+            every,
+            budget,
+            probe_batch,
+            sites,
+            check_every,
+            clip_norm,
+            scaler,
+            peak_tflops,
+            probe_loss,
+            prefix,
+        )
+        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        watch = Watch(lambda: self._live, model, optimizers, options, self._watches.remove)
+        self._watches.append(watch)
+        if any(call.startswith(_DETAIL) for call in self.operations):
+            self.handle(_DETAIL, lambda request: watch.set_level(int(request.arguments["level"] or 0)))
+        return watch
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.

@@ -147,8 +147,15 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "LR",
         "learning rate",
-        "rate of the first parameter group with which the update trained; also at each update at which it differs by "
-        "more than a tenth from that of the update before, and at that update's predecessor",
+        "rate of the first parameter group with which the update trained; also at an update at which it differs by more "
+        "than a tenth from that of the update before",
+        level="minimal",
+        needs="`optimizer`",
+    ),
+    CatalogueEntry(
+        "LR/previous",
+        "learning rate",
+        "the rate of the update before; at the same updates",
         level="minimal",
         needs="`optimizer`",
     ),
@@ -184,7 +191,9 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "Gradients/depth_ratio_first_last", "gradients", "norm of the first block / (norm of the last + 1e-12)"
     ),
-    CatalogueEntry("gradients/{param}/norm", "gradients", "|g| of a sentinel tensor, in debug of every tensor"),
+    CatalogueEntry(
+        "gradients/{param}/norm", "gradients", "|g| of a sentinel tensor after clipping, in debug of every tensor"
+    ),
     CatalogueEntry("gradients/{param}/mean", "gradients", "mean of its elements"),
     CatalogueEntry("gradients/{param}/std", "gradients", "standard deviation of its elements, divisor n"),
     CatalogueEntry(
@@ -208,7 +217,11 @@ CATALOGUE: Final = (
         is_vector=True,
     ),
     CatalogueEntry("Updates/ratio_global", "updates", "lr |g| / (|w| + 1e-12) over all parameters, g after clipping"),
-    CatalogueEntry("Updates/ratio_p50", "updates", "median of lr |g| / |w| over the main weights of all blocks"),
+    CatalogueEntry(
+        "Updates/ratio_p50",
+        "updates",
+        "median of lr |g| / |w| over the main weights of all blocks, g after clipping: the value at the nearest rank",
+    ),
     CatalogueEntry("Updates/ratio_p95", "updates", "95 % quantile of the same"),
     CatalogueEntry("Updates/ratio_max", "updates", "greatest of the same"),
     CatalogueEntry(
