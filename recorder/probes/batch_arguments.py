@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class BatchArguments:
                 named |= value
             else:
                 named[self._names[index] if index < len(self._names) else f"#{index}"] = value
-        return named | kwargs
+        return {**named, **kwargs}
 
 
 def _positional_names(model: nn.Module) -> tuple[str, ...]:
@@ -96,10 +96,10 @@ def _positional_names(model: nn.Module) -> tuple[str, ...]:
 
 def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
     if _has_index_type(given := named.get(_IDS)) and given.dim() > 1:
-        return given  # type: ignore[no-any-return]
+        return given
     for name, value in named.items():
         if _has_index_type(value) and value.dim() > 1 and not _matches(_NOT_IDS, name):
-            return value  # type: ignore[no-any-return]
+            return value
     return None
 
 
@@ -110,13 +110,13 @@ def _find_labels(named: Mapping[str, Any], ids: Tensor | None) -> Tensor | None:
     if ids is None:
         return None
     for name, value in named.items():
-        if value is not ids and _has_index_type(value) and value.shape == ids.shape:
-            if not _matches(_NOT_LABELS, name):
-                return value  # type: ignore[no-any-return]
+        is_like_ids = value is not ids and _has_index_type(value) and value.shape == ids.shape
+        if is_like_ids and not _matches(_NOT_LABELS, name):
+            return value
     return None
 
 
-def _has_index_type(value: Any) -> bool:
+def _has_index_type(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype in _INDEXES and not is_distributed(value)
 
 

@@ -32,7 +32,9 @@ IGNORED: Final = -100
 #: Floating-point operations per token and parameter: two forward, four backward.
 _OPERATIONS: Final = 6
 
-_NO_FORWARD: Final = "no forward pass of the watched module was seen: it is compiled in a larger region, or called in parts"
+_NO_FORWARD: Final = (
+    "no forward pass of the watched module was seen: it is compiled in a larger region, or called in parts"
+)
 _NO_IDS: Final = "the model's arguments hold no token ids"
 _NO_LABELS: Final = "the model's arguments hold no labels"
 _NO_TOKEN_TARGETS: Final = "the model's arguments hold no label for each token"
@@ -61,8 +63,8 @@ class Counts(NamedTuple):
 
     Attributes:
         forwards, samples, tokens: Sums of the host.
-        token_forwards, labelled_forwards, aligned_forwards: Forward passes with token ids, with labels, and with a label
-            for each token.
+        token_forwards, labelled_forwards, aligned_forwards: Forward passes with token ids, with labels, and with labels
+            of the shape of the token ids.
         targets: Labels that count, ignored or not.
         ignored: The ignored ones, as a tensor with one element; None before the first.
     """
@@ -92,10 +94,19 @@ class Counts(NamedTuple):
 
     def since(self, before: Counts) -> Counts:
         """Return the sums since an earlier state."""
-        hosts = (now - then for now, then in zip(self[:-1], before[:-1], strict=True))
-        if self.ignored is None or before.ignored is None:
-            return Counts(*hosts, self.ignored)
-        return Counts(*hosts, self.ignored - before.ignored.to(self.ignored.device, non_blocking=True))
+        ignored = self.ignored
+        if ignored is not None and before.ignored is not None:
+            ignored = ignored - before.ignored.to(ignored.device, non_blocking=True)
+        return Counts(
+            self.forwards - before.forwards,
+            self.samples - before.samples,
+            self.tokens - before.tokens,
+            self.token_forwards - before.token_forwards,
+            self.labelled_forwards - before.labelled_forwards,
+            self.aligned_forwards - before.aligned_forwards,
+            self.targets - before.targets,
+            ignored,
+        )
 
     @property
     def effective(self) -> Tensor:
@@ -115,8 +126,8 @@ class DataAndTime(Part):
     All forward passes of an update add up. A pass in evaluation mode or without gradients counts as evaluation. The
     recomputation of a checkpointed model does not count.
 
-    The wait for data is measured by ``batches``. Without it, the wait is estimated as the time from the end of an update
-    to the first forward pass of the next.
+    ``batches`` measures the wait for data. Without it, the wait is the time from the end of an update to the first
+    forward pass of the next: an estimate that includes whatever else the loop does there.
 
     Args:
         model: The watched module. It is referenced weakly.
@@ -180,12 +191,14 @@ class DataAndTime(Part):
             logger.warning("probes: %s", self._failure)
 
     def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        content = self._arguments.content(args, kwargs)
-        if module.training and torch.is_grad_enabled():
+        if module.training:
             self._times.begin_forward(time.monotonic_ns())
-            self._counts = self._counts.add(content)
         else:
             self._times.evaluate(time.monotonic_ns())
+        content = self._arguments.content(args, kwargs)
+        if module.training and torch.is_grad_enabled():
+            self._counts = self._counts.add(content)
+        else:
             self._validation = self._validation.add(content)
 
     # --- the watch's side ---------------------------------------------------------------------------------------------
@@ -290,10 +303,12 @@ class DataAndTime(Part):
             reasons |= dict.fromkeys(_OF_WAIT, _NO_WAIT)
         if self._lacks_validation_labels:
             reasons[_OF_VALIDATION] = "the model's arguments in the evaluation hold no labels"
-        readings.absent |= {name: why for name, why in reasons.items() if name not in {*readings.numbers, *readings.scalars}}
+        readings.absent |= {
+            name: why for name, why in reasons.items() if name not in {*readings.numbers, *readings.scalars}
+        }
 
     def _parameter_count(self) -> int:
-        """Return the number of elements of all parameters, shared ones once. A lazy one counts from its first use."""
+        """Return the number of elements of all parameters, shared ones once, without lazy ones that are still empty."""
         model = self._model()
         if not self._parameters and model is not None:
             self._parameters = sum(each.numel() for each in model.parameters() if not _is_lazy(each))
@@ -319,4 +334,4 @@ def _sum(total: Tensor | None, more: Tensor) -> Tensor:
 def _is_in_backward() -> bool:
     """Whether a backward pass runs this forward pass again, for a checkpoint."""
     # torch's own checkpoints use this function, too. It has no public name.
-    return torch._C._current_graph_task_id() != -1  # type: ignore[no-any-return]
+    return torch._C._current_graph_task_id() != -1

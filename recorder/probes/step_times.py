@@ -53,7 +53,7 @@ class StepTimes:
     """The times of updates, each from the end of the one before to its own end.
 
     The first update begins with its first forward pass: the start of the loader does not count. So does the first
-    update after an evaluation outside a span, whose length is unknown.
+    update after forward passes in evaluation mode outside a span: nothing shows how long the evaluation took.
 
     Args:
         spans_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
@@ -95,7 +95,7 @@ class StepTimes:
             self._ended = None
 
     def evaluate(self, now_ns: int) -> None:
-        """Note a forward pass in evaluation."""
+        """Note a forward pass in evaluation mode."""
         if self._evaluation is None:
             self._evaluation = Mark(now_ns, self.totals())
 
