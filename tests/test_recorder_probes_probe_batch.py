@@ -71,6 +71,11 @@ def read(part: ProbeBatch, level: int = STANDARD, *, is_check: bool = True) -> R
     return readings
 
 
+def probed(model: nn.Module, batch: Any, **options: Any) -> Readings:
+    """Return the readings of one run."""
+    return read(ProbeBatch(model, batch, **options))
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return probabilities over the last axis, in 64 bits."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
@@ -98,7 +103,7 @@ def test_metrics_of_token_ids_agree_with_numpy() -> None:
     p = softmax(evaluated(model, IDS))
     last = p[:, -1]
 
-    got = values(read(ProbeBatch(model, IDS)))
+    got = values(probed(model, IDS))
 
     rows, positions = np.indices((4, 5))
     assert got["Probes/fixed_probe_loss"] == pytest.approx(-np.log(p[rows, positions, IDS[:, 1:]]).mean(), rel=1e-6)
@@ -131,7 +136,7 @@ def test_a_pair_of_inputs_and_classes_gives_the_classification_loss() -> None:
     p = softmax(evaluated(model, inputs))
     counted = np.flatnonzero(targets.numpy() != -100)
 
-    got = values(read(ProbeBatch(model, (inputs, targets))))
+    got = values(probed(model, (inputs, targets)))
 
     expected = -np.log(p[counted, targets.numpy()[counted]]).mean()
     assert got["Probes/fixed_probe_loss"] == pytest.approx(expected, rel=1e-6)
@@ -150,7 +155,7 @@ def test_targets_are_for_the_next_position_only_if_they_equal_the_inputs(is_shif
         expected_targets = targets
     rows, positions = np.indices(expected_targets.shape)
 
-    got = values(read(ProbeBatch(model, (IDS, targets))))
+    got = values(probed(model, (IDS, targets)))
 
     expected = -np.log(p[rows, positions, expected_targets]).mean()
     assert got["Probes/fixed_probe_loss"] == pytest.approx(expected, rel=1e-6)
@@ -162,7 +167,7 @@ def test_classes_may_be_the_second_dimension_as_in_images() -> None:
     p = softmax(np.moveaxis(evaluated(model, images), 1, -1))
     image, row, column = np.indices(targets.shape)
 
-    readings = read(ProbeBatch(model, (images, targets)))
+    readings = probed(model, (images, targets))
 
     expected = -np.log(p[image, row, column, targets]).mean()
     assert readings.scalars["Probes/fixed_probe_loss"].item() == pytest.approx(expected, rel=1e-6)
@@ -171,7 +176,7 @@ def test_classes_may_be_the_second_dimension_as_in_images() -> None:
 
 def test_the_loss_that_the_model_returns_comes_before_cross_entropy() -> None:
     """A mapping goes to the model as keyword arguments."""
-    readings = read(ProbeBatch(LossModel(), {"input_ids": IDS, "labels": IDS}))
+    readings = probed(LossModel(), {"input_ids": IDS, "labels": IDS})
 
     assert readings.scalars["Probes/fixed_probe_loss"].item() == 7.0
 
@@ -192,7 +197,7 @@ def test_probe_loss_computes_what_the_loop_calls_its_loss() -> None:
     batch = {"x": torch.randn(8, 6)}
     expected = np.square(evaluated(model, batch["x"])).mean()
 
-    alone, both = (read(ProbeBatch(model, batch, probe_loss=each)) for each in (squared, with_logits))
+    alone, both = (probed(model, batch, probe_loss=each) for each in (squared, with_logits))
 
     assert values(alone)["Probes/fixed_probe_loss"] == pytest.approx(expected, rel=1e-6)
     assert "no logits" in alone.absent["Probes/logit_entropy"]
@@ -207,7 +212,7 @@ def test_probe_loss_computes_what_the_loop_calls_its_loss() -> None:
 )
 def test_a_loss_that_cannot_be_computed_is_absent_with_a_reason(batch: Any) -> None:
     """The predictions are there nevertheless."""
-    readings = read(ProbeBatch(nn.Linear(6, 5), batch))
+    readings = probed(nn.Linear(6, 5), batch)
 
     assert "give probe_loss" in readings.absent["Probes/fixed_probe_loss"]
     assert "Probes/fixed_probe_loss" not in readings.scalars
@@ -233,7 +238,8 @@ def test_a_probability_of_zero_adds_nothing() -> None:
 
 def test_it_runs_at_the_first_emission_and_at_checks() -> None:
     """At the lowest level it does not run."""
-    part = ProbeBatch(nn.Linear(6, 5), torch.randn(8, 6))
+    model = nn.Linear(6, 5)
+    part = ProbeBatch(model, torch.randn(8, 6))
 
     runs = [
         bool(read(part, level, is_check=check).scalars)
@@ -287,7 +293,8 @@ def test_tensors_of_every_type_have_a_hash(dtype: torch.dtype) -> None:
 
 def test_a_change_of_the_frozen_batch_changes_the_recorded_hash() -> None:
     """The number is the start of the text. Both are computed anew at each run."""
-    part = ProbeBatch(nn.Linear(6, 5), torch.randn(8, 6))
+    model = nn.Linear(6, 5)
+    part = ProbeBatch(model, torch.randn(8, 6))
     first, same = read(part), read(part)
     assert part._batch is not None
     part._batch.content[0, 0] += 1  # As broken memory would.
@@ -303,17 +310,17 @@ def test_neither_the_loop_nor_the_model_can_change_the_frozen_batch() -> None:
     """The loop keeps its tensors, and the model gets copies."""
 
     class Clobbering(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input.zero_())
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs.zero_())
 
-    given = torch.randn(8, 6)
-    part = ProbeBatch(Clobbering(6, 5), given)
+    model, given = Clobbering(6, 5), torch.randn(8, 6)
+    part = ProbeBatch(model, given)
 
     first = read(part)
     given.zero_()
     second = read(part)
 
-    assert first.texts == second.texts
+    assert first.texts == second.texts != {}
 
 
 @pytest.mark.parametrize(
@@ -356,7 +363,7 @@ def test_a_training_with_the_probe_batch_equals_one_without_to_the_bit() -> None
         return lambda: values(read(part, DEBUG))["Probes/fixed_probe_loss"]
 
     weights, drawn = train(probing)
-    expected_weights, expected_drawn = train(lambda model: lambda: None)
+    expected_weights, expected_drawn = train(lambda _: lambda: None)
 
     assert drawn == expected_drawn
     assert all(torch.equal(weights[name], value) for name, value in expected_weights.items())
@@ -371,7 +378,7 @@ def test_modes_gradients_and_buffers_are_as_they_were_even_after_a_failure() -> 
     buffers = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
 
     for inputs in (torch.randn(8, 6), torch.randn(8, 3)):
-        read(ProbeBatch(model, inputs))
+        probed(model, inputs)
 
     assert [module.training for module in model.modules()] == modes
     assert {name: (buffer, buffer._version) for name, buffer in model.named_buffers()} == buffers
@@ -382,10 +389,10 @@ def test_modes_gradients_and_buffers_are_as_they_were_even_after_a_failure() -> 
 def test_autocast_of_the_loop_does_not_reach_the_probe() -> None:
     """The loss is computed in the types of the weights."""
     model = LanguageModel()
-    expected = values(read(ProbeBatch(model, IDS)))
+    expected = values(probed(model, IDS))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = values(read(ProbeBatch(model, IDS)))
+        got = values(probed(model, IDS))
 
     assert got == expected
 
@@ -394,12 +401,13 @@ def test_random_numbers_of_a_model_in_evaluation_are_the_same_in_each_run() -> N
     """Runs of unchanged weights are equal."""
 
     class Noisy(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input) + torch.randn(5)
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) + torch.randn(5)
 
-    part = ProbeBatch(Noisy(6, 5), torch.randn(8, 6))
+    model = Noisy(6, 5)
+    part = ProbeBatch(model, torch.randn(8, 6))
 
-    assert values(read(part)) == values(read(part))
+    assert values(read(part)) == values(read(part)) != {}
 
 
 # --- failures and wrappers --------------------------------------------------------------------------------------------
@@ -407,7 +415,8 @@ def test_random_numbers_of_a_model_in_evaluation_are_the_same_in_each_run() -> N
 
 def test_a_failure_is_said_once_and_ends_the_probes_of_the_batch(caplog: pytest.LogCaptureFixture) -> None:
     """The training never sees it."""
-    part = ProbeBatch(nn.Linear(6, 5), torch.randn(8, 3))
+    model = nn.Linear(6, 5)
+    part = ProbeBatch(model, torch.randn(8, 3))
 
     first, second = read(part), read(part)
 
@@ -438,7 +447,7 @@ def test_the_run_is_paused_for_those_who_count() -> None:
 
     model = nn.Linear(6, 5)
     model.register_forward_hook(lambda *_: seen.append("forward"))
-    read(ProbeBatch(model, torch.randn(8, 6), paused=Paused))
+    probed(model, torch.randn(8, 6), paused=Paused)
 
     assert seen == ["paused", "forward", "counting"]
 
@@ -447,7 +456,7 @@ def test_a_compiled_model_runs_eagerly_and_is_not_compiled_anew() -> None:
     """The compiler sees the training's forward passes only."""
     graphs: list[object] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph: Any, _: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
@@ -456,7 +465,7 @@ def test_a_compiled_model_runs_eagerly_and_is_not_compiled_anew() -> None:
     for model in (torch.compile(whole, backend=backend), part_of_it):
         model(torch.randn(8, 6)).sum().backward()
         compiled = len(graphs)
-        assert "Probes/logit_entropy" in values(read(ProbeBatch(model, torch.randn(8, 6))))
+        assert "Probes/logit_entropy" in values(probed(model, torch.randn(8, 6)))
 
         assert len(graphs) == compiled > 0
 
@@ -469,7 +478,7 @@ def test_the_module_inside_ddp_runs_alone(tmp_path: Any) -> None:
         seen: list[object] = []
         model.register_forward_pre_hook(lambda *_: seen.append(1))
 
-        readings = read(ProbeBatch(model, torch.randn(8, 6)))
+        readings = probed(model, torch.randn(8, 6))
     finally:
         torch.distributed.destroy_process_group()
 
