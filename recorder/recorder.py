@@ -38,6 +38,7 @@ from .disabled import disable
 from .late_values import VALUE_LAG
 from .live_attempt import LiveAttempt, RecorderSettings
 from .opening import open_run
+from .probes.emission import NO_EMISSION, Emission
 from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
@@ -278,27 +279,19 @@ class Recorder:
         if operations is not None:
             operations.begin_update()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
-        attrs = {} if is_applied else {APPLIED: False}
-        bundles = []
-        if self._watches:
-            live.tape.expect_probes(are_due=False)
-            for watch in self._watches:
-                numbers, probed, texts, bundle = watch.take()
-                scalars, vectors = {**numbers, **scalars}, {**probed, **(vectors or {})}
-                attrs |= texts
-                bundles += [] if bundle is None else [bundle]
+        emission = self._take_emission() if self._watches else NO_EMISSION
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            scalars,
+            {**emission.numbers, **scalars},
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs=attrs,
+            attrs={**emission.texts, **({} if is_applied else {APPLIED: False})},
             samples=_NOTHING if samples is None and sample_ids is None else given,
-            vectors=vectors,
+            vectors={**emission.vectors, **(vectors or {})} if emission.vectors else vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
-            bundles=bundles,
+            bundles=emission.bundles,
         )
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
@@ -745,6 +738,11 @@ class Recorder:
         operations = self._live.operate(self._handlers)
         self._handlers = operations.handlers
         return operations
+
+    def _take_emission(self) -> Emission:
+        """Return the values that watches add to the update that has just ended."""
+        self._live.tape.expect_probes(are_due=False)
+        return Emission.joined(watch.take() for watch in self._watches)
 
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -319,8 +318,9 @@ class Tape:
         may_be_late = kind in _MAY_BE_LATE and not awaits
         given = values_by_name(kind, metrics, scalars, self._warnings)
         if bundles and not may_be_late:
-            arrived = [bundle.derive(start_copy(bundle.tensors).wait()) for bundle in bundles]
-            given, bundles = functools.reduce(operator.or_, arrived) | {**given}, ()
+            for bundle in bundles:
+                given = {**bundle.derive(start_copy(bundle.tensors).wait()), **given}
+            bundles = ()
         payload = payload_of(given, attrs, reads_devices=not may_be_late)
         self._warnings.values(kind, payload)
         fit = fitting_vectors(vectors, self._object_to)

@@ -147,8 +147,8 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "LR",
         "learning rate",
-        "rate of the first parameter group with which the update trained; also at an update at which it differs by more "
-        "than a tenth from that of the update before",
+        "rate of the first parameter group with which the update trained; also at an update at which it differs by "
+        "more than a tenth from that of the update before",
         level="minimal",
         needs="`optimizer`",
     ),

@@ -17,6 +17,7 @@ import pytest
 import torch
 from probed_models import ResidualModel, arrays, expected_numbers, gradients
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.rules.metric_catalogue import entry_of
@@ -169,6 +170,65 @@ def clip_twice_iterated(parameters: Iterable[nn.Parameter], clip_norm: float) ->
     for each in parameters:
         if each.grad is not None:
             each.grad.mul_(min(1.0, clip_norm / float(norm)))
+
+
+class HostReads(TorchDispatchMode):
+    """Counts operations that read a tensor's value on the host: on a GPU each would wait for the device."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "bincount", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__.split(".")[-1] in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+def host_reads(folder: Path, **watched: Any) -> int:
+    """Return the reads of a training of twelve updates, with a watch if it has arguments."""
+    torch.manual_seed(0)
+    model = ResidualModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(folder, strict=True) as rec:
+        if watched:
+            rec.watch(model, optimizer, budget=None, **watched)
+        with HostReads() as reads:
+            for step in range(12):
+                optimizer.zero_grad()
+                loss = model(batch(step)).square().mean()
+                loss.backward()
+                optimizer.step()
+                rec.step(loss=loss.detach().item())  # The loop's own read.
+    return reads.count
+
+
+@pytest.mark.parametrize("level", ["minimal", "standard", "debug"])
+def test_probes_read_no_tensor_on_the_host(level: str, tmp_path: Path) -> None:
+    """Neither silent updates nor emissions add an operation that would wait for a device."""
+    assert host_reads(tmp_path, level=level, every=5, check_every=10) == 12
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_silent_updates_never_wait(tmp_path: Path) -> None:
+    """With torch's synchronisation as an error, silent updates pass, and their losses arrive later."""
+    model = ResidualModel().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, every=100, budget=None)
+        given = batch(0).cuda()
+        for step in range(30):
+            if step == 5:
+                torch.cuda.set_sync_debug_mode("error")
+            optimizer.zero_grad()
+            loss = model(given).square().mean()
+            loss.backward()
+            optimizer.step()
+            rec.step(loss=loss)
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert [event.step for event in emissions(rec.folder)] == [1]
 
 
 def test_a_clip_that_does_nothing_shows(tmp_path: Path) -> None:
@@ -520,7 +580,8 @@ def test_a_rule_raises_the_level(tmp_path: Path) -> None:
     """``detail.set`` is carried out by the watch at the next update, with a receipt."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
-        "controllers:\n- {name: look, triggers: [on_step_end], rule: step == 4, once: true, operations: [detail.set(2)]}\n"
+        "controllers:\n"
+        "- {name: look, triggers: [on_step_end], rule: step == 4, once: true, operations: [detail.set(2)]}\n"
     )
     model = ResidualModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -83,10 +83,11 @@ class TensorProbe:
             handle.remove()
         self._handles = []
 
-    def _follow_output(self, module: nn.Module, arguments: Any, output: Any) -> None:
+    def _follow_output(self, *given: Any) -> None:
+        *_, output = given
         for tensor in _tensors(output)[:_MOST_OUTPUTS]:
             if tensor.requires_grad:
-                tensor.register_hook(Hook(self._begin_backward))
+                tensor.register_hook(Hook(self._begin_backward))  # type: ignore[no-untyped-call]
 
     def _begin_backward(self, *_: Any) -> None:
         """Have the gradients measured once this backward pass is over, and once more is queued behind it."""

@@ -1,4 +1,4 @@
-"""Defines ``Watch``, the handle of ``rec.watch``: it decides which updates emit, and hands their values to the recorder.
+"""Defines ``Watch``, the handle of ``rec.watch``: it decides which updates emit, and collects their values.
 
 Hooks on the model and its optimizers in; the metrics of the catalogue out, as part of the next step's event.
 """
@@ -27,10 +27,12 @@ from .activations import Activations
 from .attention import AttentionScores
 from .budget import Budget
 from .data_and_time import DataAndTime
+from .emission import NO_EMISSION, Emission
 from .hooks import Hook
 from .memory import Memory
 from .part import Part, Readings
 from .probe_batch import ProbeBatch
+from .step_times import Totals
 from .structure import Structure, innermost_module, structure_of
 from .tensors import TensorProbe, Watched
 
@@ -45,25 +47,6 @@ _Item = TypeVar("_Item")
 
 #: A change of the learning rate from one update to the next that is recorded on any update, as a share of the greater.
 _JUMP: Final = 0.1
-
-
-class Emission(NamedTuple):
-    """The values that probes add to one event.
-
-    Attributes:
-        numbers: Metrics on the host.
-        vectors: Vectors by name.
-        texts: Attributes of the event.
-        bundle: Metrics on a device; None without any.
-    """
-
-    numbers: Mapping[str, float] = {}
-    vectors: Mapping[str, Any] = {}
-    texts: Mapping[str, str] = {}
-    bundle: Bundle | None = None
-
-
-NO_EMISSION: Final = Emission()
 
 
 class WatchOptions(NamedTuple):
@@ -118,7 +101,8 @@ class Watch:
         self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
         self._rate = self._rate_before = math.nan
         self._has_jumped = self._has_seen_forward = self._is_early = self.is_closed = False
-        self._ended_ns = self._took_at = 0
+        self._ended: tuple[int, Totals] | None = None
+        self._took_at, self._excluded_at = 0, Hook.spent_ns
         self._since: tuple[int, int, int] | None = None
         self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
         self._parts += [self._data, Memory(model)]
@@ -213,19 +197,27 @@ class Watch:
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         with self._guard("the optimizer's step"):
-            self._ended_ns = time.monotonic_ns()
             if self._tensors is not None:
                 self._tensors.after_update(optimizer)
-            elif not self._has_seen_forward:  # The loop calls parts of the model, or a compiled one.
+                self._exclude(Hook.spent_ns)
+            self._ended = time.monotonic_ns(), self._data.totals()
+            if (
+                self._tensors is None and not self._has_seen_forward
+            ):  # The loop calls parts of the model, or a compiled one.
                 self._arm_if_due(self._live().position.step + 2)
                 self._is_early = self._readings is not None
             self._has_seen_forward = False
 
     def _begin_update(self, step: int) -> None:
         self._seen_step = step
-        if self._ended_ns:
-            self._data.end_update(self._ended_ns)
-            self._ended_ns = 0
+        if self._ended is not None:
+            self._data.end_update(*self._ended)
+            self._ended = None
+
+    def _exclude(self, spent_ns: int) -> None:
+        """Leave the time of probes out of the update in which it passed."""
+        self._data.exclude(spent_ns - self._excluded_at)
+        self._excluded_at = spent_ns
 
     def _arm_if_due(self, number: int) -> None:
         """Attach the hooks of an emission, if the update of this number emits."""
@@ -279,15 +271,17 @@ class Watch:
         emission, self._took_at = NO_EMISSION, time.perf_counter_ns()
         with self._guard("the end of an update"):
             emission = self._emission()
+            if emission.numbers and not self.is_closed:
+                self._data.exclude(time.perf_counter_ns() - self._took_at)
         self._has_jumped = False
         return emission
 
     def take_evaluation(self) -> Mapping[str, Any]:
         """Return the metrics of the evaluation that has just ended."""
-        values: Mapping[str, Any] = {}
+        read: Mapping[str, Any] = {}
         with self._guard("an evaluation"):
-            values = self._named(self._data.read_evaluation())
-        return values
+            read = self._data.read_evaluation()
+        return self._named(read)
 
     def _emission(self) -> Emission:
         rates = {"LR": self._rate, "LR/previous": self._rate_before} if self._has_jumped else {}
@@ -310,7 +304,8 @@ class Watch:
             numbers |= bundle.derive(bundle.tensors)
             bundle = None
         self._miss(readings.absent)
-        return Emission(self._named(numbers), self._named(readings.vectors), readings.texts, self._prefixed(bundle))
+        bundles = () if bundle is None else (self._prefixed(bundle),)
+        return Emission(self._named(numbers), self._named(readings.vectors), readings.texts, bundles)
 
     def _settle_cost(self, readings: Readings) -> None:
         """Compare the cost of this emission with the time since the one before, and lengthen the cadence if needed."""
@@ -350,8 +345,8 @@ class Watch:
     def _named(self, values: Mapping[str, _Item]) -> Mapping[str, _Item]:
         return {self.prefix + name: value for name, value in values.items()} if self.prefix else values
 
-    def _prefixed(self, bundle: Bundle | None) -> Bundle | None:
-        if bundle is None or not self.prefix:
+    def _prefixed(self, bundle: Bundle) -> Bundle:
+        if not self.prefix:
             return bundle
         derive = bundle.derive
         names = tuple(self.prefix + name for name in bundle.names)
