@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class Hook:
     """Calls a bound method as a hook, as long as its object lives. A pickle or a copy of the model holds a no-op.
@@ -20,7 +22,12 @@ class Hook:
         self._bound = bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call the method. The hook's own result is None, so that it changes nothing."""
+        """Call the method. The hook's own result is None, so that it changes nothing.
+
+        ``torch.compile`` traces a hook that is attached inside of its region, and cannot trace a weak reference.
+        """
+        if torch.compiler.is_compiling():
+            return
         method = self._method()
         if method is not None:
             method(*self._bound, *args, **kwargs)
