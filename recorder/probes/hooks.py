@@ -30,8 +30,13 @@ class Hook:
         self._bound = bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Call the method. The hook's own result is None, so that it changes nothing."""
-        if torch.compiler.is_compiling() or (method := self._method()) is None:
+        """Call the method. The hook's own result is None, so that it changes nothing.
+
+        ``torch.compile`` traces a hook that is attached inside of its region, and cannot trace a weak reference.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if (method := self._method()) is None:
             return
         begun_ns = time.perf_counter_ns()
         try:
