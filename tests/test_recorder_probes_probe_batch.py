@@ -40,7 +40,7 @@ class LanguageModel(nn.Module):
 class LossModel(LanguageModel):
     """Returns an object with its own loss, as models of transformers do."""
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
         """Return logits, and the loss 7 if there are labels."""
         loss = None if labels is None else torch.tensor(7.0)
         return SimpleNamespace(logits=super().forward(input_ids), loss=loss)
@@ -79,7 +79,7 @@ def probed(model: nn.Module, batch: Any, **options: Any) -> Readings:
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return probabilities over the last axis, in 64 bits."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)
+    return np.asarray(shifted / shifted.sum(-1, keepdims=True))
 
 
 def evaluated(model: nn.Module, *inputs: Tensor) -> np.ndarray:
@@ -185,7 +185,7 @@ def test_probe_loss_computes_what_the_loop_calls_its_loss() -> None:
     """It gets the model in evaluation mode and the batch, and may return logits, too."""
     model = nn.Linear(6, 5)
 
-    def squared(model: nn.Module, batch: Any) -> Tensor:
+    def squared(model: nn.Module, batch: Any) -> Any:
         assert not model.training
         assert not torch.is_grad_enabled()
         return model(batch["x"]).square().mean()
@@ -348,7 +348,8 @@ def train(after_update: Callable[[nn.Module], Callable[[], object]]) -> tuple[di
     probe = after_update(model)
     for _ in range(2):
         for inputs, targets in loader:
-            nn.functional.cross_entropy(model(inputs), targets).backward()
+            loss: Tensor = nn.functional.cross_entropy(model(inputs), targets)
+            torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             probe()
@@ -460,9 +461,9 @@ def test_a_compiled_model_runs_eagerly_and_is_not_compiled_anew() -> None:
         graphs.append(graph)
         return graph.forward
 
-    whole, part_of_it = nn.Linear(6, 5), nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 5))
-    part_of_it[0].compile(backend=backend)
-    for model in (torch.compile(whole, backend=backend), part_of_it):
+    compiled_models: list[Any] = [torch.compile(nn.Linear(6, 5), backend=backend), nn.Sequential(nn.Linear(6, 5))]
+    compiled_models[1][0] = torch.compile(compiled_models[1][0], backend=backend)
+    for model in compiled_models:
         model(torch.randn(8, 6)).sum().backward()
         compiled = len(graphs)
         assert "Probes/logit_entropy" in values(probed(model, torch.randn(8, 6)))

@@ -110,8 +110,7 @@ def _find_labels(named: Mapping[str, Any], ids: Tensor | None) -> Tensor | None:
     if ids is None:
         return None
     for name, value in named.items():
-        is_like_ids = value is not ids and _has_index_type(value) and value.shape == ids.shape
-        if is_like_ids and not _matches(_NOT_LABELS, name):
+        if _has_index_type(value) and value.shape == ids.shape and value is not ids and not _matches(_NOT_LABELS, name):
             return value
     return None
 

@@ -75,12 +75,15 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, is_shifted: bool, class_co
 
 def last_log_probabilities(logits: Tensor) -> Tensor:
     """Return the log-probabilities at the last position, in 32 bits. Shape (n, classes)."""
-    return functional.log_softmax((logits[:, -1] if logits.dim() == 3 else logits).float(), -1)
+    last = logits[:, -1] if logits.dim() == 3 else logits
+    log_p: Tensor = functional.log_softmax(last.float(), -1)
+    return log_p
 
 
 def entropy(log_p: Tensor) -> Tensor:
     """Return the mean entropy of rows of log-probabilities, in nats."""
-    return torch.special.entr(log_p.exp()).sum(-1).mean()
+    rows: Tensor = torch.special.entr(log_p.exp()).sum(-1)
+    return rows.mean()
 
 
 def top_mass(log_p: Tensor) -> tuple[int, Tensor]:

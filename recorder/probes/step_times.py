@@ -28,7 +28,7 @@ class Totals(NamedTuple):
         return self.spans_ns + self.probes_ns
 
 
-class Mark(NamedTuple):
+class Moment(NamedTuple):
     """A moment, with the totals at that moment."""
 
     now_ns: int
@@ -63,9 +63,9 @@ class StepTimes:
         self._spans_ns = spans_ns
         self._probes_ns = self._waited_ns = 0
         self._is_measured = False
-        self._ended: Mark | None = None
-        self._forward: Mark | None = None
-        self._evaluation: Mark | None = None
+        self._ended: Moment | None = None
+        self._forward: Moment | None = None
+        self._evaluation: Moment | None = None
         self._sums = UpdateTimes()
 
     def totals(self) -> Totals:
@@ -90,14 +90,14 @@ class StepTimes:
         """Note a forward pass in training. The first one of an update ends its wait."""
         if self._forward is not None:
             return
-        self._forward = Mark(now_ns, self.totals())
+        self._forward = Moment(now_ns, self.totals())
         if self._has_unknown_gap(self._forward):
             self._ended = None
 
     def evaluate(self, now_ns: int) -> None:
         """Note a forward pass in evaluation mode."""
         if self._evaluation is None:
-            self._evaluation = Mark(now_ns, self.totals())
+            self._evaluation = Moment(now_ns, self.totals())
 
     def end_update(self, now_ns: int, totals: Totals | None = None) -> None:
         """Add up an update.
@@ -106,7 +106,7 @@ class StepTimes:
             now_ns: When it ended.
             totals: The totals of that moment; None for those of now.
         """
-        end = Mark(now_ns, self.totals() if totals is None else totals)
+        end = Moment(now_ns, self.totals() if totals is None else totals)
         begin = self._forward if self._ended is None else self._ended
         if begin is not None:
             elapsed = _between(begin, end)
@@ -122,16 +122,16 @@ class StepTimes:
         sums, self._sums = self._sums, UpdateTimes()
         return sums
 
-    def _wait_ns(self, begin: Mark, end: Mark) -> int | None:
+    def _wait_ns(self, begin: Moment, end: Moment) -> int | None:
         if self._is_measured:
             return end.totals.waited_ns - begin.totals.waited_ns
         return None if self._forward is None else _between(begin, self._forward)
 
-    def _has_unknown_gap(self, forward: Mark) -> bool:
+    def _has_unknown_gap(self, forward: Moment) -> bool:
         """Whether an evaluation before this forward pass is not inside a span. A span would have grown meanwhile."""
         evaluation, self._evaluation = self._evaluation, None
         return evaluation is not None and evaluation.totals.spans_ns == forward.totals.spans_ns
 
 
-def _between(begin: Mark, end: Mark) -> int:
+def _between(begin: Moment, end: Moment) -> int:
     return max(0, end.now_ns - begin.now_ns - (end.totals.excluded_ns - begin.totals.excluded_ns))
