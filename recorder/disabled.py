@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ..store.errors import TelemetryError
 from ..store.reading.tally import ProgressCounts
@@ -15,6 +15,23 @@ from .control import Control
 #: The environment variable that disables recorders, as ``mode=`` does, and the value that does.
 MODE_VARIABLE: Final = "STEPTAPE_MODE"
 _DISABLED: Final = "disabled"
+
+
+class DisabledSpan:
+    """A span that records nothing."""
+
+    def trace(self, path: Any) -> None:
+        """Ignore the path of a trace."""
+
+    def export_to(self, path: str | os.PathLike[str]) -> Callable[[Any], None]:
+        """Return an ``on_trace_ready`` that only writes the trace."""
+        return lambda profiler: profiler.export_chrome_trace(os.fspath(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Disabled:
@@ -39,6 +56,10 @@ class Disabled:
     def learning_rate(self, *_: Any) -> Callable[[float], float]:
         """Return what leaves every rate as it is."""
         return float
+
+    def span(self, *_: Any, **__: Any) -> DisabledSpan:
+        """Return a span that records nothing."""
+        return DisabledSpan()
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return nothing: there is no run to resume."""
