@@ -40,6 +40,23 @@ class DisabledWatch:
         pass
 
 
+class DisabledSpan:
+    """A span that records nothing."""
+
+    def trace(self, path: Any) -> None:
+        """Ignore the path of a trace."""
+
+    def export_to(self, path: str | os.PathLike[str]) -> Callable[[Any], None]:
+        """Return an ``on_trace_ready`` that only writes the trace."""
+        return lambda profiler: profiler.export_chrome_trace(os.fspath(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class Disabled:
     """The methods of a recorder without a run: it writes nothing and asks for nothing, and takes every call.
 
@@ -66,6 +83,10 @@ class Disabled:
     def watch(self, *_: Any, **__: Any) -> DisabledWatch:
         """Return what watches nothing."""
         return DisabledWatch()
+
+    def span(self, *_: Any, **__: Any) -> DisabledSpan:
+        """Return a span that records nothing."""
+        return DisabledSpan()
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return nothing: there is no run to resume."""

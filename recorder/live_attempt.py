@@ -35,6 +35,7 @@ from .ranks.rank import Rank
 from .requests import Requests
 from .resume_point import Opening
 from .run_document import RunDocument
+from .spans import Spans
 from .tape import Tape
 from .values import as_text
 
@@ -87,6 +88,7 @@ class LiveAttempt:
         control: The flags that the loop reads.
         on_released: Called after its end.
         handlers: What the loop carries out; None if it has not said so yet.
+        spans: The spans of its recorder.
 
     Attributes:
         position: The position of the loop.
@@ -96,6 +98,7 @@ class LiveAttempt:
         operations: The operations with arguments; None if neither the rules nor the loop knows any.
         warnings: The warnings about calls.
         tape: The journal.
+        spans: Times the phases of the loop.
         is_closed: Whether it has ended, or is ending.
         pid: The process that records it. Forked children do not.
 
@@ -110,7 +113,10 @@ class LiveAttempt:
         control: Control,
         on_released: Callable[[], None],
         handlers: Handlers | None = None,
+        *,
+        spans: Spans,
     ) -> None:
+        self.spans = spans
         self._settings, self._control, self._on_released = settings, control, on_released
         rank, attempt = settings.rank, opening.info.last
         self.pid, self.is_closed, self._is_over = os.getpid(), False, False
@@ -205,6 +211,12 @@ class LiveAttempt:
             kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs, vectors=vectors
         )
         self.apply(outcomes)
+
+    def emit_own(self, kind: str, metrics: Mapping[str, float], attrs: dict[str, Any]) -> None:
+        """Record an event of the recorder's own making at the loop's position, and apply what rules decide."""
+        if not self.has_ended():
+            step = self.position.step
+            self.apply(self.tape.record_own(kind, metrics, attrs, step=step, epoch=self.position.epoch_at(step)))
 
     def has_ended(self) -> bool:
         """Whether the run has ended, so that a call records nothing. The first such call is warned of."""

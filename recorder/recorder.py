@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
-from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.reading.tally import ProgressCounts
 from .arguments import (
@@ -43,6 +43,7 @@ from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
 from .resume_point import Opening, ResumePoint, place_in
+from .spans import Span, Spans
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class Recorder:
         )
         self._store, self._policy, self.control = folder, policy, Control()
         self._handlers: Handlers | None = None
+        self._spans = Spans()
         self._quick_step: Callable[..., Control] | None = None
         self._watches: list[Watch] = []
         if isinstance(resume, Mapping) and not resume:
@@ -420,6 +422,25 @@ class Recorder:
         if self._live.operations is not None:
             self._live.operations.note_save(name)
         return self.control
+
+    def span(self, name: str, *, profiler: Any = None) -> Span:
+        """Time a phase of the loop, such as an evaluation, and record it when the block ends.
+
+            with rec.span("eval"):
+                evaluate(model)
+
+        The ``span`` event has the metric ``Time/eval_seconds``, and how the block ended: ``failed`` names the class of
+        the exception that left it. A span "checkpoint" also records ``Checkpoint/ok``, 1 or 0. Spans may be nested, and
+        threads may have their own. A process that dies within a span records none.
+
+        Args:
+            name: A short text without a slash. Each name is a metric, so name phases and not their repetitions.
+            profiler: A running ``torch.profiler.profile``: its trace gets a range of this name.
+
+        Returns:
+            The span. Its ``trace(path)`` links a trace, and its ``export_to(path)`` is an ``on_trace_ready``.
+        """
+        return Span(self._spans.accepted(name, self._live.warnings), self._spans, self._current, profiler)
 
     def at(self, step: int) -> None:
         """Move to a step that no ``step`` call counts, for values that come with a step of their own. Never backwards.
@@ -653,7 +674,7 @@ class Recorder:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
         live, own = self._live, self._settings
-        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN}:
+        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN, SPAN, SYSTEM}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if live.document.info.last.parent is not None:
@@ -731,6 +752,10 @@ class Recorder:
     ) -> None:
         self._live.leave(error)
 
+    def _current(self) -> LiveAttempt:
+        """Return the attempt that is recorded now. A rollback begins another."""
+        return self._live
+
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
         if self.__dict__.get("step") is self._quick_step:
@@ -773,7 +798,7 @@ class Recorder:
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
         own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
-        self._live = live = LiveAttempt(*own, self._handlers)
+        self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans)
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything
