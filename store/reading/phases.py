@@ -86,7 +86,11 @@ class TimeSpent:
 
 def time_spent(snapshot: Snapshot) -> TimeSpent:
     """Return the phases of the deciding rank's effective events; none for a run without spans."""
-    names = {found[1]: column for metric, column in snapshot.columns.by_metric.items() if (found := _METRIC.fullmatch(metric))}
+    names = {
+        found[1]: column
+        for metric, column in snapshot.columns.by_metric.items()
+        if (found := _METRIC.fullmatch(metric))
+    }
     if not names:
         return TimeSpent(0.0, (), ())
     wanted = ("kind", "elapsed_ns", "attrs", *PLACE, *names.values())
@@ -123,7 +127,9 @@ def own_seconds(spans: Sequence[Span]) -> dict[str, float]:
 
 def _spans(rows: pa.Table, names: Mapping[str, str]) -> Iterator[Span]:
     attrs = [decoded_attrs(text) if text else {} for text in rows["attrs"].to_pylist()]
-    places = list(zip(rows["step"].to_pylist(), rows["elapsed_ns"].to_pylist(), rows["ended_s"].to_pylist(), strict=True))
+    places = list(
+        zip(rows["step"].to_pylist(), rows["elapsed_ns"].to_pylist(), rows["ended_s"].to_pylist(), strict=True)
+    )
     seconds = {name: rows[column].to_pylist() for name, column in names.items()}
     for row, (step, elapsed_ns, ended_s) in enumerate(places):
         began_ns, trace = attrs[row].get("began_ns"), attrs[row].get("trace")

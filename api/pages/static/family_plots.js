@@ -13,6 +13,9 @@ const MOST = 800;
 /** Members whose lines are as wide as that of a single series; of more, lines are thin. */
 const WIDE = 16;
 
+/** Values of a line that has a dot at each. */
+const DOTTED = 12;
+
 /** Labels of the members on the axis of a heat map. */
 const LABELS = 8;
 
@@ -40,7 +43,7 @@ export function linesOf(members) {
   return members.map((member, index) => {
     const line = lineOf(member.item, { name: nameOf(member), colour: between(colours("--depth"), places[index]), width });
     const isTime = member.item.axis === "elapsed";
-    return { ...line, hovertemplate: `${plain(nameOf(member))}: %{y:.5g}<br>${isTime ? "%{text}, " : ""}step %{customdata:,d}<extra></extra>` };
+    return { ...line, mode: member.item.x.length <= DOTTED ? "lines+markers" : "lines", hovertemplate: `${plain(nameOf(member))}: %{y:.5g}<br>${isTime ? "%{text}, " : ""}step %{customdata:,d}<extra></extra>` };
   });
 }
 

@@ -233,8 +233,8 @@ export function drawHeat(div, traces, { axis = "step", height = 230, yaxis = {},
   const span = ends(traces.filter((trace) => trace.type === "heatmap"), axis);
   const ticks = axis === "elapsed" ? timeTicks(div, span, uirevision) : {};
   return render(div, traces, layoutOf({
-    xaxis: { ...span, ...ticks },
-    yaxis: { fixedrange: true, showgrid: false, ...yaxis },
+    xaxis: { ticks: "", showspikes: false, ...span, ...ticks },
+    yaxis: { fixedrange: true, showgrid: false, ticks: "", ...yaxis },
     yaxis2: MARKS_AXIS,
     axis, height, hover: "closest", uirevision,
   }));
