@@ -126,6 +126,7 @@ PUBLIC: dict[str, set[str]] = {
         "reading/deletion",
         "reading/diagnosis",
         "reading/folder_content",
+        "reading/phases",
         "reading/row_places",
         "reading/snapshot",
         "reading/snapshot_parts",
