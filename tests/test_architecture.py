@@ -68,6 +68,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
     "replay": {
         "runs": {"."},
         "policies": {".", "runs"},
+        "health": {".", "policies", "runs"},
         "backtests": {".", "policies", "runs"},
         "sweeps": {".", "runs"},
         "reports": {".", "backtests", "policies", "runs"},
@@ -212,6 +213,7 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
+        "health/health",
         "policies/expert_accounts",
         "policies/findings_on_runs",
         "policies/learning_rates",
