@@ -14,7 +14,7 @@ from served_page import record_phases, serving
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run
-from steptape.store.reading.phases import Span, own_seconds, time_spent
+from steptape.store.reading.phases import PhaseSpan, own_seconds, time_spent
 
 BLOCKS = 96
 
@@ -80,13 +80,13 @@ def test_vectors_are_read_by_sql_with_quotes_in_their_names(client: httpx.Client
 
 def test_the_time_of_a_span_within_another_counts_once() -> None:
     """It counts for the inner one, whichever order they come in; a span without duration takes nothing."""
-    inner, outer = Span("save", 1, 2.0, 5.0), Span("eval", 1, 0.0, 10.0)
+    inner, outer = PhaseSpan("save", 1, 2.0, 5.0), PhaseSpan("eval", 1, 0.0, 10.0)
 
-    for spans in ([inner, outer], [outer, inner, Span("tick", 1, 4.0, 4.0)]):
+    for spans in ([inner, outer], [outer, inner, PhaseSpan("tick", 1, 4.0, 4.0)]):
         own = own_seconds(spans)
         assert (own["eval"], own["save"], own.get("tick", 0.0)) == (7.0, 3.0, 0.0)
-    assert own_seconds([Span("b", 1, 0.0, 3.0), Span("a", 1, 0.0, 10.0)]) == {"b": 3.0, "a": 7.0}
-    assert own_seconds([Span("a", 1, 0.0, 4.0), Span("b", 1, 2.0, 6.0)]) == {"a": 2.0, "b": 4.0}
+    assert own_seconds([PhaseSpan("b", 1, 0.0, 3.0), PhaseSpan("a", 1, 0.0, 10.0)]) == {"b": 3.0, "a": 7.0}
+    assert own_seconds([PhaseSpan("a", 1, 0.0, 4.0), PhaseSpan("b", 1, 2.0, 6.0)]) == {"a": 2.0, "b": 4.0}
 
 
 def test_a_metric_of_another_kind_of_event_is_no_phase(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ SPAN: Final = "span"
 _METRIC: Final = re.compile(r"Time/([^/]+)_seconds")
 
 
-class Span(NamedTuple):
+class PhaseSpan(NamedTuple):
     """One span of the run.
 
     Attributes:
@@ -81,7 +81,7 @@ class TimeSpent:
 
     elapsed_s: float
     phases: tuple[Phase, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[PhaseSpan, ...]
 
 
 def time_spent(snapshot: Snapshot) -> TimeSpent:
@@ -101,10 +101,10 @@ def time_spent(snapshot: Snapshot) -> TimeSpent:
     return TimeSpent(pc.max(rows["ended_s"]).as_py() or 0.0, _phases(spans), spans)
 
 
-def own_seconds(spans: Sequence[Span]) -> dict[str, float]:
+def own_seconds(spans: Sequence[PhaseSpan]) -> dict[str, float]:
     """Return the seconds of each name, every moment counted once: for the open span that began last.
 
-    >>> own_seconds([Span("eval", 1, 0.0, 10.0), Span("save", 1, 4.0, 7.0)])
+    >>> own_seconds([PhaseSpan("eval", 1, 0.0, 10.0), PhaseSpan("save", 1, 4.0, 7.0)])
     {'eval': 7.0, 'save': 3.0}
     """
     own = dict.fromkeys((span.name for span in spans), 0.0)
@@ -125,7 +125,7 @@ def own_seconds(spans: Sequence[Span]) -> dict[str, float]:
     return own
 
 
-def _spans(rows: pa.Table, names: Mapping[str, str]) -> Iterator[Span]:
+def _spans(rows: pa.Table, names: Mapping[str, str]) -> Iterator[PhaseSpan]:
     attrs = [decoded_attrs(text) if text else {} for text in rows["attrs"].to_pylist()]
     places = list(
         zip(rows["step"].to_pylist(), rows["elapsed_ns"].to_pylist(), rows["ended_s"].to_pylist(), strict=True)
@@ -138,10 +138,10 @@ def _spans(rows: pa.Table, names: Mapping[str, str]) -> Iterator[Span]:
                 continue
             # The clock of `began_ns` is that of `elapsed_ns`: it begins anew with each attempt.
             took_s = (elapsed_ns - began_ns) / 1e9 if isinstance(began_ns, int) else values[row]
-            yield Span(name, step, ended_s - max(took_s, 0.0), ended_s, trace if isinstance(trace, str) else "")
+            yield PhaseSpan(name, step, ended_s - max(took_s, 0.0), ended_s, trace if isinstance(trace, str) else "")
 
 
-def _phases(spans: Sequence[Span]) -> tuple[Phase, ...]:
+def _phases(spans: Sequence[PhaseSpan]) -> tuple[Phase, ...]:
     durations: dict[str, list[float]] = {}
     for span in spans:
         durations.setdefault(span.name, []).append(span.seconds)
