@@ -122,7 +122,7 @@ def metrics() -> str:
     parts = [_METRICS_HEAD]
     for group, entries in groups.items():
         parts.append(f"## {group.capitalize()}\n")
-        parts.append("| metric | meaning | unit | when | level | source | needs |\n| --- | --- | --- | --- | --- | --- | --- |")
+        parts += ["| metric | meaning | unit | when | level | source | needs |", "| --- " * 7 + "|"]
         parts += [_metric(entry) for entry in entries] + [""]
     return "\n".join(parts)
 

@@ -84,7 +84,7 @@ class Spans:
         if len(self._names) == _MOST_NAMES:
             what = f"span: this run has {_MOST_NAMES} names of spans, and each is a metric"
             warnings.object_to(what, got=name, fix="Name phases, not their repetitions")
-        return name
+        return str(name)
 
 
 def _fault_of(name: Any) -> str:

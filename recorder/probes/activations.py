@@ -126,7 +126,8 @@ def root_mean_square(values: Tensor) -> Tensor:
     """
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     rows = torch.linalg.vector_norm(values.reshape(1) if values.dim() == 0 else values, dim=-1, dtype=dtype)
-    return torch.linalg.vector_norm(rows).div(math.sqrt(values.numel()))
+    whole: Tensor = torch.linalg.vector_norm(rows)
+    return whole / math.sqrt(values.numel())
 
 
 def share_above(values: Tensor, threshold: Tensor) -> Tensor:

@@ -144,13 +144,13 @@ def is_measurable(tensor: Tensor) -> bool:
     """Whether a tensor has values of its own that sums and norms can be taken of."""
     if isinstance(tensor, torch.nn.parameter.UninitializedParameter) or tensor.is_meta:
         return False
-    if is_distributed(tensor) and any(placement.is_partial() for placement in tensor.placements):
+    if is_distributed(tensor) and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
         return False
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return the elements that a tensor stores: the values of a sparse one, real and imaginary parts of a complex one."""
+    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one."""
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().values()
     elif tensor.layout is not torch.strided:

@@ -53,17 +53,18 @@ class TensorProbe:
 
     def __init__(self, watched: Watched, readings: Readings) -> None:
         self._watched, self._readings = watched, readings
-        parameters = {name: each for name, each in watched.model.named_parameters() if is_measurable(each)}
+        structure, level = watched.structure, readings.level
+        known = {id(each): name for name, each in structure.parameters.items()} if structure else {}
+        listed = watched.model.named_parameters()
+        parameters = {known.get(id(each), name): each for name, each in listed if is_measurable(each)}
         self._parameters: dict[str, nn.Parameter] = parameters
         self._names = {id(each): name for name, each in parameters.items()}
+        self._detailed = [name for name in structure.parameters_at(level) if name in parameters] if structure else []
         self._measured = Measurements()
         self._handles: list[RemovableHandle] = []
         self._copies: dict[str, Tensor] = {}
         self._rates: dict[str, float] = {}
         self._is_queued = self._is_stepping = self._has_stepped = False
-        self._detailed = [*watched.structure.sentinel_parameters] if watched.structure and readings.level else []
-        if readings.level == _DEBUG:
-            self._detailed = [*parameters]
         self._attach()
 
     # --- hooks --------------------------------------------------------------------------------------------------------
@@ -73,7 +74,8 @@ class TensorProbe:
         begun = Hook(self._begin_backward)
         for parameter in self._parameters.values():
             if parameter.requires_grad and parameter.is_leaf and not is_distributed(parameter):
-                self._handles.append(parameter.register_post_accumulate_grad_hook(begun))
+                handle = parameter.register_post_accumulate_grad_hook(begun)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
         if any(map(is_distributed, self._parameters.values())):
             self._handles.append(self._watched.model.register_forward_hook(Hook(self._follow_output)))
 

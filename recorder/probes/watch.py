@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from ...rules.metric_catalogue import LEVELS
 from ...store.errors import TelemetryError
 from ..late_values import Bundle
-from ..operations.learning_rate import innermost
+from ..operations.learning_rate import innermost as unwrapped
 from ..values import is_distributed
 from .activations import Activations
 from .attention import AttentionScores
@@ -30,10 +30,11 @@ from .data_and_time import DataAndTime
 from .emission import NO_EMISSION, Emission
 from .hooks import Hook
 from .memory import Memory
+from .module_tree import innermost, is_lazy
 from .part import Part, Readings
 from .probe_batch import ProbeBatch
 from .step_times import Totals
-from .structure import Structure, innermost_module, structure_of
+from .structure import Structure, structure_of
 from .tensors import TensorProbe, Watched
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Watch:
         self._tensors: TensorProbe | None = None
         self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
         self._rate = self._rate_before = math.nan
-        self._has_jumped = self._has_seen_forward = self._is_early = self.is_closed = False
+        self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
         self._ended: tuple[int, Totals] | None = None
         self._took_at, self._excluded_at = 0, Hook.spent_ns
         self._since: tuple[int, int, int] | None = None
@@ -180,10 +181,11 @@ class Watch:
 
     def _before_forward(self, module: nn.Module, *_: Any) -> None:
         with self._guard("the model's forward pass"):
-            step, self._has_seen_forward, self._is_early = self._live().position.step, True, False
+            step = self._live().position.step
             if step != self._seen_step:
                 self._begin_update(step)
             if module.training and torch.is_grad_enabled():
+                self._has_seen_forward, self._is_early = True, False
                 self._arm_if_due(step + 1)
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
@@ -232,11 +234,9 @@ class Watch:
         self._armed_at, self._readings = number, Readings(self._level, is_check=is_check)
         if is_check:
             self._checked_at = number
-        inner = innermost_module(model)
-        if self._level and self._structure is None:
-            self._structure = structure_of(model, self._options.sites)
-            own = [Activations(self._structure), AttentionScores(self._structure)]
-            self._parts = [part for part in self._parts if not isinstance(part, (Activations, AttentionScores))] + own
+        inner = innermost(model)
+        if self._level and (self._structure is None or self._has_lazy):
+            self._find_structure(model)
         optimizers = tuple(each for reference in self._optimizers if (each := reference()) is not None)
         self._tensors = TensorProbe(
             Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler), self._readings
@@ -244,6 +244,14 @@ class Watch:
         for part in self._parts:
             part.arm(self._readings)
         self._live().tape.expect_probes(are_due=True)
+
+    def _find_structure(self, model: nn.Module) -> None:
+        """Find what the model is made of. Lazy parameters have no shape yet, so it is found again with the next."""
+        self._has_lazy = any(map(is_lazy, model.parameters()))
+        self._structure = structure_of(model, self._options.sites)
+        others = [part for part in self._parts if not isinstance(part, (Activations, AttentionScores))]
+        self._parts = [*others, Activations(self._structure), AttentionScores(self._structure)]
+        self._miss(self._structure.absent)
 
     def _disarm(self) -> None:
         if self._tensors is not None:
@@ -382,7 +390,7 @@ _NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
 
 
 def _optimizer(given: Any) -> Optimizer:
-    optimizer = innermost(given, "optimizer")
+    optimizer = unwrapped(given, "optimizer")
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise TelemetryError(
             "watch: not an optimizer of PyTorch",

@@ -17,14 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..event_json import decoded_attrs
+from ..events import SPAN
 from ..lineage import DECIDING_RANK
 from .axes import axis_values
 from .snapshot import Snapshot
 from .snapshot_parts import of_rank
 from .timeline import PLACE, effective_lineage, effective_rows
-
-#: The kind of the events that end a span.
-SPAN: Final = "span"
 
 _METRIC: Final = re.compile(r"Time/([^/]+)_seconds")
 
