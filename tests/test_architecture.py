@@ -56,7 +56,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         ".": {"calls", "operations", "probes", "process", "ranks"},
         "calls": {"."},
         "operations": {".", "calls"},
-        "probes": {".", "process"},
+        "probes": {".", "operations", "process"},
         "process": set(),
         "ranks": {".", "calls", "operations"},
     },
