@@ -319,17 +319,17 @@ const lookAround = gathered(async (step, isClick = false) => {
   }
 }, 120);
 
-async function readFragments() {
-  for (const place of document.querySelectorAll("[data-fragment]")) {
-    const answer = await fetch(place.dataset.fragment);
-    if (!answer.ok) {
-      place.replaceChildren(element("p", { class: "faint" }, "The samples could not be read, or not within the server's time limit."));
-      continue;
-    }
-    const part = new DOMParser().parseFromString(await answer.text(), "text/html");
-    place.replaceChildren(...part.body.childNodes);
+async function readFragment(place) {
+  const answer = await fetch(place.dataset.fragment);
+  if (!answer.ok) {
+    place.replaceChildren(element("p", { class: "faint" }, place.dataset.failed));
+    return;
   }
+  const part = new DOMParser().parseFromString(await answer.text(), "text/html");
+  place.replaceChildren(...part.body.childNodes);
 }
+
+const readFragments = () => Promise.all([...document.querySelectorAll("[data-fragment]")].map(readFragment));
 
 // ---- Live ---------------------------------------------------------------------------------------------------------
 
