@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .operations.carrying_out import Operations
     from .operations.handlers import Handlers
+    from .probes.system import SystemSampling
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -89,6 +90,7 @@ class LiveAttempt:
         on_released: Called after its end.
         handlers: What the loop carries out; None if it has not said so yet.
         spans: The spans of its recorder.
+        system: The sampling of the machine that an earlier attempt began; None without any.
 
     Attributes:
         position: The position of the loop.
@@ -99,6 +101,7 @@ class LiveAttempt:
         warnings: The warnings about calls.
         tape: The journal.
         spans: Times the phases of the loop.
+        system: Samples the machine; None if the loop did not ask for it.
         is_closed: Whether it has ended, or is ending.
         pid: The process that records it. Forked children do not.
 
@@ -115,8 +118,9 @@ class LiveAttempt:
         handlers: Handlers | None = None,
         *,
         spans: Spans,
+        system: SystemSampling | None = None,
     ) -> None:
-        self.spans = spans
+        self.spans, self.system = spans, system
         self._settings, self._control, self._on_released = settings, control, on_released
         rank, attempt = settings.rank, opening.info.last
         self.pid, self.is_closed, self._is_over = os.getpid(), False, False
@@ -232,7 +236,20 @@ class LiveAttempt:
                 self.emit("annotation", attrs={"text": failure})
         if self._requests.found:
             self._requests.carry_out()
+        if self.system is not None and self.system.found:
+            self.system.carry_out(self)
         return self._control
+
+    def sample_system(self, every_s: float) -> None:
+        """Let a process sample the machine, at least every so many seconds."""
+        if self.has_ended() or os.getpid() != self.pid:
+            return
+        # Most loops need none of it.
+        from .probes.system import SystemSampling
+
+        if self.system is None:
+            self.system = SystemSampling(self.folder.parent)
+        self.system.start(every_s)
 
     def declare(self, attrs: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Declare a part of the plan, as the attributes of a ``plan`` event, and further hyper-parameters."""
@@ -318,7 +335,7 @@ class LiveAttempt:
                 on_begun_anew=self._begin_anew,
                 tally=self.position.tally,
                 on_moved=self._move,
-                on_looked=self._look if settings.rank.decides else None,
+                on_looked=self._look,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
@@ -354,8 +371,11 @@ class LiveAttempt:
 
     def _look(self) -> None:
         """Look around. The journal calls it about once a second, in the middle of an event."""
-        self._requests.look(self.folder)
-        self.agreement.look()
+        if self._settings.rank.decides:
+            self._requests.look(self.folder)
+            self.agreement.look()
+        if self.system is not None:
+            self.system.look()
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -367,6 +387,8 @@ class LiveAttempt:
         try:
             self.is_closed = True
             self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
+            if self.system is not None:
+                self.system.finish(self)
             if failure is None:
                 counts = dict(self.tape.error_counts)
                 more = {"rule_errors": counts or None, "reason": reason}

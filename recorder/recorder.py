@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -61,6 +62,9 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 #: The operation that sets the level of detail of a watch.
 _DETAIL: Final = "detail.set"
+
+#: The shortest interval between samples of the machine, in seconds: a sample takes about 1 ms of another core.
+LEAST_INTERVAL_S: Final = 0.1
 
 #: The recorders of this process whose runs have not ended, oldest first.
 _OPEN: Final[list[Recorder]] = []
@@ -442,6 +446,23 @@ class Recorder:
         """
         return Span(self._spans.accepted(name, self._live.warnings), self._spans, self._current, profiler)
 
+    def watch_system(self, every_s: float = 15.0) -> None:
+        """Record what the machine does, as ``system`` events: processors, memory, disks, network and GPU.
+
+        Another process takes the samples, and the recorder appends those that have come about once a second, while
+        the loop records. It needs the packages psutil and nvidia-ml-py. A note in the run names the metrics that are
+        absent, and why. Call it on each rank whose machine and GPU count; rules see those of rank 0.
+
+        Args:
+            every_s: Seconds between samples, 0.1 or more. Of several calls the shortest interval counts.
+        """
+        is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
+        if is_number and LEAST_INTERVAL_S <= every_s < math.inf:
+            self._live.sample_system(float(every_s))
+        else:
+            what = f"watch_system: every_s must be a number of seconds, {LEAST_INTERVAL_S:g} or more"
+            self._live.warnings.object_to(what, got=every_s, fix="Write rec.watch_system(every_s=15)")
+
     def at(self, step: int) -> None:
         """Move to a step that no ``step`` call counts, for values that come with a step of their own. Never backwards.
 
@@ -787,6 +808,8 @@ class Recorder:
         except Exception:  # The loop trains on with the checkpoint.
             live.position.step = save.step
             logger.exception("the run cannot be recorded after its rollback to step %d", save.step)
+            if live.system is not None:
+                live.system.close()
             return
         flags = {flag: False for flag in Control.__slots__ if flag != "should_stop"}
         for flag, value in flags.items():
@@ -798,7 +821,8 @@ class Recorder:
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
         own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
-        self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans)
+        system = self._live.system if "_live" in self.__dict__ else None
+        self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans, system=system)
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything

@@ -85,7 +85,7 @@ _HOOKS: Final = "blocks that are found by structure or named by `sites`"
 _TOKENS: Final = "token ids or labels in the model's arguments"
 _BATCH: Final = "`probe_batch`"
 _CUDA: Final = "a CUDA device"
-_NVML: Final = "nvidia-ml-py and an NVIDIA GPU"
+_NVML: Final = "nvidia-ml-py and an NVIDIA GPU; of several visible ones, that with the greatest share of used memory"
 
 _EMA: Final = "ema(loss, 99)"
 
@@ -345,7 +345,7 @@ CATALOGUE: Final = (
     _core("Memory/max_reserved_mb", "memory", "greatest reserved so far", "MiB", _CUDA),
     _core("Memory/reserved_frac", "memory", "reserved / the device's memory", "", _CUDA),
     _core("Memory/total_mb", "memory", "the device's memory", "MiB", _CUDA),
-    _sampled("GPU/utilization", "gpu", "busy share of the sampling interval", "%", _NVML),
+    _sampled("GPU/utilization", "gpu", "busy share of the driver's newest interval, a second or less", "%", _NVML),
     _sampled("GPU/memory_used_mb", "gpu", "used by all processes", "MiB", _NVML),
     _sampled("GPU/memory_used_frac", "gpu", "used / total", "", _NVML),
     _sampled("GPU/temperature_c", "gpu", "temperature", "degrees C", _NVML),

@@ -267,6 +267,8 @@ OWNERS = {
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},
     "d9d": {"integrations/d9d"},
+    "psutil": {"recorder/probes/sampling"},
+    "pynvml": {"recorder/probes/sampling"},
     "polars": {"replay"},
     "anyio": {"api"},
     "fastapi": {"api"},

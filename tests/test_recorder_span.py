@@ -94,9 +94,14 @@ def test_a_span_that_cannot_be_recorded_does_not_replace_the_loops_exception(
 ) -> None:
     """Not even with ``strict``: its own failure is logged."""
     rec = Recorder(tmp_path, strict=True)
-    with pytest.raises(KeyError), rec.span("eval"):
-        rec.close()
-        raise KeyError("of the loop")
+
+    def evaluate() -> None:
+        with rec.span("eval"):
+            rec.close()
+            raise KeyError("of the loop")
+
+    with pytest.raises(KeyError):
+        evaluate()
 
     assert "the span 'eval' could not be recorded" in caplog.text
 
@@ -247,7 +252,7 @@ def test_a_span_around_a_rollback_is_recorded_in_the_attempt_that_follows(tmp_pa
         "operations: ['rollback.to(\"last\")']}\n"
     )
     with Recorder(tmp_path / "runs", rules=rules) as rec:
-        rec.handle("rollback.to", lambda request: None)
+        rec.handle("rollback.to", lambda _: None)
         rec.step(loss=1.0)
         rec.save("one", size_bytes=1)
         with rec.span("phase"):
@@ -327,9 +332,12 @@ def test_a_trace_is_linked_and_has_a_range_of_the_spans_name(tmp_path: Path) -> 
     """``on_trace_ready`` writes it, or the loop does and gives its path."""
     path = tmp_path / "trace.json"
     with Recorder(tmp_path / "runs") as rec:
-        with rec.span("profile") as span, torch.profiler.profile(on_trace_ready=span.export_to(path)) as profiler:
-            with rec.span("inner", profiler=profiler):
-                torch.ones(3).sum()
+        with (
+            rec.span("profile") as span,
+            torch.profiler.profile(on_trace_ready=span.export_to(path)) as profiler,
+            rec.span("inner", profiler=profiler),
+        ):
+            torch.ones(3).sum()
         with rec.span("other") as other:
             other.trace(tmp_path / "other.json")
     linked = {event.attrs["name"]: event.attrs.get("trace") for event in spans(rec.folder)}
