@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...replay.health.health import Health, State, health_of
+from ...replay.health.health import RunHealth, GroupState, health_of
 from ..exit_status import FINDINGS
 from ..lookup import policy_named, run_named
 from ..options import JsonOption, RunArgument, SetOption, StoreOption
@@ -37,12 +37,12 @@ def health(
     raise typer.Exit(FINDINGS if found.state.is_wrong else 0)
 
 
-def _print(found: Health) -> None:
+def _print(found: RunHealth) -> None:
     print_table(("group", "state", "what"), [(group.name, group.state, group.sentence) for group in found.groups])
     for rule in found.diagnoses:
         if rule.state.is_wrong:
             say()
             say(f"{rule.state}: {rule.sentence}")
-    unknown = sum(group.state is State.NOT_EVALUABLE for group in found.groups)
+    unknown = sum(group.state is GroupState.NOT_EVALUABLE for group in found.groups)
     say()
     say(f"{found.name}: {found.state} at step {found.step}, {unknown} of {len(found.groups)} groups not evaluable")

@@ -9,7 +9,7 @@ from typing import Final
 _WARM_UP: Final = 2
 
 
-class Budget:
+class CadenceBudget:
     """The cadence of the probes of a watch that are read together.
 
     Args:

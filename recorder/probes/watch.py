@@ -25,7 +25,7 @@ from ..operations.learning_rate import innermost as unwrapped
 from ..values import is_distributed
 from .activations import Activations
 from .attention import AttentionScores
-from .budget import Budget
+from .budget import CadenceBudget
 from .data_and_time import DataAndTime
 from .emission import NO_EMISSION, Emission
 from .hooks import Hook
@@ -93,7 +93,7 @@ class Watch:
         # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
         is_shared = any(map(is_distributed, model.parameters()))
         share = None if is_shared or options.budget is None else options.budget / 2
-        self._emissions, self._checks = Budget(options.every, share), Budget(options.check_every, share)
+        self._emissions, self._checks = CadenceBudget(options.every, share), CadenceBudget(options.check_every, share)
         self.absent: dict[str, str] = {}
         self._told: set[str] = set()
         self._structure: Structure | None = None
