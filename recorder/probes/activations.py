@@ -126,11 +126,12 @@ def root_mean_square(values: Tensor) -> Tensor:
     """
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     rows = torch.linalg.vector_norm(values.reshape(1) if values.dim() == 0 else values, dim=-1, dtype=dtype)
-    return torch.linalg.vector_norm(rows).div(math.sqrt(values.numel()))
+    norm: Tensor = torch.linalg.vector_norm(rows)
+    return norm / math.sqrt(values.numel())
 
 
-def share_above(values: Tensor, threshold: Tensor) -> Tensor:
-    """Return the share of the elements that exceed a threshold, a tensor with one element."""
-    # A threshold of one dimension keeps its type, where one of none would be rounded to that of the values.
-    above = values.reshape(-1) > threshold.reshape(1)
+def share_above(values: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return the share of the elements that exceed a threshold, which is a number or a tensor with one element."""
+    # A tensor of one dimension keeps its type, where one of none would be rounded to that of the values.
+    above = values.reshape(-1) > (threshold.reshape(1) if isinstance(threshold, Tensor) else threshold)
     return above.sum(dtype=torch.int64).to(torch.float32) / values.numel()

@@ -26,7 +26,8 @@ MASKED_BELOW: Final = -5000.0
 
 _FUSED: Final = (
     "the attention module returns no weights, as with scaled_dot_product_attention; train with "
-    "attn_implementation='eager', or name what outputs the scores in sites={'attention_scores': ...}"
+    "attn_implementation='eager' (and output_attentions=True in transformers 4), or name what outputs the scores in "
+    "sites={'attention_scores': ...}"
 )
 _WEIGHTS_ONLY: Final = "the attention module returns probabilities, not scores"
 _DROPPED: Final = "the attention module returns its weights after dropout or a mask of heads"
@@ -140,11 +141,11 @@ class AttentionScores(ObservingPart):
 
     def _put_scores(self, prefix: str, scores: Tensor) -> None:
         greatest = _precise(scores.amax())
-        # Without any unmasked score there is no greatest one.
-        self._values[f"{prefix}max_attn_logit"] = torch.where(greatest > MASKED_BELOW, greatest, math.nan)
+        # Without any unmasked score there is no greatest one. A tensor made of a number would cost a synchronisation.
+        self._values[f"{prefix}max_attn_logit"] = greatest.masked_fill(greatest < MASKED_BELOW, math.nan)
         if self._level > 1:
-            unmasked = share_above(scores, greatest.new_tensor(MASKED_BELOW))
-            self._values[f"{prefix}frac_logits_gt_tau"] = share_above(scores, greatest.new_tensor(TAU)) / unmasked
+            share = share_above(scores, TAU) / share_above(scores, MASKED_BELOW)
+            self._values[f"{prefix}frac_logits_gt_tau"] = share
 
     def _put_entropy(self, prefix: str, probabilities: Tensor) -> None:
         entropy = torch.special.entr(_precise(probabilities)).sum(dim=-1).mean()
