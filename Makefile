@@ -10,6 +10,7 @@ TRACKERS := .venv-trackers
 LOWEST := .venv-lowest
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
+TYPING := $(VENV)/typing
 SECONDS := .coverage-tests.xml
 ROOMS := store rules recorder importers integrations replay api cli examples
 CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
@@ -24,13 +25,16 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml
+# The rooms under the names that imports have, for tools that read the code without running it.
+$(TYPING): pyproject.toml
+	@rm -rf $@ && mkdir -p $@/steptape
+	@cd $@/steptape && ln -s ../../../steptape/* . && for room in $(ROOMS); do ln -s ../../../$$room $$room; done
+
+$(READY): pyproject.toml | $(TYPING)
 	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; got $$($(PYTHON) --version)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	@rm -rf $(VENV)/typing && mkdir -p $(VENV)/typing/steptape
-	@cd $(VENV)/typing/steptape && ln -s ../../../steptape/* . && for room in $(ROOMS); do ln -s ../../../$$room $$room; done
 	@touch $@
 
 demo: $(READY)  ## Train on real data, backtest rules on it, train again under them, compare
@@ -57,7 +61,7 @@ mutants: $(READY) $(SECONDS)  ## Change the code in 200 places, one at a time, a
 matrix:  ## Run the tests of rules and store on every Python found here, from 3.11 to 3.14
 	TEST_PROCESSES=$(TEST_PROCESSES) bash tests/matrix.sh
 
-lowest: $(LOWEST)/.ready  ## Run the tests with the lowest version of everything that steptape needs
+lowest: $(LOWEST)/.ready $(TYPING)  ## Run the tests with the lowest version of everything that steptape needs
 	$(LOWEST)/bin/python $(PYTEST)
 
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
@@ -96,9 +100,9 @@ pictures: $(READY)  ## Take the screenshots of the documents anew; needs Chromiu
 lint: $(READY)  ## Check style, format and types
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	MYPYPATH=$(VENV)/typing:tests:benchmarks $(BIN)/mypy --explicit-package-bases \
+	MYPYPATH=$(TYPING):tests:benchmarks $(BIN)/mypy --explicit-package-bases \
 		$(wildcard docs/*.py tests/*.py tests/compat/*.py tests/frameworks/*.py tests/fuzz/*.py tests/trackers/*.py benchmarks/*.py)
-	MYPYPATH=$(VENV)/typing $(BIN)/mypy -p steptape
+	MYPYPATH=$(TYPING) $(BIN)/mypy -p steptape
 
 fuzz: $(READY)  ## Fuzz the readers of policies, rules, tests and past runs, FUZZ_S seconds each
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'

@@ -96,7 +96,8 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
     """
     if request.method not in ("GET", "HEAD"):
         return
-    digest = hashlib.sha256(f"{_ANSWERS} {request.url.path}?{request.url.query}".encode())
+    digest = hashlib.sha256(f"{_ANSWERS} ".encode())
+    digest.update(request.scope["raw_path"] + b"?" + request.scope["query_string"])
     digest.update(request.headers.get("accept", "").encode())
     for run in runs:
         entry = run.entry()

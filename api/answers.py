@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Union, get_args, get_origin
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -131,9 +131,11 @@ def _column_type(annotation: Any) -> ColumnType:
 
 
 def _next_url(request: Request, cursor: str) -> str:
-    # The raw path: a decoded run name may hold characters that no header or path can.
+    # The raw path: a decoded run name may hold characters that no header or path can. Before 1.0, starlette's
+    # ``request.url`` takes a '?' in the name for the start of the query.
     path = quote(request.scope["raw_path"], safe=_IN_PATHS)
-    return f"{path}?{request.url.include_query_params(cursor=cursor).query}"
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "cursor"]
+    return f"{path}?{urlencode([*kept, ('cursor', cursor)])}"
 
 
 def _accepted(header: str) -> Iterable[tuple[str, float]]:

@@ -20,6 +20,7 @@ from ..store.store import open_store
 from .endpoints import (
     decisions,
     events,
+    health,
     jobs,
     notes,
     policies,
@@ -56,7 +57,8 @@ API_VERSION: Final = "1"
 PREFIX: Final = "/api/v1"
 
 _ENDPOINTS: Final = (
-    runs, run_detail, series, windows, events, tail, samples, decisions, notes, policies, query, rule_checks, jobs,
+    runs, run_detail, health, series, windows, events, tail, samples, decisions, notes, policies, query, rule_checks,
+    jobs,
 )  # fmt: skip
 
 

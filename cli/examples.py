@@ -22,6 +22,7 @@ EXAMPLES: Final = {
         "steptape export digits --store runs --output digits.csv",
         "steptape export digits --store runs | jq .metrics.loss",
     ),
+    "health": ("steptape health digits --store runs", "steptape health digits --store runs --json | jq .state"),
     "import": (
         "steptape import auto logs --store runs",
         "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",

@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from typing import Any, Final
 
 from ..replay.reports.amounts import duration, size
-from ..store.plural import plural
+from ..store.plural import counted, plural
 from ..store.reading.summary import leading_metric, summarize
 from ..store.run import Run
 from .output import print_rows, say, shown_values
@@ -30,6 +30,15 @@ _RECEIPTS = """
 SELECT step, attrs->>'operation' AS operation, CASE kind WHEN 'operation_applied' THEN 'applied' ELSE 'refused' END AS
 answer, attrs->>'reason' AS reason
 FROM events WHERE kind IN ('operation_applied', 'operation_refused') AND rank = 0 ORDER BY attempt, seq
+"""
+_SPANS = """
+SELECT name, count(*) AS count, sum(seconds) AS total_s, count(failed) AS failed
+FROM (
+    SELECT attrs->>'name' AS name, attrs->>'failed' AS failed, value AS seconds
+    FROM events JOIN series_values USING (attempt, rank, seq)
+    WHERE events.kind = 'span' AND rank = 0 AND metric = concat('Time/', attrs->>'name', '_seconds')
+)
+GROUP BY name ORDER BY total_s DESC, name
 """
 _KINDS = "SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY count DESC, kind"
 
@@ -60,6 +69,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "events": {row["kind"]: row["count"] for row in run.rows(_KINDS)},
         "metrics": run.rows(_METRICS),
         "checkpoints": run.rows(_SAVES)[0],
+        "spans": run.rows(_SPANS),
         "decisions": decisions,
         "receipts": run.rows(_RECEIPTS),
     }
@@ -105,6 +115,9 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     saves = shown["checkpoints"]
     if saves["count"]:
         say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
+    for span in shown["spans"]:
+        failed = f", {span['failed']} failed" if span["failed"] else ""
+        say(f"span {span['name']}: {counted(span['count'], 'time')}, {duration(span['total_s'])}{failed}")
     for line in ("", *plots) if plots else ():
         say(line)
     if shown["metrics"]:

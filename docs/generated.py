@@ -1,6 +1,6 @@
-"""Generates the reference pages of the command line and of the HTTP API while mkdocs builds the site.
+"""Generates the reference pages of the command line, of the HTTP API and of metrics while mkdocs builds the site.
 
-The command line comes from the app itself, the HTTP API from ``api/openapi.json``.
+The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 from steptape.cli.app import app
+from steptape.rules.metric_catalogue import CATALOGUE, CatalogueEntry, MetricSource
 
 _OPENAPI: Final = Path(__file__).parents[1] / "api" / "openapi.json"
 
@@ -55,6 +56,18 @@ _HTTP_HEAD: Final = """# HTTP API
 - `kind` is a [kind of event](../reference/COLUMNS.md#kinds-of-events).
 """
 
+_METRICS_HEAD: Final = """# Metrics of a watch
+
+[`rec.watch`](../how-to/watch-a-model.md) records the metrics whose source is *probe*. Those of *loop* are values that a
+loop records itself. Those of *rule* are expressions of the [rule language](LANGUAGE.md), which the policy `nano_train`
+defines.
+
+`|g|` is the L2 norm of a gradient, and `|w|` that of a weight. In a name, `{block}` is the number of a block from 0,
+`{param}` the name of a parameter, `{site}` that of a normalisation layer, `{span}` that of a phase and `{k}` a number. A
+level includes those before it: minimal, standard, debug. *Sentinel* blocks are the first, the middle and the last one;
+sentinel tensors are embeddings, the final normalisation, the head, and the main weights of sentinel blocks.
+"""
+
 #: The groups of endpoints in the page's order, each with the beginnings of its paths.
 _GROUPS: Final = {
     "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/query"),
@@ -80,6 +93,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     files.append(File.generated(config, "api/cli.md", content=command_line()))
     files.append(File.generated(config, "api/http.md", content=http()))
+    files.append(File.generated(config, "reference/METRICS.md", content=metrics()))
     return files
 
 
@@ -98,6 +112,27 @@ def command_line() -> str:
         commands = commands.replace(name, link)
     commands = _OPTION.sub(lambda found: found[0] if found[0].startswith("`") else f"`{found[0]}`", commands)
     return _CLI_HEAD + "\n## " + commands
+
+
+def metrics() -> str:
+    """Describe every metric of the catalogue, by groups."""
+    groups: dict[str, list[CatalogueEntry]] = {}
+    for entry in CATALOGUE:
+        groups.setdefault(entry.group, []).append(entry)
+    parts = [_METRICS_HEAD]
+    for group, entries in groups.items():
+        parts.append(f"## {group.capitalize()}\n")
+        parts += ["| metric | meaning | unit | when | level | source | needs |", "| --- " * 7 + "|"]
+        parts += [_metric(entry) for entry in entries] + [""]
+    return "\n".join(parts)
+
+
+def _metric(entry: CatalogueEntry) -> str:
+    """Return the row of a metric. A bar would end a cell."""
+    kind = " (a vector)" if entry.is_vector else ""
+    source = f"rule: `{entry.expression}`" if entry.source is MetricSource.RULE else entry.source.value
+    cells = (f"`{entry.name}`{kind}", entry.formula, entry.unit, entry.cadence.value, entry.level, source, entry.needs)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def http() -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ..store.errors import TelemetryError
 from ..store.reading.tally import ProgressCounts
@@ -15,6 +15,46 @@ from .control import Control
 #: The environment variable that disables recorders, as ``mode=`` does, and the value that does.
 MODE_VARIABLE: Final = "STEPTAPE_MODE"
 _DISABLED: Final = "disabled"
+
+
+class DisabledWatch:
+    """What ``watch`` of a disabled recorder returns: it attaches to nothing, and takes every call."""
+
+    absent: Mapping[str, str] = {}
+    is_closed = True
+
+    def set_level(self, level: str | int) -> None:
+        """Do nothing."""
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over the loader."""
+        return iter(loader)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class DisabledSpan:
+    """A span that records nothing."""
+
+    def trace(self, path: Any) -> None:
+        """Ignore the path of a trace."""
+
+    def export_to(self, path: str | os.PathLike[str]) -> Callable[[Any], None]:
+        """Return an ``on_trace_ready`` that only writes the trace."""
+        return lambda profiler: profiler.export_chrome_trace(os.fspath(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class Disabled:
@@ -34,11 +74,19 @@ class Disabled:
         pass
 
     step = log = evaluate = save = late = event = epoch_begin = epoch_end = agree = _ignore
-    annotate = at = declare = handle = load_state_dict = _pass
+    annotate = at = declare = handle = load_state_dict = watch_system = _pass
 
     def learning_rate(self, *_: Any) -> Callable[[float], float]:
         """Return what leaves every rate as it is."""
         return float
+
+    def watch(self, *_: Any, **__: Any) -> DisabledWatch:
+        """Return what watches nothing."""
+        return DisabledWatch()
+
+    def span(self, *_: Any, **__: Any) -> DisabledSpan:
+        """Return a span that records nothing."""
+        return DisabledSpan()
 
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return nothing: there is no run to resume."""

@@ -26,6 +26,30 @@ class Copy(Protocol):
         """Wait for the copy. Return the tensors on the host, in the order in which they were given."""
 
 
+class Bundle(NamedTuple):
+    """Metrics that are computed on the host from a few tensors, so that many metrics cost one copy.
+
+    Attributes:
+        names: Names of the metrics.
+        tensors: The tensors, one for each device.
+        derive: Computes the metrics from the tensors on the host. It never raises.
+    """
+
+    names: tuple[str, ...]
+    tensors: Sequence[Any]
+    derive: Callable[[Sequence[Any]], Mapping[str, float]]
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether nothing has to be copied."""
+        return not any(is_on_device(tensor) for tensor in self.tensors)
+
+
+def bundled_names(bundles: Sequence[Bundle]) -> tuple[str, ...]:
+    """Return the names of all metrics of some bundles."""
+    return tuple(name for bundle in bundles for name in bundle.names)
+
+
 class Awaited(NamedTuple):
     """The late values of one event.
 
@@ -34,7 +58,8 @@ class Awaited(NamedTuple):
         metrics: Names of its metrics on the device.
         arguments: Its sample arguments and vectors that are on the host, by name.
         argument_names: Names of those on the device.
-        copy: The tensors of both, metrics first.
+        bundles: Metrics that are computed from further tensors.
+        copy: The tensors of all three: metrics, arguments, bundles.
     """
 
     kind: str
@@ -45,14 +70,22 @@ class Awaited(NamedTuple):
     metrics: tuple[str, ...]
     arguments: Mapping[str, Any]
     argument_names: tuple[str, ...]
+    bundles: Sequence[Bundle]
     copy: Copy
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all metrics."""
+        return (*self.metrics, *bundled_names(self.bundles))
 
     def arrived(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Wait for the copy. Return metrics, and sample arguments and vectors, as host values."""
-        tensors = self.copy.wait()
-        count = len(self.metrics)
-        metrics = dict(zip(self.metrics, tensors[:count], strict=True))
-        return metrics, {**self.arguments, **dict(zip(self.argument_names, tensors[count:], strict=True))}
+        tensors = iter(self.copy.wait())
+        metrics = {name: next(tensors) for name in self.metrics}
+        arguments = {name: next(tensors) for name in self.argument_names}
+        for bundle in self.bundles:
+            metrics |= bundle.derive([next(tensors) for _ in bundle.tensors])
+        return metrics, {**self.arguments, **arguments}
 
 
 class LateValues:
@@ -75,6 +108,7 @@ class LateValues:
         event: tuple[str, int, int, int, float | None],
         metrics: Mapping[str, Any],
         arguments: Mapping[str, Any],
+        bundles: Sequence[Bundle] = (),
     ) -> None:
         """Start to copy what an event left on the device.
 
@@ -82,11 +116,13 @@ class LateValues:
             event: Its kind, seq, step, micro_step and epoch.
             metrics: Its metrics on the device.
             arguments: Its sample arguments and vectors by name, if any is on the device.
+            bundles: Metrics that are computed from further tensors.
         """
         on_device = {name: value for name, value in arguments.items() if is_on_device(value)}
-        copy = start_copy([*metrics.values(), *on_device.values()])
+        bundled = [tensor for bundle in bundles for tensor in bundle.tensors]
+        copy = start_copy([*metrics.values(), *on_device.values(), *bundled])
         host = {name: value for name, value in arguments.items() if name not in on_device}
-        self._awaited.append(Awaited(*event, tuple(metrics), host, tuple(on_device), copy))
+        self._awaited.append(Awaited(*event, tuple(metrics), host, tuple(on_device), bundles, copy))
 
     def next_due(self, step: int) -> Awaited | None:
         """Pop the oldest entry if it is due at this step; else return None."""

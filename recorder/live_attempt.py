@@ -35,6 +35,7 @@ from .ranks.rank import Rank
 from .requests import Requests
 from .resume_point import Opening
 from .run_document import RunDocument
+from .spans import Spans
 from .tape import Tape
 from .values import as_text
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .operations.carrying_out import Operations
     from .operations.handlers import Handlers
+    from .probes.system import SystemSampling
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -87,6 +89,8 @@ class LiveAttempt:
         control: The flags that the loop reads.
         on_released: Called after its end.
         handlers: What the loop carries out; None if it has not said so yet.
+        spans: The spans of its recorder.
+        system: The sampling of the machine that an earlier attempt began; None without any.
 
     Attributes:
         position: The position of the loop.
@@ -96,6 +100,8 @@ class LiveAttempt:
         operations: The operations with arguments; None if neither the rules nor the loop knows any.
         warnings: The warnings about calls.
         tape: The journal.
+        spans: Times the phases of the loop.
+        system: Samples the machine; None if the loop did not ask for it.
         is_closed: Whether it has ended, or is ending.
         pid: The process that records it. Forked children do not.
 
@@ -110,7 +116,11 @@ class LiveAttempt:
         control: Control,
         on_released: Callable[[], None],
         handlers: Handlers | None = None,
+        *,
+        spans: Spans,
+        system: SystemSampling | None = None,
     ) -> None:
+        self.spans, self.system = spans, system
         self._settings, self._control, self._on_released = settings, control, on_released
         rank, attempt = settings.rank, opening.info.last
         self.pid, self.is_closed, self._is_over = os.getpid(), False, False
@@ -206,6 +216,12 @@ class LiveAttempt:
         )
         self.apply(outcomes)
 
+    def emit_own(self, kind: str, metrics: Mapping[str, float], attrs: dict[str, Any]) -> None:
+        """Record an event of the recorder's own making at the loop's position, and apply what rules decide."""
+        if not self.has_ended():
+            step = self.position.step
+            self.apply(self.tape.record_own(kind, metrics, attrs, step=step, epoch=self.position.epoch_at(step)))
+
     def has_ended(self) -> bool:
         """Whether the run has ended, so that a call records nothing. The first such call is warned of."""
         if self._is_over:
@@ -220,7 +236,20 @@ class LiveAttempt:
                 self.emit("annotation", attrs={"text": failure})
         if self._requests.found:
             self._requests.carry_out()
+        if self.system is not None and self.system.found:
+            self.system.carry_out(self)
         return self._control
+
+    def sample_system(self, every_s: float) -> None:
+        """Let a process sample the machine, at least every so many seconds."""
+        if self.has_ended() or os.getpid() != self.pid:
+            return
+        # Most loops need none of it.
+        from .probes.system import SystemSampling
+
+        if self.system is None:
+            self.system = SystemSampling(self.folder.parent)
+        self.system.start(every_s)
 
     def declare(self, attrs: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Declare a part of the plan, as the attributes of a ``plan`` event, and further hyper-parameters."""
@@ -306,7 +335,7 @@ class LiveAttempt:
                 on_begun_anew=self._begin_anew,
                 tally=self.position.tally,
                 on_moved=self._move,
-                on_looked=self._look if settings.rank.decides else None,
+                on_looked=self._look,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the
@@ -342,8 +371,11 @@ class LiveAttempt:
 
     def _look(self) -> None:
         """Look around. The journal calls it about once a second, in the middle of an event."""
-        self._requests.look(self.folder)
-        self.agreement.look()
+        if self._settings.rank.decides:
+            self._requests.look(self.folder)
+            self.agreement.look()
+        if self.system is not None:
+            self.system.look()
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -355,6 +387,8 @@ class LiveAttempt:
         try:
             self.is_closed = True
             self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
+            if self.system is not None:
+                self.system.finish(self)
             if failure is None:
                 counts = dict(self.tape.error_counts)
                 more = {"rule_errors": counts or None, "reason": reason}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
-from ..store.events import APPLIED, LOOP_KINDS, PLAN, is_kind, kind_advice
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.reading.tally import ProgressCounts
 from .arguments import (
@@ -38,21 +39,32 @@ from .disabled import disable
 from .late_values import VALUE_LAG
 from .live_attempt import LiveAttempt, RecorderSettings
 from .opening import open_run
+from .probes.emission import NO_EMISSION, Emission
 from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
 from .resume_point import Opening, ResumePoint, place_in
+from .spans import Span, Spans
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from ..rules.policy_file.policy import Policy
     from .operations.carrying_out import Operations
     from .operations.handlers import Handler, Handlers
     from .operations.learning_rate import LearningRate
+    from .probes.watch import Watch
 
 logger = logging.getLogger("steptape")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+#: The operation that sets the level of detail of a watch.
+_DETAIL: Final = "detail.set"
+
+#: The shortest interval between samples of the machine, in seconds: a sample takes about 1 ms of another core.
+LEAST_INTERVAL_S: Final = 0.1
 
 #: The recorders of this process whose runs have not ended, oldest first.
 _OPEN: Final[list[Recorder]] = []
@@ -200,7 +212,9 @@ class Recorder:
         )
         self._store, self._policy, self.control = folder, policy, Control()
         self._handlers: Handlers | None = None
+        self._spans = Spans()
         self._quick_step: Callable[..., Control] | None = None
+        self._watches: list[Watch] = []
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
@@ -270,17 +284,20 @@ class Recorder:
         operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
             operations.begin_update()
+            scalars = {**operations.metrics(is_applied=is_applied), **scalars}
+        emission = self._take_emission() if self._watches else NO_EMISSION
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            scalars if operations is None else {**operations.metrics(is_applied=is_applied), **scalars},
+            {**emission.numbers, **scalars},
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs=None if is_applied else {APPLIED: False},
+            attrs={**emission.texts, **({} if is_applied else {APPLIED: False})},
             samples=_NOTHING if samples is None and sample_ids is None else given,
-            vectors=vectors,
+            vectors={**emission.vectors, **(vectors or {})} if emission.vectors else vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
+            bundles=emission.bundles,
         )
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
@@ -383,6 +400,8 @@ class Recorder:
     def evaluate(self, metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **scalars: Any) -> Control:
         """Record the results of an evaluation at the current step."""
         self.control.should_evaluate = self._live.orders.should_evaluate = False
+        for watch in self._watches:
+            scalars = {**watch.take_evaluation(), **scalars}
         self._live.emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
@@ -407,6 +426,42 @@ class Recorder:
         if self._live.operations is not None:
             self._live.operations.note_save(name)
         return self.control
+
+    def span(self, name: str, *, profiler: Any = None) -> Span:
+        """Time a phase of the loop, such as an evaluation, and record it when the block ends.
+
+            with rec.span("eval"):
+                evaluate(model)
+
+        The ``span`` event has the metric ``Time/eval_seconds``, and how the block ended: ``failed`` names the class of
+        the exception that left it. A span "checkpoint" also records ``Checkpoint/ok``, 1 or 0. Spans may be nested, and
+        threads may have their own. A process that dies within a span records none.
+
+        Args:
+            name: A short text without a slash. Each name is a metric, so name phases and not their repetitions.
+            profiler: A running ``torch.profiler.profile``: its trace gets a range of this name.
+
+        Returns:
+            The span. Its ``trace(path)`` links a trace, and its ``export_to(path)`` is an ``on_trace_ready``.
+        """
+        return Span(self._spans.accepted(name, self._live.warnings), self._spans, self._current, profiler)
+
+    def watch_system(self, every_s: float = 15.0) -> None:
+        """Record what the machine does, as ``system`` events: processors, memory, disks, network and GPU.
+
+        Another process takes the samples, and the recorder appends those that have come about once a second, while
+        the loop records. It needs the packages psutil and nvidia-ml-py. A note in the run names the metrics that are
+        absent, and why. Call it on each rank whose machine and GPU count; rules see those of rank 0.
+
+        Args:
+            every_s: Seconds between samples, 0.1 or more. Of several calls the shortest interval counts.
+        """
+        is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
+        if is_number and LEAST_INTERVAL_S <= every_s < math.inf:
+            self._live.sample_system(float(every_s))
+        else:
+            what = f"watch_system: every_s must be a number of seconds, {LEAST_INTERVAL_S:g} or more"
+            self._live.warnings.object_to(what, got=every_s, fix="Write rec.watch_system(every_s=15)")
 
     def at(self, step: int) -> None:
         """Move to a step that no ``step`` call counts, for values that come with a step of their own. Never backwards.
@@ -542,6 +597,73 @@ class Recorder:
 
         return self._operate().take_learning_rate(optimizer, scheduler, note)
 
+    def watch(
+        self,
+        model: Module,
+        optimizer: Any = None,
+        *,
+        level: Literal["minimal", "standard", "debug"] = "standard",
+        every: int = 10,
+        budget: float | None = 0.01,
+        probe_batch: Any = None,
+        sites: Mapping[str, Any] | None = None,
+        check_every: int = 1000,
+        clip_norm: float | None = None,
+        scaler: Any = None,
+        peak_tflops: float | None = None,
+        probe_loss: Callable[..., Any] | None = None,
+        prefix: str = "",
+    ) -> Watch:
+        """Record what a PyTorch model and its optimizer show: gradients, updates, activations, time and more.
+
+        The metrics become part of the events of ``step``; the catalogue of metrics lists them. An update emits if its
+        number is a multiple of ``every``, and the first one does. With FSDP2, every rank calls this alike.
+
+        Args:
+            model: The model, as the loop calls it.
+            optimizer: Its optimizer, or several in a list; without one, updates and learning rates are not known.
+            level: ``minimal`` has norms, time and memory. ``standard`` adds some series a block, ``debug`` all tensors.
+            every: Updates between emissions.
+            budget: The most time that probes may take, as a share of the training time; a longer cadence keeps to it.
+                None sets no limit.
+            probe_batch: A frozen batch on which the model is judged every ``check_every`` updates: a mapping for
+                ``model(**batch)``, a pair ``(inputs, targets)``, or a tensor of token ids.
+            sites: Names of modules that are not found by structure.
+            check_every: Updates between slower measurements: histograms, optimizer state, probe batch.
+            clip_norm: The norm to which the loop clips gradients. The clip coefficient is then known, and a clip that
+                does nothing shows.
+            scaler: The loop's ``GradScaler``, without which gradients before clipping are scaled ones.
+            peak_tflops: The device's peak, for ``Perf/mfu``.
+            probe_loss: Called with model and probe batch; returns the loss, if the batch does not say it.
+            prefix: Precedes the names of all metrics, so that several models can be watched.
+
+        Raises:
+            TelemetryError: An argument is wrong, or another watch has the same prefix.
+        """
+        from .probes.watch import Watch, WatchOptions  # torch is there only where models are.
+
+        if any(watch.prefix == prefix for watch in self._watches):
+            raise TelemetryError("watch: another watch has this prefix", got=prefix, fix="Give prefix=, or close it")
+        options = WatchOptions(
+            level,
+            every,
+            budget,
+            probe_batch,
+            sites,
+            check_every,
+            clip_norm,
+            scaler,
+            peak_tflops,
+            probe_loss,
+            prefix,
+        )
+        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+        watch = Watch(lambda: self._live, model, optimizers, options, self._watches.remove)
+        self._watches.append(watch)
+        if any(call.startswith(_DETAIL) for call in self.operations):
+            self.handle(_DETAIL, lambda request: watch.set_level(int(request.arguments["level"] or 0)))
+        return watch
+
     def state_dict(self) -> dict[str, int | float | str | None]:
         """Return a few plain values to keep in a checkpoint, from which ``Recorder(resume=...)`` resumes.
 
@@ -573,7 +695,7 @@ class Recorder:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
         live, own = self._live, self._settings
-        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN}:
+        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN, SPAN, SYSTEM}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if live.document.info.last.parent is not None:
@@ -651,6 +773,10 @@ class Recorder:
     ) -> None:
         self._live.leave(error)
 
+    def _current(self) -> LiveAttempt:
+        """Return the attempt that is recorded now. A rollback begins another."""
+        return self._live
+
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
         if self.__dict__.get("step") is self._quick_step:
@@ -658,6 +784,11 @@ class Recorder:
         operations = self._live.operate(self._handlers)
         self._handlers = operations.handlers
         return operations
+
+    def _take_emission(self) -> Emission:
+        """Return the values that watches add to the update that has just ended."""
+        self._live.tape.expect_probes(are_due=False)
+        return Emission.joined(watch.take() for watch in self._watches)
 
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""
@@ -677,6 +808,8 @@ class Recorder:
         except Exception:  # The loop trains on with the checkpoint.
             live.position.step = save.step
             logger.exception("the run cannot be recorded after its rollback to step %d", save.step)
+            if live.system is not None:
+                live.system.close()
             return
         flags = {flag: False for flag in Control.__slots__ if flag != "should_stop"}
         for flag, value in flags.items():
@@ -688,7 +821,8 @@ class Recorder:
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
         own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
-        self._live = live = LiveAttempt(*own, self._handlers)
+        system = self._live.system if "_live" in self.__dict__ else None
+        self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans, system=system)
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything

@@ -17,6 +17,8 @@ from ..store.events import INIT_END, RANKS, is_loop_kind
 _CALLS: Final = {
     "step_end": "step",
     "ranks": "agree",
+    "span": "span",
+    "system": "watch_system",
     **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
 }
 

@@ -85,7 +85,7 @@ _HOOKS: Final = "blocks that are found by structure or named by `sites`"
 _TOKENS: Final = "token ids or labels in the model's arguments"
 _BATCH: Final = "`probe_batch`"
 _CUDA: Final = "a CUDA device"
-_NVML: Final = "nvidia-ml-py and an NVIDIA GPU"
+_NVML: Final = "nvidia-ml-py and an NVIDIA GPU; of several visible ones, that with the greatest share of used memory"
 
 _EMA: Final = "ema(loss, 99)"
 
@@ -147,8 +147,15 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "LR",
         "learning rate",
-        "rate of the first parameter group with which the update trained; also at each update at which it differs by "
-        "more than a tenth from that of the update before, and at that update's predecessor",
+        "rate of the first parameter group with which the update trained; also at an update at which it differs by "
+        "more than a tenth from that of the update before",
+        level="minimal",
+        needs="`optimizer`",
+    ),
+    CatalogueEntry(
+        "LR/previous",
+        "learning rate",
+        "the rate of the update before; at the same updates",
         level="minimal",
         needs="`optimizer`",
     ),
@@ -184,7 +191,9 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "Gradients/depth_ratio_first_last", "gradients", "norm of the first block / (norm of the last + 1e-12)"
     ),
-    CatalogueEntry("gradients/{param}/norm", "gradients", "|g| of a sentinel tensor, in debug of every tensor"),
+    CatalogueEntry(
+        "gradients/{param}/norm", "gradients", "|g| of a sentinel tensor after clipping, in debug of every tensor"
+    ),
     CatalogueEntry("gradients/{param}/mean", "gradients", "mean of its elements"),
     CatalogueEntry("gradients/{param}/std", "gradients", "standard deviation of its elements, divisor n"),
     CatalogueEntry(
@@ -208,7 +217,11 @@ CATALOGUE: Final = (
         is_vector=True,
     ),
     CatalogueEntry("Updates/ratio_global", "updates", "lr |g| / (|w| + 1e-12) over all parameters, g after clipping"),
-    CatalogueEntry("Updates/ratio_p50", "updates", "median of lr |g| / |w| over the main weights of all blocks"),
+    CatalogueEntry(
+        "Updates/ratio_p50",
+        "updates",
+        "median of lr |g| / |w| over the main weights of all blocks, g after clipping: the value at the nearest rank",
+    ),
     CatalogueEntry("Updates/ratio_p95", "updates", "95 % quantile of the same"),
     CatalogueEntry("Updates/ratio_max", "updates", "greatest of the same"),
     CatalogueEntry(
@@ -332,7 +345,7 @@ CATALOGUE: Final = (
     _core("Memory/max_reserved_mb", "memory", "greatest reserved so far", "MiB", _CUDA),
     _core("Memory/reserved_frac", "memory", "reserved / the device's memory", "", _CUDA),
     _core("Memory/total_mb", "memory", "the device's memory", "MiB", _CUDA),
-    _sampled("GPU/utilization", "gpu", "busy share of the sampling interval", "%", _NVML),
+    _sampled("GPU/utilization", "gpu", "busy share of the driver's newest interval, a second or less", "%", _NVML),
     _sampled("GPU/memory_used_mb", "gpu", "used by all processes", "MiB", _NVML),
     _sampled("GPU/memory_used_frac", "gpu", "used / total", "", _NVML),
     _sampled("GPU/temperature_c", "gpu", "temperature", "degrees C", _NVML),

@@ -19,6 +19,8 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
             predict
             save                              # Recorder.save: a checkpoint exists
             load                              # a checkpoint was loaded
+            span                              # Recorder.span: a phase has ended
+            system                            # Recorder.watch_system: what the machine was doing
             sleep, wake                       # the loop pauses, and continues
         epoch_end
     train_end
@@ -55,6 +57,8 @@ LOOP_KINDS: Final = (
     "predict",
     "save",
     "load",
+    "span",
+    "system",
     "sleep",
     "wake",
     "epoch_end",
@@ -80,6 +84,11 @@ CUSTOM: Final = "custom:"
 #: The kind of the events in which rank 0 keeps what it gathered of all ranks, and the step's time on each.
 RANKS: Final = "ranks"
 STEP_TIME: Final = "step_time_s"
+
+#: The kind of the events that end a phase of the loop, and of samples of the machine. Either may come between an event
+#: and its late values.
+SPAN: Final = "span"
+SYSTEM: Final = "system"
 
 #: What the loop learned late about its plan: ``Plan.updated`` takes the attributes.
 PLAN: Final = "plan"

@@ -12,7 +12,7 @@ from .errors import DamagedLog, NotARun, UnsupportedVersion
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 
 _Value = TypeVar("_Value")
 

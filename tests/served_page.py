@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import threading
@@ -12,11 +13,14 @@ from typing import Any
 
 import uvicorn
 
-from api_serving import PATIENT
+from api_serving import PATIENT, STARTED_NS, begin
 from steptape import Recorder
 from steptape.api.app import create_app
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 STEPS = 200
+PHASED = "20260101T000000-cccccc"
+NS_PER_S = 10**9
 SPIKE = 150
 
 #: The samples whose losses stay high, as if their labels were wrong.
@@ -81,3 +85,28 @@ def serving(store: Path, **options: Any) -> Iterator[str]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def record_phases(store: Path, name: str = "phased") -> Path:
+    """Write a run of 80 s of training in 80 steps, with two evaluations of 10 s and in each a checkpoint of 2 s."""
+    writer = begin(store, PHASED, name=name)
+    now_ns = 0
+
+    def span(name: str, step: int, began_ns: int, ended_ns: int, **more: str) -> None:
+        attrs = json.dumps({"name": name, "began_ns": began_ns, **more}).encode()
+        seconds = ((ended_ns - began_ns) / NS_PER_S,)
+        metric = (f"Time/{name}_seconds",)
+        writer.append("span", metric, seconds, step=step, time_ns=STARTED_NS, elapsed_ns=ended_ns, attrs=attrs)
+
+    for step in range(1, 81):
+        now_ns += NS_PER_S
+        writer.append("step_end", ("loss",), (1 / step,), step=step, time_ns=STARTED_NS, elapsed_ns=now_ns)
+        if step % 40 == 0:
+            began_ns, now_ns = now_ns, now_ns + 10 * NS_PER_S
+            span("checkpoint", step, began_ns + 3 * NS_PER_S, began_ns + 5 * NS_PER_S)
+            span("eval", step, began_ns, now_ns, **({"trace": "/traces/<b>40</b>.json"} if step == 40 else {}))
+    writer.append("train_end", (), (), step=80, time_ns=STARTED_NS + now_ns, elapsed_ns=now_ns)
+    writer.close()
+    ended = (Attempt(0, "completed", STARTED_NS, STARTED_NS + now_ns, steps=80),)
+    write_run_info(store / PHASED, RunInfo(PHASED, name, ended))
+    return store / PHASED

@@ -56,6 +56,16 @@ def test_what_a_client_has_of_one_name_is_no_answer_about_another(client: httpx.
     assert client.get("/api/v1/runs/a%2Fb", headers={"If-None-Match": etag}).status_code == 404
 
 
+def test_each_address_of_a_run_has_its_own_etag(client: httpx.Client) -> None:
+    """``?`` and ``#`` in the name are part of the path."""
+    name = quote(NAMES["1"], safe="")
+    addresses = [name, f"{name}/events", f"{name}/events?limit=2", f"{name}/events?limit=3"]
+
+    etags = [client.get(f"/api/v1/runs/{address}").headers["etag"] for address in addresses]
+
+    assert len(set(etags)) == 4
+
+
 @pytest.mark.parametrize("path", ["/api/v1/runs/team/digits", "/runs/team/digits"])
 def test_a_slash_as_such_divides_a_path_and_the_answer_says_what_to_write(client: httpx.Client, path: str) -> None:
     """The hint shows the id, or the name with the slash encoded."""

@@ -330,6 +330,29 @@ def test_a_value_without_a_counterpart_is_its_text(client: httpx.Client, express
     ).replace(" ", "T")
 
 
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [
+        ("[1, 2]::INT[2]", [1, 2]),
+        ("[[1], NULL]::INT[1][2]", [[1], None]),
+        ("[[3]::INT[1]]", [[3]]),
+        ("""{'a "[3]" b': ['x', 'y']::VARCHAR[2]}""", {'a "[3]" b': ["x", "y"]}),
+        ("""['it''s [2]']::ENUM('it''s [2]')[1]""", ["it's [2]"]),
+        ("[make_timestamp_ns(1700000000123456789)]::TIMESTAMP_NS[1]", ["2023-11-14T22:13:20.123456789"]),
+    ],
+)
+def test_an_array_is_a_list(client: httpx.Client, array: str, value: object) -> None:
+    """Names and texts that hold a length stay as they are. Every pyarrow reads nulls from the Parquet."""
+    sql = f"SELECT {array} AS v UNION ALL SELECT NULL"
+
+    answers = {form: ask(client, sql, format=form) for form in ("json", "parquet")}
+
+    assert answers["json"].json()["rows"] == [[value], [None]]
+    table = pq.read_table(io.BytesIO(answers["parquet"].content))
+    assert "fixed_size" not in str(table.schema.remove_metadata())
+    assert table["v"].is_null().to_pylist() == [False, True]
+
+
 @pytest.mark.parametrize("name", PATHS)
 def test_no_statement_shows_a_path_of_the_server(client: httpx.Client, folder: Path, name: str) -> None:
     """Neither rows nor refusals hold the store's path or the home folder."""

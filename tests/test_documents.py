@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 #: The pages of ``docs/generated.py``.
-GENERATED = ("api/cli.md", "api/http.md")
+GENERATED = ("api/cli.md", "api/http.md", "reference/METRICS.md")
 
 PAGE = """# A page
 

@@ -13,10 +13,10 @@ from probe_models import WIDTH, EagerBlock, NanoGPT
 from torch import Tensor, nn
 
 from steptape import TelemetryError
-from steptape.recorder.probes.structure import SENTINEL_WEIGHTS, Structure, structure_of
+from steptape.recorder.probes.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
 
 
-def names(structure: Structure) -> list[str]:
+def names(structure: ModelStructure) -> list[str]:
     """Return the names of the blocks."""
     return [block.name for block in structure.blocks]
 

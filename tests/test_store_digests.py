@@ -300,9 +300,10 @@ def flipped(table: pa.Table, name: str, row: int, bit: int) -> pa.Table:
         changed = pa.array(texts, values.type)
     else:
         width = values.type.bit_width // 8
-        raw = bytearray(values.fill_null(0).to_numpy(zero_copy_only=False).tobytes())
+        numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
+        raw = bytearray(numbers.tobytes())
         raw[row * width + bit // 8 % width] ^= 1 << bit % 8
-        numbers = np.frombuffer(bytes(raw), values.type.to_pandas_dtype())
+        numbers = np.frombuffer(bytes(raw), numbers.dtype)
         changed = pa.array(numbers, values.type, mask=np.array(values.is_null()) & (np.arange(len(values)) != row))
     return table.set_column(table.column_names.index(name), name, changed)
 

@@ -28,7 +28,7 @@ from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
 DATA = Path(__file__).parent / "data"
 PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")
 SAMPLE = DATA / "format-1"
-VERSIONS = (1, 2, 3, 4, 5)
+VERSIONS = (1, 2, 3, 4, 5, 6)
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
@@ -77,6 +77,20 @@ EVENTS_SINCE_4 = [
         start=len(EVENTS),
     )
 ]
+EVENTS_SINCE_6 = [
+    event._replace(step=2, seq=seq, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000)
+    for seq, event in enumerate(
+        (
+            Event(
+                "span",
+                metrics={"Time/eval_seconds": 1.5e-6},
+                attrs={"name": "eval", "began_ns": -500, "failed": "ValueError", "trace": "eval.json"},
+            ),
+            Event("system", metrics={"System/rss_mb": 512.25, "GPU/utilization": math.nan}, attrs={"sampled_ns": 900}),
+        ),
+        start=len(EVENTS) + len(EVENTS_SINCE_4),
+    )
+]
 SAMPLES = [
     {"seq": 1, "step": 1, "micro_step": 1, "position": 0, "sample_id": "-1", "loss": 1.5, "tokens": None},
     {"seq": 1, "step": 1, "micro_step": 1, "position": 1, "sample_id": str(2**60), "loss": math.nan, "tokens": None},
@@ -107,7 +121,7 @@ def vectors_of(version: int) -> list[dict[str, Any]]:
 
 def events_of(version: int) -> list[Event]:
     """Return the events of both runs of a version."""
-    return EVENTS + (EVENTS_SINCE_4 if version >= 4 else [])
+    return EVENTS + (EVENTS_SINCE_4 if version >= 4 else []) + (EVENTS_SINCE_6 if version >= 6 else [])
 
 
 def samples_of(version: int) -> list[dict[str, Any]]:
@@ -254,7 +268,7 @@ for statement in sys.stdin.read().split(";"):
 
 def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
     """They run in the folder above a store whose sealed run has the id that the page names."""
-    shutil.copytree(DATA / "format-5", tmp_path / "runs")
+    shutil.copytree(DATA / "format-6", tmp_path / "runs")
     (queries,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
     command = [sys.executable, "-W", "error", "-c", QUERIES]
@@ -300,8 +314,10 @@ BLOCKS_OF[5] = [
     vector_block(("route", [-math.inf])),
 ]
 
+BLOCKS_OF[6] = BLOCKS_OF[5]
+
 #: The version of the journals in folders of each version.
-JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2, 5: 4}
+JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2, 5: 4, 6: 4}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

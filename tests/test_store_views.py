@@ -131,11 +131,11 @@ def test_a_configuration_written_by_hand_spoils_no_view(store_folder: Callable[.
 
 def test_a_kind_of_the_loops_own_is_a_series_like_others(store_record: Callable[..., Path]) -> None:
     """Its name is part of the kind; what a note carries is no series."""
-    events = [Event(kind, metrics={"score": 0.5}) for kind in ("custom:reward", "wake", "agreement")]
+    events = [Event(kind, metrics={"score": 0.5}) for kind in ("custom:reward", "span", "system", "wake", "agreement")]
     run = open_run(store_record(events, sealed=True))
 
     kinds = run.rows("SELECT kind FROM series('score') ORDER BY kind")
-    assert [row["kind"] for row in kinds] == ["custom:reward", "wake"]
+    assert [row["kind"] for row in kinds] == ["custom:reward", "span", "system", "wake"]
 
 
 def test_runs_tells_how_far_a_crashed_run_came(store_record: Callable[..., Path]) -> None:

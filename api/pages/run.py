@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
 from ...store.event_json import encoded
+from ...store.reading.phases import time_spent
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
@@ -20,6 +22,10 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 #: Rows in the table of the worst samples.
 WORST: Final = 25
+
+#: Spans that are marked on the curves at most, the longest first, and profiler traces that are listed, the newest.
+_MARKED: Final = 200
+_TRACED: Final = 20
 
 #: One row per sample, so that a frequent sample does not fill the table. NaN ranks above all numbers in SQL.
 _WORST_SAMPLES: Final = f"""
@@ -43,6 +49,8 @@ def show_run(request: Request, run: RequestedRun) -> Response:
         config=encoded(flattened(snapshot.info.config)),
         environment=encoded(flattened(snapshot.info.last.environment)),
         has_samples=_has_samples(snapshot),
+        has_vectors=_has_vectors(snapshot),
+        phases=phase_data(snapshot),
         may_ask=request.state.holder.scope >= Scope.WRITE,
         data=run_data(snapshot),
     )
@@ -73,8 +81,26 @@ def run_data(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+def phase_data(snapshot: Snapshot) -> dict[str, Any]:
+    """Return where the run spent its time: its phases, its longest spans, and its newest profiler traces."""
+    spent = time_spent(snapshot)
+    longest = sorted(spent.spans, key=lambda span: -span.seconds)[:_MARKED]
+    traced = [span for span in spent.spans if span.trace][-_TRACED:]
+    return {
+        "elapsed_s": spent.elapsed_s,
+        "phases": [dataclasses.asdict(phase) for phase in spent.phases],
+        "spans": [{"name": span.name, "step": span.step, "seconds": span.seconds} for span in longest],
+        "traces": [{"name": span.name, "step": span.step, "trace": span.trace} for span in traced],
+    }
+
+
 def _has_samples(snapshot: Snapshot) -> bool:
     return bool(snapshot.listing.table("samples") or snapshot.tail_samples.segments)
+
+
+def _has_vectors(snapshot: Snapshot) -> bool:
+    tail = snapshot.tail_vectors.segments
+    return bool(snapshot.listing.table("vectors")) or any(segment.has_vectors() for segment in tail)
 
 
 def _statuses(snapshot: Snapshot) -> dict[int, str]:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from ...replay.health.health import health_of
 from ...replay.policies.findings_on_runs import compared_with
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
@@ -64,6 +65,11 @@ def job(document: dict[str, Any]) -> None:
     check_job(document["text"], **{name: document[name] for name in ("source", "params", "axes", "seconds")})
 
 
+def health(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the health of the run in a ``folder`` under a file of rules."""
+    return health_of(Run(Path(document["folder"])), load_policy(document["policy"])).to_json()
+
+
 def _policies(document: dict[str, Any]) -> dict[str, Policy]:
     policies = {name: parse_policy(text, source=name) for name, text in document["policies"].items()}
     return policies | {name: load_policy(path) for name, path in document["known"].items()}
@@ -80,7 +86,7 @@ def main() -> None:
     limit_process(int(sys.argv[1]), niceness=5)  # The server has priority.
     document = read_frame(sys.stdin.fileno()).head
     try:
-        head = {"answer": {"check": check, "test": test, "job": job}[document["kind"]](document)}
+        head = {"answer": {"check": check, "test": test, "job": job, "health": health}[document["kind"]](document)}
     except TelemetryError as error:
         head = {"error": error_to_json(error)}
     write_frame(answers, head)

@@ -44,6 +44,8 @@ OWN_METHODS: Final = {
     "failure": "Use fail(error)",
     "plan": "Use declare(...)",
     "ranks": "Use agree()",
+    "span": "Use 'with rec.span(name):'",
+    "system": "Use watch_system()",
     **dict.fromkeys(("init_end", "train_begin", "train_end"), "The recorder records it itself"),
 }
 

@@ -102,6 +102,10 @@ class LearningRate:
         """Whether it is that of the same optimizer."""
         return self._optimizer is other._optimizer
 
+    def is_for(self, optimizer: Any) -> bool:
+        """Whether it changes the rate of this optimizer."""
+        return self._optimizer is optimizer
+
     def resume(self, position: Position, state: LearningRateState) -> None:
         """Continue at another position, with the state that the log holds of it."""
         self._position, self.state = position, state

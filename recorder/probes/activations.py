@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, Structure
+from .structure import COMPILED, ModelStructure
 
 #: An element is an outlier above this multiple of the root mean square.
 OUTLIER_FACTOR: Final = 10
@@ -26,9 +26,9 @@ class Activations(ObservingPart):
         structure: The structure of the model.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModelStructure) -> None:
         super().__init__()
-        self._structure: Structure | None = structure
+        self._structure: ModelStructure | None = structure
         self._ran: set[str] = set()
         self._misplaced: set[str] = set()
 
@@ -57,7 +57,7 @@ class Activations(ObservingPart):
         super().close()
         self._structure = None
 
-    def _arm_blocks(self, structure: Structure, level: int) -> None:
+    def _arm_blocks(self, structure: ModelStructure, level: int) -> None:
         by_structure = not structure.named_norms
         for block in structure.blocks_at(level):
             prefix, site = f"Residual/block_{block.index}/", f"Activations/block_{block.index}/attn_norm/"
@@ -126,8 +126,8 @@ def root_mean_square(values: Tensor) -> Tensor:
     """
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     rows = torch.linalg.vector_norm(values.reshape(1) if values.dim() == 0 else values, dim=-1, dtype=dtype)
-    norm: Tensor = torch.linalg.vector_norm(rows)
-    return norm / math.sqrt(values.numel())
+    whole: Tensor = torch.linalg.vector_norm(rows)
+    return whole / math.sqrt(values.numel())
 
 
 def share_above(values: Tensor, threshold: Tensor | float) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import Module, Softmax
 from .activations import share_above
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, Block, Structure
+from .structure import COMPILED, Block, ModelStructure
 
 #: Scores above it count for ``frac_logits_gt_tau``.
 TAU: Final = 100.0
@@ -51,9 +51,9 @@ class AttentionScores(ObservingPart):
         structure: The structure of the model.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModelStructure) -> None:
         super().__init__()
-        self._structure: Structure | None = structure
+        self._structure: ModelStructure | None = structure
         self._level = 0
 
     def arm(self, readings: Readings) -> None:
@@ -209,7 +209,7 @@ def _softmaxes(attention: Module | None) -> list[Softmax]:
     return [] if attention is None else [each for each in attention.modules() if isinstance(each, Softmax)]
 
 
-def _shared(structure: Structure) -> set[int]:
+def _shared(structure: ModelStructure) -> set[int]:
     """Return the identities of the modules that would show the scores of more than one block."""
     sources = Counter(id(source) for block in structure.blocks for source in _sources(block))
     return {source for source, count in sources.items() if count > 1}

@@ -18,6 +18,7 @@ class Readings:
         numbers: Values of the host, by name.
         scalars: Tensors with one element on any device, by name. All of a device are copied together.
         vectors: Tensors of one dimension, by name.
+        texts: Attributes of the event, by name.
         absent: Why metrics of the catalogue have no value, by name or pattern.
     """
 
@@ -26,6 +27,7 @@ class Readings:
         self.numbers: dict[str, float] = {}
         self.scalars: dict[str, Tensor] = {}
         self.vectors: dict[str, Tensor] = {}
+        self.texts: dict[str, str] = {}
         self.absent: dict[str, str] = {}
 
     def number(self, name: str, value: float) -> None:

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from ...store.plural import counted
 from ...store.processes.child_process import ChildProcess
+from ...store.processes.module_command import import_path
 from ...store.processes.protocol import BrokenFrame
 from .activity import LOOK_EVERY_S, Standstill
 from .locking import forkable_lock
@@ -169,7 +169,7 @@ class BackgroundSealing:
             self._give_up("the sealing process was killed repeatedly")
             return
         self._starts_left -= 1
-        environment = {**os.environ, "PYTHONPATH": _import_path()}
+        environment = {**os.environ, "PYTHONPATH": import_path()}
         try:
             self._process = ChildProcess("steptape.store.parquet.sealing_service", environment=environment)
         except OSError as error:
@@ -255,11 +255,6 @@ class BackgroundSealing:
         if self._process is not None:
             self._process.abandon()
         self._forget()
-
-
-def _import_path() -> str:
-    """Join the entries of ``sys.path``. Skip empty ones and, as Python itself does, those that are not text."""
-    return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
 
 
 #: The sealing of this program.

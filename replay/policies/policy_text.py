@@ -58,28 +58,42 @@ def timed(window: StepWindow) -> dict[str, list[int | None]]:
     return {} if window == StepWindow() else {"between": [window.first, window.last]}
 
 
-def _controller(controller: Controller) -> dict[str, Any]:
-    """Return a controller as an entry of a policy file, with only what its decisions depend on."""
-    patience, hold, cooldown = controller.patience, controller.hold, controller.cooldown
+def gates_of(controller: Controller) -> dict[str, Any]:
+    """Return a controller as an entry of a policy file: its rule, when it is asked, and how long it must be true.
+
+    The entry orders nothing, and neither has a cooldown nor ends.
+    """
+    patience, hold = controller.patience, controller.hold
     optional = {
         "patience": None if patience is None else {"patience_threshold": patience.threshold, "mode": patience.mode},
         "for": None if hold is None else _span(hold),
-        "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
-        "once": True if controller.is_once else None,
         "requires": [key.name for key in controller.requires] or None,
         "for_each": None if controller.each is None else controller.each.name,
         "every": "value" if controller.awaits_value else None,
-        "clear": None if controller.clear is None else controller.clear.text,
-        "escalate": None if controller.escalation is None else _escalation(controller.escalation),
     }
     return {
         "name": controller.name,
         "triggers": list(controller.listed_triggers),
         "rule": controller.rule.text,
-        **({"operations": []} if controller.escalation is None else {}),
+        "operations": [],
         **timed(controller.between),
         **{key: value for key, value in optional.items() if value is not None},
     }
+
+
+def _controller(controller: Controller) -> dict[str, Any]:
+    """Return a controller as an entry of a policy file, with only what its decisions depend on."""
+    cooldown = controller.cooldown
+    optional = {
+        "cooldown": None if cooldown is None else cooldown.name or _span(cooldown.span),
+        "once": True if controller.is_once else None,
+        "clear": None if controller.clear is None else controller.clear.text,
+        "escalate": None if controller.escalation is None else _escalation(controller.escalation),
+    }
+    entry = gates_of(controller) | {key: value for key, value in optional.items() if value is not None}
+    if controller.escalation is not None:
+        del entry["operations"]
+    return entry
 
 
 def _escalation(escalation: Escalation) -> dict[str, Any]:

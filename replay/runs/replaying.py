@@ -12,7 +12,7 @@ from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, RANKS, Event
+from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, RANKS, SPAN, SYSTEM, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
@@ -27,9 +27,9 @@ from .validity import Validity, ValidityLabeler, with_those_that_ask
 BEFORE_A_STEP: Final = frozenset(
     (INIT_END, "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step")
 )
-_WITHIN_A_STEP: Final = frozenset(("ranks", "log", "prediction_step", "evaluate", "predict", "save", *NOTE_KINDS)) - {
-    "failure"
-}
+_WITHIN_A_STEP: Final = frozenset(
+    ("ranks", "log", "prediction_step", "evaluate", "predict", "save", SPAN, SYSTEM, *NOTE_KINDS)
+) - {"failure"}
 
 #: Events that are processed together; fewer at first, since rules that have seen nothing soon become idle.
 _STRETCH: Final = 512

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ...store.events import BY_CALL, LATE_FOR, PLAN, Event
+from ...store.events import BY_CALL, LATE_FOR, PLAN, SPAN, SYSTEM, Event
 from ..language.context import Clock
 from ..late_events import awaited_names
 from .decisions import Outcome
@@ -19,7 +19,7 @@ from .event_fold import EventFold
 from .waiting_groups import Held, WaitingGroups
 
 #: Kinds of events before which a recorder does not bring all values that it copies from a device.
-_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks", PLAN))
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks", PLAN, SPAN, SYSTEM))
 
 #: Kinds of events after which a loop brings no value that it awaited before.
 _BOUNDS: Final = frozenset(("train_begin", "train_end"))

@@ -15,6 +15,11 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, *(() if _imports_from_here() else ("-P",)), "-m", module, *arguments]
 
 
+def import_path() -> str:
+    """Join the entries of ``sys.path``. Skip empty ones and, as Python itself does, those that are not text."""
+    return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
+
+
 def _imports_from_here() -> bool:
     try:
         return not {"", os.getcwd()}.isdisjoint(sys.path)

@@ -86,7 +86,7 @@ def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[
     if "spiking_samples" in statement.casefold():
         connection.execute(SPIKING_SAMPLES)
     try:
-        yield _with_texts(connection.sql(statements[0]), statement)
+        yield _with_counterparts(connection.sql(statements[0]), statement)
     except duckdb.PermissionException as error:
         _check_files(connection, str(error))
         raise
@@ -101,8 +101,8 @@ def _is_select(statement: duckdb.Statement) -> bool:
         return False
 
 
-def _with_texts(relation: duckdb.DuckDBPyRelation, statement: str) -> duckdb.DuckDBPyRelation:
-    """Cast the columns to text that have no exact counterpart in Arrow, Parquet and JSON.
+def _with_counterparts(relation: duckdb.DuckDBPyRelation, statement: str) -> duckdb.DuckDBPyRelation:
+    """Cast the columns that have no exact counterpart in Arrow, Parquet and JSON: arrays to lists, others to text.
 
     Raises:
         QueryRefused: Two columns share a name: rows as dictionaries would lose one.
@@ -112,14 +112,30 @@ def _with_texts(relation: duckdb.DuckDBPyRelation, statement: str) -> duckdb.Duc
     if twice is not None:
         fix = f"Rename one of the columns called {twice!r} with AS"
         raise QueryRefused("two columns of the result have the same name", got=statement, fix=fix)
-    is_text = [_lacks_counterpart(type_) for type_ in relation.types]
-    if not any(is_text):
+    counterparts = [_counterpart(type_) for type_ in relation.types]
+    if not any(counterparts):
         return relation
     # By position, since DuckDB takes two names that differ in case for one.
-    cells = [f"CAST(#{place} AS VARCHAR)" if cast else f"#{place}" for place, cast in enumerate(is_text, start=1)]
+    cells = [f"CAST(#{place} AS {kind})" if kind else f"#{place}" for place, kind in enumerate(counterparts, start=1)]
     return relation.project(
         ", ".join(f"{cell} AS {quoted_name(name)}" for cell, name in zip(cells, names, strict=True))
     )
+
+
+#: Matches the length of an array in the text of a type. Quoted names and texts match first: they may hold a length.
+_LENGTH: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|\[[0-9]+\]""")
+
+
+def _counterpart(type_: Any) -> str | None:
+    """Return the type to cast a column to, or None if its own is exact in Arrow, Parquet and JSON.
+
+    Arrays become lists: pyarrow before 26 cannot read an array with a null from Parquet.
+    """
+    if _lacks_counterpart(type_):
+        return "VARCHAR"
+    text = str(type_)
+    lists = _LENGTH.sub(lambda match: "[]" if match[0].startswith("[") else match[0], text)
+    return lists if lists != text else None
 
 
 #: DuckDB's types, by id, without an exact counterpart: Arrow lacks or truncates them, or Parquet cannot hold them.

@@ -25,6 +25,7 @@ const MARKS = {
   save: { symbol: "line-ns-open", size: 5, height: 0.02, line: 1, opacity: 0.6, colour: "--faint", title: "checkpoint" },
   epoch: { symbol: "line-ns-open", size: 4, height: 1, line: 1, opacity: 0.6, colour: "--faint", title: "epoch" },
   annotation: { symbol: "diamond", size: 8, height: 0.9, colour: "--note", title: "annotation" },
+  phase: { symbol: "square", size: 5, height: 0.05, colour: "--faint", title: "phase" },
   gap: { symbol: "x-thin-open", size: 7, height: 0.08, line: 1.5, colour: "--stop", title: "not finite" },
 };
 
@@ -84,7 +85,7 @@ export function marksOf(kind, item, marks) {
     type: "scatter",
     mode: "markers",
     x: placed.map(([x]) => x),
-    y: placed.map(() => look.height),
+    y: placed.map(([, mark]) => mark.height ?? look.height),
     yaxis: "y2",
     customdata: placed.map(([, mark]) => mark.step),
     text: placed.map(([, mark]) => inLines(mark.text)),
@@ -183,35 +184,60 @@ function timeTicks(div, span, uirevision) {
   return { tickmode: "array", tickvals: values, ticktext: labels };
 }
 
-/** Draw or redraw a plot. What the reader has zoomed to stays. */
-export function draw(div, traces, { shapes = [], title = "", log = false, axis = "step", height = 230, legend = false } = {}) {
+/** The axis of marks: they stay where they are when values move. */
+const MARKS_AXIS = { overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
+
+/** What all plots share: fonts, colours, grids and gestures. `xaxis` and `yaxis` add to it. */
+function layoutOf({ xaxis, yaxis, axis, title = "", height = 230, hover = "x unified", legend = false, ...rest }) {
   const faint = colour("--faint");
   const grid = { gridcolor: colour("--rule"), zeroline: false, linecolor: colour("--rule"), tickfont: { color: faint }, layer: "below traces" };
-  const lines = traces.filter((trace) => trace.yaxis !== "y2");
-  const marks = traces.filter((trace) => trace.yaxis === "y2");
-  const uirevision = `${axis} ${log}`;
   const place = { step: "step %{x:,d}", elapsed: "time of training" }[axis] ?? `${axis} %{x:.4g}`;
-  const span = ends(lines, axis);
-  const ticks = axis === "elapsed" ? timeTicks(div, span, uirevision) : {};
-  const layout = {
+  return {
     height,
     margin: { ...SIDES, t: title ? 28 : 10, b: 28 },
     title: title ? { text: plain(title), x: 0, xanchor: "left", xref: "paper", pad: { l: 0 }, font: { size: 13, color: colour("--ink") } } : undefined,
     font: { family: getComputedStyle(document.body).fontFamily, size: 11, color: colour("--ink") },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: colour("--paper"),
-    hovermode: "x unified",
+    hovermode: hover,
     hoverlabel: { bgcolor: colour("--panel"), bordercolor: colour("--rule"), font: { color: colour("--ink"), size: 11 }, align: "left" },
     showlegend: legend,
     legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top", font: { color: colour("--ink") } },
-    xaxis: { ...grid, ...span, separatethousands: true, exponentformat: "none", ...ticks, unifiedhovertitle: { text: place }, spikethickness: 1, spikedash: "dot", spikecolor: faint },
-    yaxis: { ...grid, ...heights(lines, marks, log), type: log ? "log" : "linear", nticks: 6, automargin: true },
-    yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
-    shapes,
-    uirevision,
+    xaxis: { ...grid, separatethousands: true, exponentformat: "none", unifiedhovertitle: { text: place }, spikethickness: 1, spikedash: "dot", spikecolor: faint, ...xaxis },
+    yaxis: { ...grid, nticks: 6, automargin: true, ...yaxis },
     dragmode: isTouch ? false : "zoom",
+    ...rest,
   };
-  return Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false });
+}
+
+const render = (div, traces, layout) => Plotly.react(div, traces, layout, { displayModeBar: false, responsive: true, doubleClick: "reset", showTips: false });
+
+/** Draw or redraw curves. What the reader has zoomed to stays. */
+export function draw(div, traces, { shapes = [], title = "", log = false, axis = "step", height = 230, legend = false, hover = "x unified" } = {}) {
+  const lines = traces.filter((trace) => trace.yaxis !== "y2");
+  const marks = traces.filter((trace) => trace.yaxis === "y2");
+  const uirevision = `${axis} ${log}`;
+  const span = ends(lines, axis);
+  const ticks = axis === "elapsed" ? timeTicks(div, span, uirevision) : {};
+  return render(div, traces, layoutOf({
+    xaxis: { ...span, ...ticks },
+    yaxis: { ...heights(lines, marks, log), type: log ? "log" : "linear" },
+    yaxis2: MARKS_AXIS,
+    axis, title, height, hover, legend, shapes, uirevision,
+  }));
+}
+
+/** Draw or redraw a heat map and the marks on it. What the reader has zoomed to stays. */
+export function drawHeat(div, traces, { axis = "step", height = 230, yaxis = {}, look = "heat" } = {}) {
+  const uirevision = `${axis} ${look}`;
+  const span = ends(traces.filter((trace) => trace.type === "heatmap"), axis);
+  const ticks = axis === "elapsed" ? timeTicks(div, span, uirevision) : {};
+  return render(div, traces, layoutOf({
+    xaxis: { ticks: "", showspikes: false, ...span, ...ticks },
+    yaxis: { fixedrange: true, showgrid: false, ticks: "", ...yaxis },
+    yaxis2: MARKS_AXIS,
+    axis, height, hover: "closest", uirevision,
+  }));
 }
 
 /** Tell when the reader zooms along the axis: its two ends, or null twice for all of it. */

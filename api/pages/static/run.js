@@ -1,15 +1,23 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
 import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
 import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
+import { depthBar, drawFamilyHeat, linesOf, nameOf, pointsOf, seriesOf } from "./family_plots.js";
+import { layOut, onSeen, plots, visible } from "./panels.js";
+import { phaseMarks, showPhases } from "./phases.js";
 import { COLOURS, POINTS, distinct, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
+import { takeVectors } from "./vectors.js";
 
 const run = pageData();
 const axis = document.getElementById("axis");
 const log = document.getElementById("log");
 const search = document.getElementById("search");
+const look = document.getElementById("look");
 
-/** Plots that are drawn before the reader asks for more. */
-const FIRST = 24;
+/** Whether families are heat maps, as the reader chose on any run. */
+const LOOK = "steptape-families";
+
+/** Series in one request. */
+const MOST_SERIES = 100;
 
 /** Decisions that the table shows, and so many more behind a click. */
 const LISTED = 12;
@@ -18,8 +26,7 @@ const LISTED_IN_ALL = 500;
 /** Between two looks at a live run, in milliseconds. */
 const PAUSE = 700;
 
-const facts = { decisions: [], saves: [], epochs: [], annotations: [], errors: [] };
-const plots = new Map();
+const facts = { decisions: [], saves: [], epochs: [], annotations: [], phases: [], errors: [] };
 let metrics = run.metrics;
 
 // ---- What happened to the run -------------------------------------------------------------------------------------
@@ -66,6 +73,7 @@ async function readFacts() {
     text: `step ${item.step}: ${item.controller}${item.mode === "shadow" ? " (shadow)" : ""}, ${values(item)}`,
   }));
   facts.errors = decided.rule_errors;
+  facts.phases = phaseMarks();
   facts.saves = saves.items.map((event) => ({ step: event.step, text: `checkpoint, step ${event.step}` }));
   facts.epochs = epochs.items.map((event, index) => ({ step: event.step, text: `epoch ${index + 1} begins` }));
   facts.annotations = noted.items
@@ -108,6 +116,7 @@ function showLegend() {
     facts.decisions.length && `▼ ${counted(facts.decisions.length, "decision")}`,
     facts.annotations.length && `◆ ${counted(facts.annotations.length, "annotation")}`,
     facts.saves.length && `ticks below: ${counted(facts.saves.length, "checkpoint")}`,
+    facts.phases.length && `squares below: ${counted(facts.phases.length, "span")}`,
     facts.epochs.length && `ticks above: ${counted(facts.epochs.length, "epoch")}`,
     run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
     !isTouch && "drag to zoom, double-click to reset",
@@ -120,39 +129,69 @@ function showLegend() {
 let requests = 0;
 
 /**
- * Read the series of these plots and draw them; one request for all that show the same part of the run. An answer that
+ * Read the series of these plots and draw them; few requests for all that show the same part of the run. An answer that
  * comes after that of a newer request is dropped.
  */
 async function read(wanted) {
   const request = ++requests;
-  const zooms = Map.groupBy(wanted, (plot) => JSON.stringify(plot.zoom));
+  const alike = Map.groupBy(wanted, (plot) => JSON.stringify([plot.zoom, plot.panel.isFamily]));
   await Promise.all(
-    [...zooms.values()].map(async (group) => {
-      const [from, to] = group[0].zoom;
-      const asked = { metric: group.map((plot) => plot.metric), axis: axis.value, points: POINTS, from, to };
-      const { items } = await ask(address(runPath(run.id, "/series"), asked));
+    [...alike.values()].flatMap(packed).map(async (group) => {
+      const items = await seriesFor(group);
       for (const plot of group.filter((asking) => asking.answered < request)) {
         plot.answered = request;
-        show(plot, items.filter((item) => item.metric === plot.metric));
+        const names = new Set(plot.panel.members.map((member) => member.metric));
+        show(plot, items.filter((item) => names.has(item.metric)));
       }
     }),
   ).catch((error) => say(error.message));
 }
 
+/** Plots in batches whose series fit in one request; one with more has a batch of its own. */
+function packed(wanted) {
+  const batches = [];
+  let room = -1;
+  for (const plot of wanted) {
+    const count = plot.panel.members.length;
+    if (count > room) {
+      batches.push([]);
+      room = MOST_SERIES;
+    }
+    batches.at(-1).push(plot);
+    room -= count;
+  }
+  return batches;
+}
+
+async function seriesFor(group) {
+  const names = group.flatMap((plot) => plot.panel.members.map((member) => member.metric));
+  const points = group[0].panel.isFamily ? Math.min(...group.map((plot) => pointsOf(plot.panel.members.length))) : POINTS;
+  const [from, to] = group[0].zoom;
+  const parts = Array.from({ length: Math.ceil(names.length / MOST_SERIES) }, (_, index) => names.slice(index * MOST_SERIES, (index + 1) * MOST_SERIES));
+  const answers = await Promise.all(parts.map((metric) => ask(address(runPath(run.id, "/series"), { metric, axis: axis.value, points, from, to }))));
+  return answers.flatMap((answer) => answer.items);
+}
+
 function show(plot, items) {
+  if (plot.panel.isFamily) showFamily(plot, items);
+  else showMetric(plot, items);
+  if (!plot.listens) listen(plot);
+}
+
+function showMetric(plot, items) {
   const filled = distinct(items.filter((item) => item.step.length));
   plot.items = filled;
   const longest = filled.reduce((best, item) => (item.step.length > (best?.step.length ?? 0) ? item : best), null);
   const traces = filled.map((item, index) => lineOf(item, { colour: COLOURS[index], name: filled.length > 1 ? item.kind : plot.metric }));
   let shapes = [];
   if (longest) {
-    const within = (mark) => mark.step >= longest.step[0] && mark.step <= longest.step.at(-1);
-    const [decisions, saves, epochs, annotations] = [facts.decisions, facts.saves, facts.epochs, facts.annotations].map((marks) => marks.filter(within));
-    const isMain = plot.metric === run.leading;
-    if (decisions.length) traces.push(marksOf("decision", longest, decisions));
+    const [decisions, saves, epochs, annotations, phases] = [facts.decisions, facts.saves, facts.epochs, facts.annotations, facts.phases].map((marks) => marks.filter(withinOf(longest)));
+    const isMain = plot.isLeading;
+    traces.push(...decisionsOn(longest));
     if (isMain) traces.push(...firingsOf(longest, decisions));
     if (saves.length && (isMain || filled[0].kind === "evaluate")) traces.push(marksOf("save", longest, saves));
     if (isMain && epochs.length) traces.push(marksOf("epoch", longest, epochs));
+    if (isMain && phases.length) traces.push(marksOf("phase", longest, phases));
     if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
     const gaps = filled.flatMap(gapsOf);
     if (gaps.length) traces.push(marksOf("gap", longest, gaps));
@@ -161,9 +200,43 @@ function show(plot, items) {
   plot.note.replaceChildren(...captionOf(plot, filled, longest));
   draw(plot.div, traces, { shapes, log: log.checked, axis: axis.value });
   plot.figure.dataset.points = String(longest?.n_raw ?? 0);
-  if (!plot.listens) listen(plot);
-  if (longest && plot.metric === run.leading && looked === null) lookAround(largestJump(longest));
+  if (longest && plot.isLeading && looked === null) lookAround(largestJump(longest));
 }
+
+/** A family: a line for each member, or a heat map. */
+function showFamily(plot, items) {
+  plot.items = items;
+  const members = seriesOf(plot.panel, items);
+  if (!members.length) return;
+  const longest = members.map((member) => member.item).reduce((best, item) => (item.step.length > best.step.length ? item : best));
+  const said = isHeat() ? drawFamilyHeat(plot.div, members, axis.value, decisionsOn(longest)) : drawFamilyLines(plot, members, longest);
+  if (kindsOf(items).size > 1) said.push([`values of ${longest.kind} events`]);
+  plot.note.replaceChildren(...said.map((parts) => element("span", {}, parts)));
+  plot.figure.dataset.points = String(longest.n_raw);
+}
+
+/** The decisions within a series as a trace of marks, if there are any. */
+function decisionsOn(item) {
+  const decisions = facts.decisions.filter(withinOf(item));
+  return decisions.length ? [marksOf("decision", item, decisions)] : [];
+}
+
+const withinOf = (item) => (mark) => mark.step >= item.step[0] && mark.step <= item.step.at(-1);
+
+function drawFamilyLines(plot, members, longest) {
+  const [decisions, annotations] = [facts.decisions, facts.annotations].map((marks) => marks.filter(withinOf(longest)));
+  const traces = [...linesOf(members), ...decisionsOn(longest)];
+  if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
+  const gaps = members.flatMap((member) => gapsOf(member.item).map((gap) => ({ ...gap, text: `${nameOf(member)}, ${gap.text}` })));
+  if (gaps.length) traces.push(marksOf("gap", longest, gaps));
+  draw(plot.div, traces, { shapes: shapesOf(longest, { decisions, attempts: run.attempts, spans: annotations }), log: log.checked, axis: axis.value, hover: "closest" });
+  const isSampled = members.some((member) => member.item.sampled);
+  return [depthBar(members), ...(isSampled ? [[`downsampled from ${shown(longest.n_raw)} values each, extremes kept`]] : [])];
+}
+
+const kindsOf = (items) => new Set(items.filter((item) => item.step.length).map((item) => item.kind));
+
+const isHeat = () => look.querySelector("input[value=heat]").checked;
 
 /** What stands beside a metric's name: its last value, which colour is which kind of event, and whether all is drawn. */
 function captionOf(plot, items, longest) {
@@ -203,45 +276,12 @@ function follow(plot, from, to) {
   globalThis.Plotly.update(plot.div, {}, ends);
 }
 
-const visible = () => [...plots.values()].filter((plot) => plot.isSeen && !plot.figure.hidden);
-
-const seen = new IntersectionObserver((entries) => {
-  const fresh = [];
-  for (const entry of entries) {
-    const plot = plots.get(entry.target.dataset.metric);
-    if (!plot) continue;
-    if (entry.isIntersecting && !plot.isSeen) fresh.push(plot);
-    plot.isSeen = entry.isIntersecting;
-  }
-  if (fresh.length) read(fresh);
-}, { rootMargin: "200px" });
-
-/** A figure for each metric that the filter lets through, the leading one first and wide. */
-function layOut() {
-  const wanted = search.value.trim().toLocaleLowerCase();
-  const found = metrics.filter((metric) => metric.toLocaleLowerCase().includes(wanted));
-  found.sort((one, other) => Number(other === run.leading) - Number(one === run.leading));
-  const shownNow = new Set(found.slice(0, FIRST));
-  for (const [metric, plot] of plots) plot.figure.hidden = !shownNow.has(metric);
-  for (const metric of shownNow) if (!plots.has(metric)) addPlot(metric);
-  const place = document.getElementById("plots");
-  place.append(...[...shownNow].map((metric) => plots.get(metric).figure));
-  const empty = document.getElementById("curves-empty");
-  empty.hidden = shownNow.size > 0 && found.length <= FIRST;
-  empty.textContent = !metrics.length
-    ? "No metric has a value yet."
-    : found.length
-      ? `Only the first ${FIRST} of ${shown(found.length)} metrics are shown. Use the filter above to find the others.`
-      : `No metric name contains “${search.value}”.`;
-}
-
-function addPlot(metric) {
-  const div = element("div", { class: "plot" });
-  const note = element("span", { class: "faint said" });
-  const caption = element("figcaption", {}, element("b", {}, metric), " ", note);
-  const figure = element("figure", { "data-metric": metric, class: metric === run.leading ? "wide" : null }, caption, div);
-  plots.set(metric, { metric, div, note, figure, items: [], zoom: [null, null], answered: 0, isSeen: false, listens: false });
-  seen.observe(figure);
+/** Lay out the panels; figures whose members have changed are drawn again. */
+function showPanels() {
+  look.hidden = !layOut(metrics, run.leading, search.value);
+  const stale = visible().filter((plot) => plot.isStale);
+  for (const plot of stale) plot.isStale = false;
+  if (stale.length) read(stale);
 }
 
 // ---- Samples ------------------------------------------------------------------------------------------------------
@@ -279,17 +319,17 @@ const lookAround = gathered(async (step, isClick = false) => {
   }
 }, 120);
 
-async function readFragments() {
-  for (const place of document.querySelectorAll("[data-fragment]")) {
-    const answer = await fetch(place.dataset.fragment);
-    if (!answer.ok) {
-      place.replaceChildren(element("p", { class: "faint" }, "The samples could not be read, or not within the server's time limit."));
-      continue;
-    }
-    const part = new DOMParser().parseFromString(await answer.text(), "text/html");
-    place.replaceChildren(...part.body.childNodes);
+async function readFragment(place) {
+  const answer = await fetch(place.dataset.fragment);
+  if (!answer.ok) {
+    place.replaceChildren(element("p", { class: "faint" }, place.dataset.failed));
+    return;
   }
+  const part = new DOMParser().parseFromString(await answer.text(), "text/html");
+  place.replaceChildren(...part.body.childNodes);
 }
+
+const readFragments = () => Promise.all([...document.querySelectorAll("[data-fragment]")].map(readFragment));
 
 // ---- Live ---------------------------------------------------------------------------------------------------------
 
@@ -300,13 +340,15 @@ function say(text) {
 /** What a live run has written since: curves, marks, and the parts that the server renders. */
 const refresh = gathered(async () => {
   if (document.visibilityState !== "visible") return;
-  await Promise.all([readFacts(), refreshParts("[data-region]")]);
+  await refreshParts("[data-region]");
+  showPhases();
+  await readFacts();
   const known = new Set(metrics);
   const { metrics: now } = await ask(runPath(run.id));
   if (now.some((metric) => !known.has(metric.name))) {
     metrics = now.map((metric) => metric.name);
     run.leading ??= metrics[0];
-    layOut();
+    showPanels();
   }
   await read(visible());
 }, PAUSE);
@@ -328,7 +370,11 @@ axis.addEventListener("change", () => {
   read(visible());
 });
 log.addEventListener("change", () => read(visible()));
-search.addEventListener("input", gathered(layOut, 150));
+search.addEventListener("input", gathered(showPanels, 150));
+look.addEventListener("change", () => {
+  localStorage.setItem(LOOK, isHeat() ? "heat" : "lines");
+  for (const plot of visible()) if (plot.panel.isFamily) show(plot, plot.items);
+});
 const reread = async () => {
   await readFacts();
   await read(visible());
@@ -337,7 +383,11 @@ takeAnnotations(run.id, reread);
 takeRequests(run.id, reread);
 document.addEventListener("themechange", () => visible().forEach((plot) => show(plot, plot.items)));
 
+onSeen(read);
+takeVectors(run.id);
+showPhases();
+if (localStorage.getItem(LOOK) === "heat") look.querySelector("input[value=heat]").checked = true;
 await readFacts().catch((error) => say(error.message));
-layOut();
+showPanels();
 readFragments();
 if (run.live) followLive();

@@ -1,0 +1,98 @@
+"""Serves ``/runs/{id}/health``: what is wrong with a run, by groups of metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from ...replay.health.health import State
+from ..access import RequestedRun, RunAccess
+from ..models import Model
+from ..workers.rule_processes import RuleProcesses
+from .policies import policy_named
+
+router = APIRouter()
+
+#: The policy that judges runs unless a request names another one.
+DEFAULT_POLICY: Final = "nano_train"
+
+
+class AlarmItem(Model):
+    """A time span in which a rule fired."""
+
+    step: int
+    cleared_step: int | None
+    """Where the rule was false again; null while it is not."""
+    member: str | None
+    """The metric of a family that it is about."""
+    message: str
+    values: dict[str, Any]
+    """What the rule read where it fired."""
+    bounds: dict[str, Any]
+    """The params of the policy among these."""
+
+
+class RuleHealthItem(Model):
+    """The health of one rule."""
+
+    controller: str
+    state: State
+    severity: str
+    alarms: int
+    newest: AlarmItem | None
+    """The newest alarm that lasts, else the newest."""
+    not_evaluable: dict[str, str]
+    """Why it is not evaluable, by metric."""
+
+
+class GroupHealthItem(Model):
+    """The health of one group of rules."""
+
+    group: str
+    state: State
+    sentence: str
+    not_evaluable: dict[str, str]
+    """Why some of its rules are not evaluable, by metric."""
+    rules: list[RuleHealthItem]
+
+
+class RunHealth(Model):
+    """The health of a run under a policy."""
+
+    run_id: str
+    name: str
+    step: int
+    policy: str
+    digest: str
+    state: State
+    groups: list[GroupHealthItem]
+    """The worst first."""
+    diagnoses: list[RuleHealthItem]
+    """Rules that name causes and actions; the worst first."""
+
+
+@router.get("/runs/{id}/health", summary="Health of a run")
+async def read_run_health(
+    request: Request,
+    run: RequestedRun,
+    policy: Annotated[
+        str, Query(max_length=200, description="The policy that judges: one that `GET /policies` lists.")
+    ] = DEFAULT_POLICY,
+) -> RunHealth:
+    """Replay a policy over a run and return the state of each group of metrics, as `steptape health --json` does."""
+    return await run_health(request, run, policy)
+
+
+async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth:
+    """Return the health of a run, computed in a process with limits.
+
+    Raises:
+        PolicyNotFound: No policy of the server has that name.
+        InvalidRequest: It took too long.
+    """
+    processes: RuleProcesses = request.app.state.rule_processes
+    path = await run_in_threadpool(policy_named, policy, request.app.state.policies)
+    document = {"kind": "health", "folder": str(run.folder), "policy": str(path)}
+    return RunHealth.model_validate(await processes.ask(document))

@@ -1,0 +1,337 @@
+"""Counts tokens, targets and samples, and times updates: the metrics of the groups ``data`` and ``time``.
+
+Forward passes of the watched module and the ends of updates go in. Labels are counted where they are, in one small
+tensor, so that nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from .batch_arguments import BatchArguments, BatchContent, Finder
+from .hooks import Hook
+from .part import Part, Readings
+from .step_times import StepTimes, Totals, UpdateTimes
+
+logger = logging.getLogger("steptape")
+
+_Item = TypeVar("_Item")
+
+#: The label that PyTorch's losses ignore.
+IGNORED: Final = -100
+
+#: Floating-point operations per token and parameter: two forward, four backward.
+_OPERATIONS: Final = 6
+
+_NO_FORWARD: Final = (
+    "no forward pass of the watched module was seen: it is compiled in a larger region, or called in parts"
+)
+_NO_IDS: Final = "the model's arguments hold no token ids"
+_NO_LABELS: Final = "the model's arguments hold no labels"
+_NO_TOKEN_TARGETS: Final = "the model's arguments hold no label for each token"
+_NO_WAIT: Final = "no forward pass ends the wait; iterate over watch.batches(loader)"
+_NO_PEAK: Final = "rec.watch got no peak_tflops"
+
+_OF_IDS: Final = ("Tokens/seen", "Data/tokens_per_update", "Throughput/tokens_per_second")
+_OF_LABELS: Final = (
+    "Tokens/effective_seen",
+    "Data/effective_tokens_per_update",
+    "Data/ignore_frac",
+    "Throughput/effective_tokens_per_second",
+)
+_OF_TOKEN_TARGETS: Final = ("Perf/achieved_tflops", "Perf/mfu")
+_OF_WAIT: Final = (
+    "Time/data_wait_seconds",
+    "Time/data_wait_frac",
+    "Time/compute_seconds_est",
+    "Time/compute_frac_est",
+)
+_OF_VALIDATION: Final = "Data/ignore_frac_val"
+
+
+class Counts(NamedTuple):
+    """Sums over forward passes. Immutable, so that an earlier state costs no copy.
+
+    Attributes:
+        forwards, samples, tokens: Sums of the host.
+        token_forwards, labelled_forwards, aligned_forwards: Forward passes with token ids, with labels, and with labels
+            of the shape of the token ids.
+        targets: Labels that count, ignored or not.
+        ignored: The ignored ones, as a tensor with one element; None before the first.
+    """
+
+    forwards: int = 0
+    samples: int = 0
+    tokens: int = 0
+    token_forwards: int = 0
+    labelled_forwards: int = 0
+    aligned_forwards: int = 0
+    targets: int = 0
+    ignored: Tensor | None = None
+
+    def add(self, content: BatchContent) -> Counts:
+        """Return the sums with one more forward pass."""
+        tokens, targets = content.tokens, content.targets
+        return Counts(
+            self.forwards + 1,
+            self.samples + content.samples,
+            self.tokens + (tokens or 0),
+            self.token_forwards + (tokens is not None),
+            self.labelled_forwards + (targets is not None),
+            self.aligned_forwards + content.has_target_per_token,
+            self.targets + (0 if targets is None else targets.numel()),
+            self.ignored if targets is None else _sum(self.ignored, torch.count_nonzero(targets == IGNORED)),
+        )
+
+    def since(self, before: Counts) -> Counts:
+        """Return the sums since an earlier state."""
+        ignored = self.ignored
+        if ignored is not None and before.ignored is not None:
+            ignored = ignored - before.ignored.to(ignored.device, non_blocking=True)
+        return Counts(
+            self.forwards - before.forwards,
+            self.samples - before.samples,
+            self.tokens - before.tokens,
+            self.token_forwards - before.token_forwards,
+            self.labelled_forwards - before.labelled_forwards,
+            self.aligned_forwards - before.aligned_forwards,
+            self.targets - before.targets,
+            ignored,
+        )
+
+    @property
+    def effective(self) -> Tensor:
+        """The targets that the loss does not ignore. Only with labels."""
+        assert self.ignored is not None
+        return self.targets - self.ignored
+
+    @property
+    def ignored_share(self) -> Tensor | None:
+        """The share of the targets that the loss ignores; None without targets."""
+        return self.ignored / self.targets if self.ignored is not None and self.targets else None
+
+
+class DataAndTime(Part):
+    """Counts and times one model's updates.
+
+    All forward passes of an update add up. A pass in evaluation mode or without gradients counts as evaluation. The
+    recomputation of a checkpointed model does not count.
+
+    ``batches`` measures the wait for data. Without it, the wait is the time from the end of an update to the first
+    forward pass of the next: an estimate that includes whatever else the loop does there.
+
+    Args:
+        model: The watched module. It is referenced weakly.
+        excluded_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
+        peak_tflops: The peak of the device in 10^12 operations per second; None if unknown.
+        find_ids, find_labels: Find token ids and labels in the model's arguments by name. By default see
+            ``BatchArguments``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        excluded_ns: Callable[[], int],
+        *,
+        peak_tflops: float | None = None,
+        find_ids: Finder | None = None,
+        find_labels: Finder | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._excluded_ns, self._peak_tflops = excluded_ns, peak_tflops
+        self._arguments = BatchArguments(model, find_ids, find_labels)
+        self._times = StepTimes(excluded_ns)
+        self._counts = self._ended = self._begun = self._read = self._validation = Counts()
+        self._pauses, self._parameters, self._failure = 0, 0, ""
+        self._lacks_validation_labels = self._is_closed = False
+        self._handle = model.register_forward_pre_hook(Hook(self._see_forward), with_kwargs=True)
+
+    # --- the loop's side ----------------------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[_Item]) -> Iterator[_Item]:
+        """Iterate over a loader, and measure how long each batch takes to come."""
+        began_ns, spans_ns = time.monotonic_ns(), self._excluded_ns()
+        iterator = iter(loader)
+        while True:
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                if not self._is_closed:
+                    self._times.waited(began_ns, time.monotonic_ns(), spans_ns)
+            yield item
+            began_ns, spans_ns = time.monotonic_ns(), self._excluded_ns()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count no forward pass meanwhile. The time is the caller's to ``exclude``."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._pauses or self._failure or _is_in_backward():
+            return
+        try:
+            self._count(module, args, kwargs)
+        except Exception as error:  # Arguments may be of any kind, and the model must run with them.
+            self._failure = f"the model's arguments could not be counted: {type(error).__name__}: {error}"
+            logger.warning("probes: %s", self._failure)
+
+    def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if module.training:
+            self._times.begin_forward(time.monotonic_ns())
+        else:
+            self._times.evaluate(time.monotonic_ns())
+        content = self._arguments.content(args, kwargs)
+        if module.training and torch.is_grad_enabled():
+            self._counts = self._counts.add(content)
+        else:
+            self._validation = self._validation.add(content)
+
+    # --- the watch's side ---------------------------------------------------------------------------------------------
+
+    def totals(self) -> Totals:
+        """Return the times that no update includes, for an ``end_update`` that is called later."""
+        return self._times.totals()
+
+    def end_update(self, now_ns: int, totals: Totals | None = None) -> None:
+        """End an update. Forward passes from now on belong to the next.
+
+        Args:
+            now_ns: When it ended, by ``time.monotonic_ns``.
+            totals: What ``totals`` returned at that time. None: those of now.
+        """
+        self._times.end_update(now_ns, totals)
+        self._begun, self._ended = self._ended, self._counts
+
+    def exclude(self, ns: int) -> None:
+        """Leave the time of probes out of the update in which it passed."""
+        self._times.exclude(ns)
+
+    def read(self, readings: Readings) -> None:
+        """Add the numbers of the update that has ended, and means since the emission before."""
+        total, update, window = self._ended, self._ended.since(self._begun), self._ended.since(self._read)
+        self._read, times = self._ended, self._times.take()
+        self._read_data(readings, total, update)
+        self._read_time(readings, times)
+        if times.elapsed_ns:
+            self._read_throughput(readings, window, times)
+        self._explain(readings, total, times)
+
+    def read_evaluation(self) -> dict[str, Tensor | float]:
+        """Return the metrics of the forward passes in evaluation since the call before."""
+        seen, self._validation = self._validation, Counts()
+        share = seen.ignored_share
+        self._lacks_validation_labels = seen.forwards > 0 and share is None
+        return {} if share is None else {_OF_VALIDATION: share}
+
+    def close(self) -> None:
+        """Stop to count. Iterators of ``batches`` continue."""
+        self._is_closed = True
+        self._handle.remove()
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def _read_data(self, readings: Readings, total: Counts, update: Counts) -> None:
+        if update.token_forwards:
+            readings.number("Tokens/seen", total.tokens)
+            readings.number("Data/tokens_per_update", update.tokens)
+        if update.labelled_forwards:
+            readings.scalar("Tokens/effective_seen", total.effective)
+            readings.scalar("Data/effective_tokens_per_update", update.effective)
+            if (share := update.ignored_share) is not None:
+                readings.scalar("Data/ignore_frac", share)
+
+    def _read_time(self, readings: Readings, times: UpdateTimes) -> None:
+        if not times.updates:
+            return
+        step_s = times.elapsed_ns / times.updates / 1e9
+        readings.number("Time/step_seconds", step_s)
+        if times.wait_ns is not None:
+            wait_s = times.wait_ns / times.updates / 1e9
+            readings.number("Time/data_wait_seconds", wait_s)
+            readings.number("Time/compute_seconds_est", step_s - wait_s)
+            if times.elapsed_ns:
+                wait_frac = times.wait_ns / times.elapsed_ns
+                readings.number("Time/data_wait_frac", wait_frac)
+                readings.number("Time/compute_frac_est", 1 - wait_frac)
+
+    def _read_throughput(self, readings: Readings, window: Counts, times: UpdateTimes) -> None:
+        elapsed_s = times.elapsed_ns / 1e9
+        readings.number("Throughput/steps_per_second", times.updates / elapsed_s)
+        if window.samples:
+            readings.number("Throughput/samples_per_second", window.samples / elapsed_s)
+        if window.token_forwards:
+            readings.number("Throughput/tokens_per_second", window.tokens / elapsed_s)
+        if window.labelled_forwards:
+            per_s = window.effective / elapsed_s
+            readings.scalar("Throughput/effective_tokens_per_second", per_s)
+            if window.aligned_forwards == window.labelled_forwards:
+                tflops = per_s * (_OPERATIONS * self._parameter_count() / 1e12)
+                readings.scalar("Perf/achieved_tflops", tflops)
+                if self._peak_tflops is not None:
+                    readings.scalar("Perf/mfu", tflops / self._peak_tflops)
+
+    def _explain(self, readings: Readings, total: Counts, times: UpdateTimes) -> None:
+        """Say why metrics have no value."""
+        unseen = self._failure or ("" if total.forwards else _NO_FORWARD)
+        reasons: dict[str, str] = {}
+        if unseen or not total.token_forwards:
+            reasons |= dict.fromkeys(_OF_IDS, unseen or _NO_IDS)
+        if unseen or not total.labelled_forwards:
+            reasons |= dict.fromkeys((*_OF_LABELS, *_OF_TOKEN_TARGETS), unseen or _NO_LABELS)
+        elif total.aligned_forwards < total.labelled_forwards:
+            reasons |= dict.fromkeys(_OF_TOKEN_TARGETS, _NO_TOKEN_TARGETS)
+        elif self._peak_tflops is None:
+            reasons["Perf/mfu"] = _NO_PEAK
+        if unseen or not total.samples:
+            reasons["Throughput/samples_per_second"] = unseen or "the model's arguments hold no tensor"
+        if times.wait_ns is None:
+            reasons |= dict.fromkeys(_OF_WAIT, _NO_WAIT)
+        if self._lacks_validation_labels:
+            reasons[_OF_VALIDATION] = "the model's arguments in the evaluation hold no labels"
+        readings.absent |= {
+            name: why for name, why in reasons.items() if name not in {*readings.numbers, *readings.scalars}
+        }
+
+    def _parameter_count(self) -> int:
+        """Return the number of elements of all parameters, shared ones once, without lazy ones that are still empty."""
+        model = self._model()
+        if not self._parameters and model is not None:
+            self._parameters = sum(each.numel() for each in model.parameters() if not _is_lazy(each))
+        return self._parameters
+
+
+def _is_lazy(parameter: nn.Parameter) -> bool:
+    return isinstance(parameter, UninitializedParameter)
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    """Add counts that may be on two devices, without a wait: the sum is on a device rather than on the host."""
+    if total is None:
+        return more
+    if total.device != more.device:
+        if total.is_cpu:
+            total = total.to(more.device, non_blocking=True)
+        else:
+            more = more.to(total.device, non_blocking=True)
+    return total + more
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward pass runs this forward pass again, for a checkpoint."""
+    # torch's own checkpoints use this function, too. It has no public name.
+    return torch._C._current_graph_task_id() != -1

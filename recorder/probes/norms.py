@@ -1,0 +1,208 @@
+"""Measures tensors where they are, and brings the results to the host in one copy for each device.
+
+Tensors go in by name; numbers come out under the same names. A parameter that ranks share in parts (a DTensor) is
+measured in its local part, and the parts are added up over the ranks in one reduction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..late_values import Bundle
+from ..values import is_distributed
+
+#: The numbers of one emission: by what was measured, then by the name of the tensor.
+Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
+
+
+class _Column(NamedTuple):
+    """Results of one measurement that lie on one device.
+
+    Attributes:
+        what: What was measured.
+        names: Of the tensors.
+        results: Norms as squares, so that results are additive over parts of a tensor. Shape (n,).
+        are_squares: Whether these are squares of norms.
+        groups: The process groups over which the parts add up; empty for whole tensors.
+    """
+
+    what: str
+    names: Sequence[str]
+    results: Tensor
+    are_squares: bool
+    groups: tuple[Any, ...]
+
+
+class Measurements:
+    """The results of one emission, on their devices. A measurement replaces an earlier one of the same name."""
+
+    def __init__(self) -> None:
+        self._columns: dict[tuple[str, str], list[_Column]] = {}
+
+    def norms(self, what: str, tensors: Mapping[str, Tensor], part: str = "") -> None:
+        """Measure the L2 norm of each tensor, with one call for each device and type.
+
+        Args:
+            what: Names the measurement.
+            tensors: By name.
+            part: Tells measurements apart that add to each other.
+        """
+        self._columns[what, part] = [
+            _Column(
+                what, group.names, _wide(_foreach_norm(group, 2.0)).square_(), are_squares=True, groups=group.shards
+            )
+            for group in _groups(tensors)
+        ]
+
+    def finiteness(self, what: str, tensors: Mapping[str, Tensor]) -> None:
+        """Measure how many parts of each tensor hold a value that is not finite: 0 where all are finite."""
+        self._columns[what, ""] = [
+            _Column(
+                what,
+                group.names,
+                _wide(~_foreach_norm(group, math.inf).isfinite()),
+                are_squares=False,
+                groups=group.shards,
+            )
+            for group in _groups(tensors)
+        ]
+
+    def sums(self, what: str, tensors: Mapping[str, Tensor], part: str = "") -> None:
+        """Measure the sum of the elements of each tensor; arguments as for ``norms``."""
+        self._columns[what, part] = [
+            _Column(
+                what,
+                group.names,
+                _wide(torch.stack([each.sum(dtype=group.dtype) for each in group.tensors])),
+                are_squares=False,
+                groups=group.shards,
+            )
+            for group in _groups(tensors)
+        ]
+
+    def scalars(self, what: str, values: Mapping[str, Tensor]) -> None:
+        """Take tensors with one element each, by name. They add to those taken before."""
+        for device in dict.fromkeys(value.device for value in values.values()):
+            own = {name: value.detach().reshape(()) for name, value in values.items() if value.device == device}
+            results = torch.stack([value.to(widest(device)) for value in own.values()])
+            column = _Column(what, [*own], results, are_squares=False, groups=())
+            self._columns.setdefault((what, "scalars"), []).append(column)
+
+    def has(self, what: str) -> bool:
+        """Whether something of this kind was measured."""
+        return any(kind == what and columns for (kind, _), columns in self._columns.items())
+
+    def bundle(self, compute: Callable[[Numbers], Mapping[str, float]]) -> Bundle | None:
+        """Join all results, one vector for each device, and return them with the computation; None without any.
+
+        In a job whose ranks share parameters in parts, this is collective.
+
+        Args:
+            compute: Computes metrics from the numbers. Which metrics depends on the names alone.
+        """
+        joined: dict[tuple[Any, Any], list[_Column]] = {}
+        for columns in self._columns.values():
+            for column in columns:
+                joined.setdefault((column.results.device, column.groups), []).append(column)
+        if not joined:
+            return None
+        vectors = []
+        for (_, groups), columns in joined.items():
+            vector = torch.cat([column.results for column in columns])
+            for group in groups:
+                torch.distributed.all_reduce(vector, group=group)
+            vectors.append(vector)
+        # The results stay behind: a bundle that waits for its copy holds no more than names.
+        listed = [[(each.what, each.names, each.are_squares) for each in columns] for columns in joined.values()]
+        dummies: dict[str, dict[str, float]] = {}
+        for what, named, _ in (each for columns in listed for each in columns):
+            dummies.setdefault(what, {}).update(dict.fromkeys(named, 1.0))
+        names = tuple(compute(dummies))
+
+        def derive(host: Sequence[Any]) -> dict[str, float]:
+            numbers: dict[str, dict[str, float]] = {}
+            for columns, vector in zip(listed, host, strict=True):
+                results = iter(vector.tolist())
+                for what, named, are_squares in columns:
+                    found = itertools.islice(results, len(named))
+                    numbers.setdefault(what, {}).update(
+                        zip(named, map(math.sqrt, found) if are_squares else found, strict=True)
+                    )
+            metrics = compute(numbers)
+            return {name: metrics.get(name, math.nan) for name in names}
+
+        return Bundle(names, vectors, derive)
+
+
+def is_measurable(tensor: Tensor) -> bool:
+    """Whether a tensor has values of its own that sums and norms can be taken of."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedParameter) or tensor.is_meta:
+        return False
+    if is_distributed(tensor) and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        return False
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one."""
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class _Group(NamedTuple):
+    """Tensors of one device and type, in the parts that this rank holds.
+
+    Attributes:
+        dtype: The type to reduce in.
+        shards: The process groups over which the parts add up.
+    """
+
+    dtype: torch.dtype
+    shards: tuple[Any, ...]
+    names: list[str]
+    tensors: list[Tensor]
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> list[_Group]:
+    groups: dict[Hashable, _Group] = {}
+    for name, tensor in tensors.items():
+        local, shards = _local(tensor.detach())
+        local = dense(local)
+        wide = torch.float64 if local.dtype is torch.float64 else torch.float32
+        key = (local.device, local.dtype, shards)
+        group = groups.get(key) or groups.setdefault(key, _Group(wide, shards, [], []))
+        group.names.append(name)
+        group.tensors.append(local if local.numel() else local.new_zeros(1))
+    return [*groups.values()]
+
+
+def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return this rank's part of a tensor, and the process groups over which the parts add up."""
+    if not is_distributed(tensor):
+        return tensor, ()
+    mesh = tensor.device_mesh
+    shards = tuple(mesh.get_group(index) for index, placement in enumerate(tensor.placements) if placement.is_shard())
+    return tensor.to_local(), shards
+
+
+def _foreach_norm(group: _Group, order: float) -> Tensor:
+    # torch's clip_grad_norm_ measures with the same function.
+    return torch.stack(torch._foreach_norm(group.tensors, order, dtype=group.dtype))
+
+
+def _wide(results: Tensor) -> Tensor:
+    return results.to(widest(results.device))
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return the widest type that a device computes in. Squares of large norms overflow in 32 bits."""
+    return torch.float32 if device.type == "mps" else torch.float64

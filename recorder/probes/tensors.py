@@ -1,0 +1,244 @@
+"""Measures gradients, parameters and the optimizer's state around the update of an emission.
+
+Gradients are measured at the end of each backward pass, before the loop can clip them, and again when the optimizer
+begins its step. All results stay on their devices until ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..late_values import Bundle
+from ..values import is_distributed
+from .histograms import histogram
+from .hooks import Hook
+from .norms import Measurements, is_measurable
+from .part import Readings
+from .structure import ModelStructure
+from .update_numbers import AFTER, BEFORE, GIVEN, MOVED, RATE, SCALE, STATE, SUM, USED, WEIGHT, UpdateNumbers
+
+_DEBUG: Final = 2
+
+#: Tensors of an output that may lead the backward pass to a model whose parameters show no gradients of their own.
+_MOST_OUTPUTS: Final = 8
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is watched for one emission.
+
+    Attributes:
+        model: The innermost module.
+        optimizers: Those that update it.
+        structure: Its blocks and sentinel tensors.
+        clip_norm, scaler: As for ``Recorder.watch``.
+    """
+
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    structure: ModelStructure | None
+    clip_norm: float | None
+    scaler: Any
+
+
+class TensorProbe:
+    """Measures the tensors of one emission. Not used again after ``finish``."""
+
+    def __init__(self, watched: Watched, readings: Readings) -> None:
+        self._watched, self._readings = watched, readings
+        structure, level = watched.structure, readings.level
+        known = {id(each): name for name, each in structure.parameters.items()} if structure else {}
+        listed = watched.model.named_parameters()
+        parameters = {known.get(id(each), name): each for name, each in listed if is_measurable(each)}
+        self._parameters: dict[str, nn.Parameter] = parameters
+        self._names = {id(each): name for name, each in parameters.items()}
+        self._detailed = [name for name in structure.parameters_at(level) if name in parameters] if structure else []
+        self._measured = Measurements()
+        self._handles: list[RemovableHandle] = []
+        self._copies: dict[str, Tensor] = {}
+        self._rates: dict[str, float] = {}
+        self._is_queued = self._is_stepping = self._has_stepped = False
+        self._attach()
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        """Attach to what ends a backward pass. A parameter that FSDP shards gets its gradient without a hook."""
+        begun = Hook(self._begin_backward)
+        for parameter in self._parameters.values():
+            if parameter.requires_grad and parameter.is_leaf and not is_distributed(parameter):
+                handle = parameter.register_post_accumulate_grad_hook(begun)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
+        if any(map(is_distributed, self._parameters.values())):
+            self._handles.append(self._watched.model.register_forward_hook(Hook(self._follow_output)))
+
+    def detach(self) -> None:
+        """Remove the hooks. Idempotent."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _follow_output(self, *given: Any) -> None:
+        *_, output = given
+        for tensor in _tensors(output)[:_MOST_OUTPUTS]:
+            if tensor.requires_grad:
+                tensor.register_hook(Hook(self._begin_backward))  # type: ignore[no-untyped-call]
+
+    def _begin_backward(self, *_: Any) -> None:
+        """Have the gradients measured once this backward pass is over, and once more is queued behind it."""
+        if not self._is_queued and self._handles:
+            self._is_queued = True
+            # DDP averages the gradients in a callback of its own, perhaps queued after this one. So queue again there.
+            _at_end_of_backward(lambda: _at_end_of_backward(self._end_backward))
+
+    def _end_backward(self) -> None:
+        self._is_queued = False
+        if self._handles:
+            self._measure_gradients(BEFORE, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
+            if self._is_stepping:  # The optimizer's closure has run the backward pass.
+                self._has_stepped = False
+
+    # --- the optimizer's step -----------------------------------------------------------------------------------------
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """Measure what the optimizer is about to use."""
+        self._is_queued, self._is_stepping = False, True
+        level, own = self._readings.level, self._of(optimizer)
+        if level and not self._measured.has(WEIGHT):
+            self._measured.norms(WEIGHT, self._parameters)
+            if level == _DEBUG:
+                self._copies = {name: self._parameters[name].detach().clone() for name in self._detailed}
+        self._note_rates(optimizer)
+        self._measure_used(optimizer, own)
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Measure what a closure has made anew meanwhile."""
+        self._is_stepping = False
+        if not self._has_stepped:
+            self._measure_used(optimizer, self._of(optimizer))
+
+    def _measure_used(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
+        self._has_stepped = True
+        self._measure_gradients(USED, own, getattr(optimizer, "grad_scale", None), str(id(optimizer)))
+        detailed = {name: own[name] for name in self._detailed if name in own}
+        self._measured.sums(SUM, _gradients(detailed), str(id(optimizer)))
+
+    def _measure_gradients(
+        self, what: str, own: Mapping[str, nn.Parameter], scale: Tensor | None, part: str = ""
+    ) -> None:
+        if gradients := _gradients(own):
+            self._measured.norms(what, gradients, part)
+            if scale is not None:
+                self._measured.scalars(SCALE, {what: scale})
+
+    def _of(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+        """Return the watched parameters of an optimizer."""
+        listed = (each for group in optimizer.param_groups for each in group["params"])
+        return {self._names[id(each)]: each for each in listed if id(each) in self._names}
+
+    def _note_rates(self, optimizer: Optimizer) -> None:
+        number = self._watched.optimizers.index(optimizer)
+        for index, group in enumerate(optimizer.param_groups):
+            if isinstance(rate := group["lr"], Tensor):
+                self._measured.scalars(RATE, {f"{number}/{index}": rate})
+            else:
+                self._rates[f"{number}/{index}"] = float(rate)
+
+    # --- the end of the update ----------------------------------------------------------------------------------------
+
+    def finish(self, rates: Mapping[str, float]) -> Bundle | None:
+        """Measure the finished update and return all metrics; None if nothing was measured.
+
+        Collective in a job whose ranks share parameters in parts.
+
+        Args:
+            rates: Rates that replace those of the optimizer's groups, as rules have changed them.
+        """
+        self.detach()
+        readings, structure = self._readings, self._watched.structure
+        blocks = [tuple(block.main_weights) for block in structure.blocks] if structure and readings.level else []
+        if readings.level and self._measured.has(WEIGHT):
+            shown = dict.fromkeys([*self._detailed, *(name for names in blocks for name in names)])
+            self._measured.norms(AFTER, {name: self._parameters[name] for name in shown if name in self._parameters})
+            with torch.no_grad():
+                moved = {name: self._parameters[name].detach() - copy for name, copy in self._copies.items()}
+            self._measured.norms(MOVED, moved)
+        if readings.level and readings.is_check:
+            self._measured.finiteness(STATE, self._state())
+            self._add_histograms()
+        self._measured.scalars(GIVEN, readings.scalars)
+        numbers = UpdateNumbers(
+            blocks=blocks,
+            detailed=self._detailed,
+            sizes={name: self._parameters[name].numel() for name in self._detailed if name in self._parameters},
+            groups=self._groups(),
+            rates={**self._rates, **rates},
+            clip_norm=self._watched.clip_norm,
+            is_minimal=not readings.level,
+        )
+        return self._measured.bundle(numbers.metrics)
+
+    def _groups(self) -> dict[str, str]:
+        return {
+            self._names[id(each)]: f"{number}/{index}"
+            for number, optimizer in enumerate(self._watched.optimizers)
+            for index, group in enumerate(optimizer.param_groups)
+            for each in group["params"]
+            if id(each) in self._names
+        }
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return the tensors of the optimizers' state, by parameter and name."""
+        chosen = {name: self._parameters[name] for name in self._detailed if name in self._parameters}
+        return {
+            f"{name}/{key}": value
+            for optimizer in self._watched.optimizers
+            for name, parameter in chosen.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.dim() and is_measurable(value)
+        }
+
+    def _add_histograms(self) -> None:
+        for name in self._detailed:
+            parameter = self._parameters.get(name)
+            if parameter is None or is_distributed(parameter):
+                continue
+            self._readings.vector(f"weights_hist/{name}", histogram(parameter))
+            if parameter.grad is not None:
+                self._readings.vector(f"gradients_hist/{name}", histogram(parameter.grad))
+
+
+def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in parameters.items() if each.grad is not None and is_measurable(each.grad)}
+
+
+def _loss_scale(scaler: Any, parameters: Mapping[str, nn.Parameter]) -> Tensor | None:
+    """Return the factor of the loss, as ``GradScaler`` has it on the device; None without one."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    device = next(iter(parameters.values())).device
+    scaled: Tensor = scaler.scale(torch.ones((), device=device))
+    return scaled
+
+
+def _at_end_of_backward(call: Any) -> None:
+    # torch has no public name for it. Its own DDP and FSDP depend on this one.
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Return the tensors of a module's output: itself, or the values of a sequence or mapping."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return [tensor for each in output.values() for tensor in _tensors(each)]
+    if isinstance(output, (tuple, list)):
+        return [tensor for each in output for tensor in _tensors(each)]
+    return []

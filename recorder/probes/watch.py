@@ -1,0 +1,430 @@
+"""Defines ``Watch``, the handle of ``rec.watch``: it decides which updates emit, and collects their values.
+
+Hooks on the model and its optimizers in; the metrics of the catalogue out, as part of the next step's event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ...rules.metric_catalogue import LEVELS
+from ...store.errors import TelemetryError
+from ..late_values import Bundle
+from ..operations.learning_rate import innermost as unwrapped
+from ..values import is_distributed
+from .activations import Activations
+from .attention import AttentionScores
+from .budget import Budget
+from .data_and_time import DataAndTime
+from .emission import NO_EMISSION, Emission
+from .hooks import Hook
+from .memory import Memory
+from .module_tree import innermost, is_lazy
+from .part import Part, Readings
+from .probe_batch import ProbeBatch
+from .step_times import Totals
+from .structure import ModelStructure, structure_of
+from .tensors import TensorProbe, Watched
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..live_attempt import LiveAttempt
+
+logger = logging.getLogger("steptape")
+
+_Item = TypeVar("_Item")
+
+#: A change of the learning rate from one update to the next that is recorded on any update, as a share of the greater.
+_JUMP: Final = 0.1
+
+
+class WatchOptions(NamedTuple):
+    """The arguments of ``Recorder.watch`` besides model and optimizers."""
+
+    level: str = "standard"
+    every: int = 10
+    budget: float | None = 0.01
+    probe_batch: Any = None
+    sites: Mapping[str, Any] | None = None
+    check_every: int = 1000
+    clip_norm: float | None = None
+    scaler: Any = None
+    peak_tflops: float | None = None
+    probe_loss: Callable[..., Any] | None = None
+    prefix: str = ""
+
+
+class Watch:
+    """Probes of one model. Made by ``Recorder.watch``; also a context manager that closes them.
+
+    Attributes:
+        absent: Why metrics of the catalogue have no value in this loop, by name or pattern.
+        prefix: Precedes the names of its metrics.
+        is_closed: Whether it records nothing any more.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[], LiveAttempt],
+        model: nn.Module,
+        optimizers: Sequence[Any],
+        options: WatchOptions,
+        on_closed: Callable[[Watch], None],
+    ) -> None:
+        self._live, self._options, self._on_closed = live, _checked(options), on_closed
+        self.prefix = options.prefix
+        self._optimizers = [weakref.ref(_optimizer(each)) for each in optimizers]
+        self._handles: list[RemovableHandle] = []
+        self._parts: list[Part] = []
+        self._model = weakref.ref(model, lambda _: self._forget())
+        self._level = LEVELS.index(options.level)
+        # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
+        is_shared = any(map(is_distributed, model.parameters()))
+        share = None if is_shared or options.budget is None else options.budget / 2
+        self._emissions, self._checks = Budget(options.every, share), Budget(options.check_every, share)
+        self.absent: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._structure: ModelStructure | None = None
+        self._readings: Readings | None = None
+        self._tensors: TensorProbe | None = None
+        self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
+        self._rate = self._rate_before = math.nan
+        self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
+        self._ended: tuple[int, Totals] | None = None
+        self._took_at, self._excluded_at = 0, Hook.spent_ns
+        self._since: tuple[int, int, int] | None = None
+        self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
+        self._parts += [self._data, Memory(model)]
+        self._batch = None
+        if options.probe_batch is not None:
+            self._batch = ProbeBatch(
+                model, options.probe_batch, probe_loss=options.probe_loss, paused=self._data.paused
+            )
+            self._parts.append(self._batch)
+        self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
+        for reference in self._optimizers:
+            optimizer = reference()
+            assert optimizer is not None
+            self._handles += [
+                optimizer.register_step_pre_hook(Hook(self._before_update)),
+                optimizer.register_step_post_hook(Hook(self._after_update)),
+            ]
+        if not self._optimizers:
+            self._miss({"LR": _NO_OPTIMIZER, "Updates/*": _NO_OPTIMIZER, "Optimizer/*": _NO_OPTIMIZER})
+
+    # --- the loop's side ----------------------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> str:
+        """The level of detail from the next emission on."""
+        return LEVELS[self._level]
+
+    @property
+    def every(self) -> int:
+        """Updates between emissions: as asked for, or more where probes would exceed their budget."""
+        return self._emissions.every
+
+    def set_level(self, level: str | int) -> None:
+        """Change the level of detail, from the next update on that has not begun.
+
+        Args:
+            level: ``minimal``, ``standard`` or ``debug``, or 0, 1 or 2.
+
+        Raises:
+            TelemetryError: There is no such level.
+        """
+        chosen = _level(level)
+        if chosen != self._level:
+            text = f"probes: level {LEVELS[self._level]} -> {LEVELS[chosen]}"
+            self._level, self._structure, self._emitted_at = chosen, None, -1
+            self._live().emit("annotation", attrs={"text": text})
+
+    def batches(self, loader: Iterable[_Item]) -> Iterator[_Item]:
+        """Iterate over a loader and measure the time that the loop waits for it."""
+        return self._data.batches(loader)
+
+    def close(self) -> None:
+        """Remove all hooks. The recorder continues. Idempotent."""
+        if not self.is_closed:
+            self._forget()
+            self._on_closed(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _forget(self) -> None:
+        """Let go of the model: it is deleted, or the watch is closed."""
+        self.is_closed = True
+        for handle in self._handles:
+            handle.remove()
+        self._disarm()
+        for part in self._parts:
+            part.close()
+        self._handles, self._parts, self._structure = [], [], None
+
+    # --- hooks --------------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, *_: Any) -> None:
+        with self._guard("the model's forward pass"):
+            step = self._live().position.step
+            if step != self._seen_step:
+                self._begin_update(step)
+            if module.training and torch.is_grad_enabled():
+                self._has_seen_forward, self._is_early = True, False
+                self._arm_if_due(step + 1)
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        with self._guard("the optimizer's step"):
+            step, self._is_early = self._live().position.step, False
+            self._note_rate(optimizer)
+            self._arm_if_due(step + 1)
+            if self._tensors is not None:
+                self._live().tape.expect_probes(are_due=True)
+                self._tensors.before_update(optimizer)
+
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        with self._guard("the optimizer's step"):
+            if self._tensors is not None:
+                self._tensors.after_update(optimizer)
+                self._exclude(Hook.spent_ns)
+            self._ended = time.monotonic_ns(), self._data.totals()
+            if (
+                self._tensors is None and not self._has_seen_forward
+            ):  # The loop calls parts of the model, or a compiled one.
+                self._arm_if_due(self._live().position.step + 2)
+                self._is_early = self._readings is not None
+            self._has_seen_forward = False
+
+    def _begin_update(self, step: int) -> None:
+        self._seen_step = step
+        if self._ended is not None:
+            self._data.end_update(*self._ended)
+            self._ended = None
+
+    def _exclude(self, spent_ns: int) -> None:
+        """Leave the time of probes out of the update in which it passed."""
+        self._data.exclude(spent_ns - self._excluded_at)
+        self._excluded_at = spent_ns
+
+    def _arm_if_due(self, number: int) -> None:
+        """Attach the hooks of an emission, if the update of this number emits."""
+        is_due = self._emitted_at < 0 or number % self._emissions.every == 0
+        if self._readings is not None or not is_due or number == self._emitted_at:
+            return
+        model = self._model()
+        if model is None:
+            return
+        check = self._checks.every
+        is_check = self._checked_at < 0 or number // check > self._checked_at // check
+        self._armed_at, self._readings = number, Readings(self._level, is_check=is_check)
+        if is_check:
+            self._checked_at = number
+        inner = innermost(model)
+        if self._level and (self._structure is None or self._has_lazy):
+            self._find_structure(model)
+        optimizers = tuple(each for reference in self._optimizers if (each := reference()) is not None)
+        self._tensors = TensorProbe(
+            Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler), self._readings
+        )
+        for part in self._parts:
+            part.arm(self._readings)
+        self._live().tape.expect_probes(are_due=True)
+
+    def _find_structure(self, model: nn.Module) -> None:
+        """Find what the model is made of. Lazy parameters have no shape yet, so it is found again with the next."""
+        self._has_lazy = any(map(is_lazy, model.parameters()))
+        self._structure = structure_of(model, self._options.sites)
+        others = [part for part in self._parts if not isinstance(part, (Activations, AttentionScores))]
+        self._parts = [*others, Activations(self._structure), AttentionScores(self._structure)]
+        self._miss(self._structure.absent)
+
+    def _disarm(self) -> None:
+        if self._tensors is not None:
+            self._tensors.detach()
+        for part in self._parts:
+            part.disarm()
+        self._readings = self._tensors = None
+
+    def _note_rate(self, optimizer: Optimizer) -> None:
+        """Note the rate of the first parameter group, and have a jump recorded."""
+        if optimizer is not self._optimizers[0]():
+            return
+        rate = optimizer.param_groups[0]["lr"]
+        if isinstance(rate, Tensor):
+            return  # Reading one on a device would wait for the device.
+        self._rate_before, self._rate = self._rate, float(rate)
+        if abs(self._rate - self._rate_before) > _JUMP * max(abs(self._rate), abs(self._rate_before)):
+            self._has_jumped = True
+            self._live().tape.expect_probes(are_due=True)
+
+    # --- the recorder's side ------------------------------------------------------------------------------------------
+
+    def take(self) -> Emission:
+        """Return what probes add to the event of the update that has just ended. Called once for each such event."""
+        emission, self._took_at = NO_EMISSION, time.perf_counter_ns()
+        with self._guard("the end of an update"):
+            emission = self._emission()
+            if emission.numbers and not self.is_closed:
+                self._data.exclude(time.perf_counter_ns() - self._took_at)
+        self._has_jumped = False
+        return emission
+
+    def take_evaluation(self) -> Mapping[str, Any]:
+        """Return the metrics of the evaluation that has just ended."""
+        read: Mapping[str, Any] = {}
+        with self._guard("an evaluation"):
+            read = self._data.read_evaluation()
+        return self._named(read)
+
+    def _emission(self) -> Emission:
+        rates = {"LR": self._rate, "LR/previous": self._rate_before} if self._has_jumped else {}
+        if self._tensors is None or self._readings is None or self._is_early:
+            return Emission(self._named(rates))
+        self._begin_update(self._seen_step)
+        readings, tensors = self._readings, self._tensors
+        for part in self._parts:
+            part.read(readings)
+        bundle = tensors.finish(self._steered_rates())
+        self._disarm()
+        self._emitted_at = self._armed_at
+        if not math.isnan(self._rate_before):
+            readings.number("LR/previous", self._rate_before)
+        readings.number("Probes/every", self._emissions.every)
+        readings.number("Probes/level", readings.level)
+        self._settle_cost(readings)
+        numbers = dict(readings.numbers)
+        if bundle is not None and bundle.is_on_host:
+            numbers |= bundle.derive(bundle.tensors)
+            bundle = None
+        self._miss(readings.absent)
+        bundles = () if bundle is None else (self._prefixed(bundle),)
+        return Emission(self._named(numbers), self._named(readings.vectors), readings.texts, bundles)
+
+    def _settle_cost(self, readings: Readings) -> None:
+        """Compare the cost of this emission with the time since the one before, and lengthen the cadence if needed."""
+        now, step = time.perf_counter_ns(), self._live().position.step
+        cost_ns = Hook.spent_ns + now - self._took_at
+        if self._since is not None:
+            then, step_then, cost_then = self._since
+            own, updates = cost_ns - cost_then, step - step_then
+            readings.number("Probes/seconds", own / 1e9)
+            if updates > 0:
+                budget = self._checks if readings.is_check else self._emissions
+                before = budget.every
+                if budget.note(own, max(now - then - own, 0) / updates):
+                    what = "slower measurements" if readings.is_check else "emissions"
+                    text = f"probes: {what} every {before} -> {budget.every} updates, to keep to the budget"
+                    self._live().emit("annotation", attrs={"text": text})
+        self._since = (now, step, Hook.spent_ns)
+
+    def _steered_rates(self) -> dict[str, float]:
+        """Return the rates with which rules made the optimizer train, by optimizer and group."""
+        operations = self._live().operations
+        steered = None if operations is None else operations.handlers.learning_rate
+        if steered is None:
+            return {}
+        for number, reference in enumerate(self._optimizers):
+            if (optimizer := reference()) is not None and steered.is_for(optimizer):
+                return {f"{number}/{index}": rate for index, rate in enumerate(steered.used)}
+        return {}
+
+    def _miss(self, absent: Mapping[str, str]) -> None:
+        """Keep why metrics have no value, and record it once."""
+        new = {self.prefix + name: why for name, why in absent.items() if self.prefix + name not in self.absent}
+        if new:
+            self.absent |= new
+            self._live().emit("annotation", attrs={"text": "probes: some metrics are not observable", "absent": new})
+
+    def _named(self, values: Mapping[str, _Item]) -> Mapping[str, _Item]:
+        return {self.prefix + name: value for name, value in values.items()} if self.prefix else values
+
+    def _prefixed(self, bundle: Bundle) -> Bundle:
+        if not self.prefix:
+            return bundle
+        derive = bundle.derive
+        names = tuple(self.prefix + name for name in bundle.names)
+        return Bundle(names, bundle.tensors, lambda host: self._named(derive(host)))
+
+    def _excluded_ns(self) -> int:
+        return self._live().spans.total_ns()
+
+    @contextlib.contextmanager
+    def _guard(self, where: str) -> Iterator[None]:
+        """Keep a failure of probes out of the training. Each is logged and noted once."""
+        if self.is_closed or torch.compiler.is_compiling():
+            yield
+            return
+        try:
+            yield
+        except Exception as error:  # Whatever a model makes of probes, its training continues.
+            self._fail(where, error)
+
+    def _fail(self, where: str, error: Exception) -> None:
+        with contextlib.suppress(Exception):
+            self._disarm()
+        self._readings = self._tensors = None
+        self._emitted_at = self._live().position.step + 1  # The next emission tries again.
+        if (told := f"{type(error).__name__}: {error}") not in self._told:
+            self._told.add(told)
+            logger.warning("probes failed at %s; training continues without their values", where, exc_info=error)
+            text = f"probes failed at {where}: {told}"
+            self._live().emit("annotation", attrs={"text": text})
+
+
+_NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
+
+
+def _optimizer(given: Any) -> Optimizer:
+    optimizer = unwrapped(given, "optimizer")
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise TelemetryError(
+            "watch: not an optimizer of PyTorch",
+            got=type(given).__name__,
+            fix="Give the optimizer, or several in a list",
+        )
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _level(level: str | int) -> int:
+    """Return the number of a level.
+
+    Raises:
+        TelemetryError: There is no such level.
+    """
+    if level in LEVELS:
+        return LEVELS.index(str(level))
+    if not isinstance(level, bool) and isinstance(level, int) and 0 <= level < len(LEVELS):
+        return level
+    raise TelemetryError(f"watch: level is one of {', '.join(LEVELS)}, or 0 to 2", got=level)
+
+
+def _checked(options: WatchOptions) -> WatchOptions:
+    """Return the options with the level as its name.
+
+    Raises:
+        TelemetryError: An option is out of range.
+    """
+    for name in ("every", "check_every"):
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TelemetryError(f"watch: {name} is a whole number of updates above 0", got=value)
+    for name in ("budget", "clip_norm", "peak_tflops"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise TelemetryError(f"watch: {name} is a number above 0, or None", got=value)
+    return options._replace(level=LEVELS[_level(options.level)])

@@ -1,0 +1,1 @@
+"""Sums up a run under a policy: what is wrong now, what was, and what cannot be known."""

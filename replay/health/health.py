@@ -1,0 +1,305 @@
+"""Sums up a run by groups of metrics: the state of each, its worst rule, and the diagnoses that hold.
+
+A rule fires *now* if it has fired, and was true at each evaluation since. So the state of a rule is that of its last
+evaluation in the record, and a run that has ended keeps the state of its end. A rule whose metrics the run lacks is not
+evaluable, which is never the same as fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final
+
+from ...rules.engine.decisions import Scalar
+from ...rules.language.families import STAR
+from ...rules.metric_catalogue import CATALOGUE, entry_of
+from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.policy import Policy
+from ...store.event_json import encoded
+from ...store.plural import counted
+from ...store.reading.snapshot import Snapshot
+from ...store.run import Run
+from ..runs.event_stream import newest_plan, stream_for
+from .alarms import Alarm, Conclusion, conclusions
+from .missing_metrics import MissingMetrics, needs
+
+#: How the names of controllers begin that interpret others: their messages name causes and actions.
+DIAGNOSIS: Final = "diagnosis_"
+
+#: The group of rules about metrics that the catalogue lacks.
+OTHER: Final = "other"
+
+#: The most missing metrics that a sentence names.
+_NAMED: Final = 3
+
+_GROUPS: Final = (*dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
+
+
+class State(StrEnum):
+    """The state of a rule, a group or a run; the worst first."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    FINE = "fine"
+    NOT_EVALUABLE = "not evaluable"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something should be done."""
+        return self in (State.CRITICAL, State.WARNING)
+
+
+#: Which state is worse: a group with a rule that is fine is better known than one without.
+_RANKS: Final = {state: rank for rank, state in enumerate((*State,))}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleHealth:
+    """The health of one controller.
+
+    Attributes:
+        controller: Its name.
+        group: The group of its first metric.
+        severity: As declared; ``warning`` if undeclared.
+        alarms: The time spans in which it fired, in order.
+        missing: Why it is not evaluable, by metric; empty if it is, or if values were too few.
+        is_evaluable: Whether its rule was ever evaluated.
+        error: The first failure of its rule.
+        params: The params of the policy, some of which are its bounds.
+    """
+
+    controller: str
+    group: str
+    severity: str
+    alarms: tuple[Alarm, ...]
+    missing: Mapping[str, str]
+    is_evaluable: bool
+    error: str
+    params: Mapping[str, Scalar]
+
+    @property
+    def firing(self) -> tuple[Alarm, ...]:
+        """The alarms that last until now."""
+        return tuple(alarm for alarm in self.alarms if alarm.cleared_step is None)
+
+    @property
+    def newest(self) -> Alarm | None:
+        """The alarm to show: the newest that lasts, else the newest; None if it never fired."""
+        return next(reversed(self.firing or self.alarms), None)
+
+    @property
+    def state(self) -> State:
+        """Its state. A rule of severity ``info`` that fires is fine."""
+        if not self.is_evaluable:
+            return State.NOT_EVALUABLE
+        if not self.firing or self.severity == "info":
+            return State.FINE
+        return State.CRITICAL if self.severity == "critical" else State.WARNING
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why it is not evaluable, by metric; empty if it is."""
+        if self.is_evaluable:
+            return {}
+        return dict(self.missing) or {self.controller: self.error or "too few values"}
+
+    @property
+    def sentence(self) -> str:
+        """What it says now, or said last."""
+        if (alarm := self.newest) is None:
+            return ""
+        said = alarm.message or self.controller
+        when = f"since step {alarm.step}" if alarm.cleared_step is None else f"at step {alarm.step}"
+        often = f", {counted(len(self.alarms), 'alarm')} in all" if len(self.alarms) > 1 else ""
+        return f"{said} ({self.controller} {when}{often})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its part of the document of ``steptape health --json``."""
+        alarm = self.newest
+        return {
+            "controller": self.controller,
+            "state": str(self.state),
+            "severity": self.severity,
+            "alarms": len(self.alarms),
+            "newest": None if alarm is None else self._alarm_json(alarm),
+            "not_evaluable": self.reasons,
+        }
+
+    def _alarm_json(self, alarm: Alarm) -> dict[str, Any]:
+        return {
+            "step": alarm.step,
+            "cleared_step": alarm.cleared_step,
+            "member": alarm.member or None,
+            "message": alarm.message,
+            "values": encoded({name: value for name, value in alarm.values.items() if name not in self.params}),
+            "bounds": encoded({name: value for name, value in alarm.values.items() if name in self.params}),
+        }
+
+
+@dataclass(frozen=True)
+class GroupHealth:
+    """The health of one group of rules.
+
+    Attributes:
+        name: The name of the group.
+        rules: Its rules, the worst first.
+    """
+
+    name: str
+    rules: tuple[RuleHealth, ...]
+
+    @property
+    def state(self) -> State:
+        """The worst state of its rules; those that are not evaluable count if all are."""
+        return _worst(self.rules)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why rules are not evaluable, by metric."""
+        return {name: reason for rule in self.rules for name, reason in rule.reasons.items()}
+
+    @cached_property
+    def sentence(self) -> str:
+        """What is wrong now, or was last, and what cannot be evaluated."""
+        worst, known = self.rules[0], [rule for rule in self.rules if rule.is_evaluable]
+        parts = []
+        if self.state.is_wrong:
+            also = [rule.controller for rule in known[1:] if rule.state.is_wrong]
+            parts.append(worst.sentence + (f"; also {', '.join(also)}" if also else ""))
+        elif known:
+            parts.append(f"{counted(len(known), 'rule')} fine")
+            last = max((rule for rule in known if rule.newest), key=_last_step, default=None)
+            if last is not None:
+                parts.append(f"last: {last.sentence}")
+        if self.missing:
+            parts.append(_missing_sentence(self.missing))
+        return ". ".join(part[0].upper() + part[1:] for part in parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its part of the document of ``steptape health --json``."""
+        return {
+            "group": self.name,
+            "state": str(self.state),
+            "sentence": self.sentence,
+            "not_evaluable": self.missing,
+            "rules": [rule.to_json() for rule in self.rules],
+        }
+
+
+@dataclass(frozen=True)
+class Health:
+    """The health of a run under a policy.
+
+    Attributes:
+        run_id, name: The run.
+        step: Updates finished at the end of the record.
+        policy: The name of the policy.
+        digest: Its digest.
+        groups: The groups, the worst first.
+        diagnoses: The interpretation rules, the worst first.
+    """
+
+    run_id: str
+    name: str
+    step: int
+    policy: str
+    digest: str
+    groups: tuple[GroupHealth, ...]
+    diagnoses: tuple[RuleHealth, ...]
+
+    @property
+    def state(self) -> State:
+        """The worst state of all rules."""
+        return _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``steptape health --json``."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "step": self.step,
+            "policy": self.policy,
+            "digest": self.digest,
+            "state": str(self.state),
+            "groups": [group.to_json() for group in self.groups],
+            "diagnoses": [rule.to_json() for rule in self.diagnoses],
+        }
+
+
+def health_of(run: Run, policy: Policy) -> Health:
+    """Return the health of a run under a policy."""
+    return run.read(lambda snapshot: _health(snapshot, policy))
+
+
+def _health(snapshot: Snapshot, policy: Policy) -> Health:
+    stream = stream_for(policy, snapshot)
+    declared = snapshot.info.last.plan
+    metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
+    missing = [metrics.of(controller) for controller in policy.controllers]
+    found = conclusions(policy, [index for index, lacked in enumerate(missing) if not lacked], stream, declared)
+    rules = [
+        _rule(policy, controller, missing[index], found.get(index, Conclusion()))
+        for index, controller in enumerate(policy.controllers)
+    ]
+    judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
+    groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name)) for name in _GROUPS]
+    return Health(
+        run_id=snapshot.info.run_id,
+        name=snapshot.info.name,
+        step=max(stream.steps, default=0),
+        policy=policy.name or policy.source,
+        digest=policy.digest,
+        groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: _RANKS[group.state])),
+        diagnoses=_by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
+    )
+
+
+def _rule(policy: Policy, controller: Controller, missing: Mapping[str, str], found: Conclusion) -> RuleHealth:
+    return RuleHealth(
+        controller=controller.name,
+        group=group_of(controller),
+        severity=controller.severity or "warning",
+        alarms=found.alarms,
+        missing=missing,
+        is_evaluable=found.is_evaluable,
+        error=found.error,
+        params=policy.params,
+    )
+
+
+def group_of(controller: Controller) -> str:
+    """Return the group of the first metric that a controller needs and the catalogue knows."""
+    read = [key.name for key in controller.rule.bound.series if not key.is_derived]
+    # A star stands for a number in some patterns of the catalogue, and for any text in the others.
+    entries = (entry_of(name.replace(STAR, "0")) for name in (*read, *needs(controller)))
+    return next((entry.group for entry in entries if entry is not None), OTHER)
+
+
+def _by_state(rules: Iterable[RuleHealth]) -> tuple[RuleHealth, ...]:
+    """Sort rules, the worst first; of two in one state the one that began later."""
+    return tuple(sorted(rules, key=lambda rule: (_RANKS[rule.state], -_last_step(rule))))
+
+
+def _last_step(rule: RuleHealth) -> int:
+    return -1 if rule.newest is None else rule.newest.step
+
+
+def _worst(rules: Sequence[RuleHealth]) -> State:
+    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=State.NOT_EVALUABLE)
+
+
+def _missing_sentence(missing: Mapping[str, str]) -> str:
+    """Name the metrics that are missing, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        by_reason.setdefault(reason, []).append(name)
+    said = [f"{_listed(names)} ({reason})" for reason, names in by_reason.items()]
+    return f"not evaluable: {'; '.join(said)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

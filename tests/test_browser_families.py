@@ -1,0 +1,295 @@
+"""A family of series is one panel in a real browser: a line or a row for each block; groups, phases and vectors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_page import record_phases, serving
+from waiting import PATIENCE_S
+
+from steptape import Recorder
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+
+BLOCKS = 12
+STEPS = 500
+EVERY = 10
+
+#: Members of the largest family.
+DEEP = 130
+
+FAMILY = "Gradients/block_*/norm"
+
+
+def norm_of(block: int, step: int) -> float:
+    """Return a made-up gradient norm: positive, smaller in deeper blocks."""
+    return math.exp(-block / 4) / math.sqrt(step)
+
+
+def record_blocks(store: Path) -> None:
+    """Record a run of 12 blocks, with a family of values of both signs, single series and a histogram."""
+    with Recorder(store, name="blocks") as rec:
+        for step in range(1, STEPS + 1):
+            values = {"loss": 3 / math.sqrt(step), "lr": 1e-3}
+            vectors = None
+            if step == 1 or step % EVERY == 0:
+                for block in range(BLOCKS):
+                    values[f"Gradients/block_{block}/norm"] = norm_of(block, step)
+                    values[f"Attention/block_{block}/attn_entropy"] = block - step / 100
+                values |= {"Gradients/norm": 1.0, "Updates/ratio_p50": 1e-3, "Updates/ratio_p95": 2e-3}
+                vectors = {"gradients_hist/h.0.weight": [-1.0, 1.0, *(float(part % 8) for part in range(64))]}
+            if step == 200:
+                values["Gradients/block_5/norm"] = math.nan
+            rec.step(values, vectors=vectors)
+
+
+def record_many(store: Path) -> None:
+    """Record a run with a deep family and more single series than a page shows at once."""
+    with Recorder(store, name="many") as rec:
+        for step in range(1, 4):
+            singles = {f"{group}/{chr(97 + k)}": 1.0 for group in ("first", "second") for k in range(20)}
+            rec.step({"loss": 1.0 / step} | {f"deep/{k}": 1.0 + k for k in range(DEEP)} | singles)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server over a run of blocks, one with many series, one with phases, and a plain one."""
+    store = tmp_path_factory.mktemp("families")
+    record_blocks(store)
+    record_many(store)
+    record_phases(store)
+    with Recorder(store, name="plain") as rec:
+        for step in range(1, 101):
+            rec.step({"loss": 1 / step, "lr": 0.1, "acc_top1": 0.5, "acc_top5": 0.8})
+    with serving(store) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    with sync_api.sync_playwright() as playwright:
+        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
+        environment = {**os.environ, "TMPDIR": "/tmp"}
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """A function that opens the page of a run; no script may fail, and the browser may report no error."""
+    wrong: list[str] = []
+    contexts = []
+
+    def opened(run: str, *, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(1_000 * PATIENCE_S)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.goto(f"{url}/runs/{run}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def when(page: Any, condition: str) -> None:
+    """Wait until a JavaScript condition holds. Polled from outside: the page forbids evaluating text."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
+        assert time.monotonic() < deadline_s, condition
+        page.wait_for_timeout(100)
+
+
+def plot(title: str) -> str:
+    """Return a JavaScript expression for the plot of a panel."""
+    return f"document.querySelector('figure[data-metric=\"{title}\"] .plot')"
+
+
+def heat(title: str) -> str:
+    """Return a JavaScript expression for the heat map of a panel."""
+    return f"{plot(title)}.data.find((trace) => trace.type === 'heatmap')"
+
+
+def show(page: Any, title: str) -> None:
+    """Scroll to a panel and wait until it is drawn."""
+    when(page, plot(title))
+    page.evaluate(f"() => {plot(title)}.scrollIntoView()")
+    when(page, f"{plot(title)}.data?.length")
+
+
+def test_a_family_is_one_panel_with_a_line_for_each_block(open_page: Callable[..., Any]) -> None:
+    """Colours go by depth, the caption says from which block to which, and all lines come in one request."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+    asked = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    lines = page.evaluate(f"{plot(FAMILY)}.data.filter((t) => t.mode === 'lines').map((t) => [t.name, t.line.color])")
+
+    assert [name for name, _ in lines] == [f"block {block}" for block in range(BLOCKS)]
+    assert len({colour for _, colour in lines}) == BLOCKS
+    assert page.inner_text(f'figure[data-metric="{FAMILY}"] figcaption').split() == [FAMILY, "block", "0", "11"]
+    assert page.evaluate(f"{plot(FAMILY)}.data[3].hovertemplate").startswith("block 3:")
+    (holding,) = [url for url in asked if "Gradients%2Fblock_7%2Fnorm" in url]
+    assert all(f"Gradients%2Fblock_{block}%2Fnorm" in holding for block in range(BLOCKS))
+
+
+def test_a_value_that_is_not_finite_names_its_block(open_page: Callable[..., Any]) -> None:
+    """Its mark is on the panel of the family."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+
+    marks = page.evaluate(f"{plot(FAMILY)}.data.find((trace) => trace.name === 'not finite').text")
+    assert marks == ["block 5, step 200: NaN"]
+
+
+def test_the_switch_turns_all_families_into_heat_maps_and_is_remembered(open_page: Callable[..., Any]) -> None:
+    """A row for each block, a column for each emission; colours are logarithmic where all values are positive."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+    page.check("#look input[value=heat]")
+    when(page, heat(FAMILY))
+    rows, columns = page.evaluate(f"[{heat(FAMILY)}.z.length, {heat(FAMILY)}.z[0].length]")
+    cell = page.evaluate(f"[{heat(FAMILY)}.z[4][2], {heat(FAMILY)}.text[4][2], {heat(FAMILY)}.z[5][20]]")
+    page.reload()
+    show(page, "Attention/block_*/attn_entropy")
+
+    assert (rows, columns) == (BLOCKS, STEPS // EVERY + 1)
+    assert cell[0] == pytest.approx(math.log10(norm_of(4, 20)))
+    assert cell[1].startswith("block 4: 0.0822")
+    assert cell[2] is None
+    assert page.is_checked("#look input[value=heat]")
+    assert page.evaluate(f"{heat('Attention/block_*/attn_entropy')}.z[11][1]") == pytest.approx(10.9)
+    assert "logarithmic" not in page.inner_text("figure[data-metric='Attention/block_*/attn_entropy'] figcaption")
+
+
+def test_the_keyboard_reaches_the_switch_and_the_groups(open_page: Callable[..., Any]) -> None:
+    """Arrows switch between lines and heat map; Enter closes a group."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+    page.focus("#look input[value=lines]")
+    page.keyboard.press("ArrowRight")
+    when(page, heat(FAMILY))
+    page.focus("details[data-group=Gradients] summary")
+    page.keyboard.press("Enter")
+
+    when(page, "!document.querySelector('details[data-group=Gradients]').open")
+
+
+def test_colours_follow_the_theme(open_page: Callable[..., Any]) -> None:
+    """Lines and heat maps are drawn anew in the colours of the dark theme."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+    light = page.evaluate(f"{plot(FAMILY)}.data[0].line.color")
+    page.click("#theme")
+    when(page, f"{plot(FAMILY)}.data[0].line.color !== '{light}'")
+
+
+def test_a_filter_draws_the_blocks_that_it_names(open_page: Callable[..., Any]) -> None:
+    """A filter that the panel's own name passes keeps all of them."""
+    page = open_page("blocks")
+    show(page, FAMILY)
+    page.fill("#search", "gradients/block_11")
+    when(page, f"{plot(FAMILY)}.data.filter((trace) => trace.mode === 'lines').length === 1")
+    page.fill("#search", "gradients/")
+    when(page, f"{plot(FAMILY)}.data.filter((trace) => trace.mode === 'lines').length === {BLOCKS}")
+
+    figures = page.eval_on_selector_all(
+        "#plots figure", "all => all.filter(f => f.offsetParent).map(f => f.dataset.metric)"
+    )
+    assert figures == [FAMILY, "Gradients/norm"]
+
+
+def test_a_plain_run_has_no_family(open_page: Callable[..., Any]) -> None:
+    """Numbers that count nothing, as in `top1` and `top5`, make none. There is no switch, no group and no vector."""
+    page = open_page("plain")
+    show(page, "acc_top5")
+
+    figures = page.eval_on_selector_all("#plots figure", "all => all.map(figure => figure.dataset.metric)")
+    assert figures == ["loss", "lr", "acc_top1", "acc_top5"]
+    assert page.is_hidden("#look")
+    assert page.query_selector("#plots details, #vectors") is None
+    assert page.is_hidden("#phases")
+
+
+def test_many_series_stay_behind_closed_groups(open_page: Callable[..., Any]) -> None:
+    """Groups beyond the first panels are closed until the reader opens them or a filter finds something in them."""
+    page = open_page("many")
+    show(page, "loss")
+    is_open = "Object.fromEntries([...document.querySelectorAll('details.group')].map(g => [g.dataset.group, g.open]))"
+    before = page.evaluate(is_open)
+    page.fill("#search", "second/c")
+    when(page, f"{plot('second/c')}?.data?.length")
+
+    assert before == {"deep": True, "first": True, "second": False}
+
+
+def test_a_family_beyond_the_limit_of_a_request_is_drawn_whole(open_page: Callable[..., Any]) -> None:
+    """One request holds at most 100 series."""
+    page = open_page("many")
+    show(page, "deep/*")
+
+    assert page.evaluate(f"{plot('deep/*')}.data.length") == DEEP
+
+
+def test_phases_are_a_band_with_seconds_and_shares(open_page: Callable[..., Any]) -> None:
+    """Shares add up, spans are marked at their steps, and the path of a trace is text that a button copies."""
+    page = open_page("phased")
+    show(page, "loss")
+    lines = page.eval_on_selector_all("#phases .phases:not(.traces) li", "all => all.map(line => line.textContent)")
+    marks = page.evaluate(f"{plot('loss')}.data.find((trace) => trace.name === 'phase').x")
+    page.click("#phases summary")
+    page.click("#phases button")
+    when(page, "['Copied', 'Selected'].includes(document.querySelector('#phases button').textContent)")
+
+    assert lines == [
+        "eval 20 s (16 s without the spans within), 16.0% · 2 spans",
+        "checkpoint 4 s, 4.0% · 2 spans",
+        "outside of spans 1 min 20 s, 80.0%",
+    ]
+    assert sorted(marks) == [40, 40, 80, 80]
+    assert page.inner_text("#phases code") == "/traces/<b>40</b>.json"
+    assert page.query_selector("#phases a") is None
+
+
+def test_a_histogram_is_a_heat_map_on_demand(open_page: Callable[..., Any]) -> None:
+    """Steps to the right, values upwards; a cell is the share of the elements."""
+    page = open_page("blocks")
+    show(page, "loss")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.click("#vectors summary")
+    when(page, "document.getElementById('vector-plot').data?.length")
+    drawn = json.loads(
+        page.evaluate("JSON.stringify((({x, y, z}) => ({x, y, z}))(document.getElementById('vector-plot').data[0]))")
+    )
+
+    assert asked[0].endswith("/api/v1/query")
+    assert drawn["x"][:3] == [1, EVERY, 2 * EVERY]
+    assert (drawn["y"][0], drawn["y"][-1]) == pytest.approx((-1 + 1 / 64, 1 - 1 / 64))
+    assert 10 ** drawn["z"][9][0] == pytest.approx(1 / (8 * 28))
+    assert drawn["z"][8][0] is None
+
+
+@pytest.mark.parametrize("run", ["blocks", "phased"])
+def test_the_page_fits_a_phone(open_page: Callable[..., Any], run: str) -> None:
+    """No panel is wider than the page."""
+    page = open_page(run, width=390, scheme="dark")
+    show(page, "loss")
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

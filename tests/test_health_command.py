@@ -1,0 +1,118 @@
+"""``steptape health`` prints a line for each group of metrics, and its status says whether something is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from api_serving import PATIENT, served
+
+from steptape import Recorder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a run whose gradients explode, and one with a loss alone."""
+    store = tmp_path_factory.mktemp("health") / "runs"
+    with Recorder(store, name="exploding", quiet=True) as rec:
+        for step in range(1, 31):
+            metrics = {"Gradients/norm": 1.0 if step < 20 else 5000.0, "Updates/ratio_global": 0.01}
+            rec.step({"loss": 3.0 / step, **metrics})
+    with Recorder(store, name="plain", quiet=True) as rec:
+        rec.annotate("no scores", absent={"Attention/block_{block}/max_attn_logit": "flash attention shows no scores"})
+        for step in range(1, 31):
+            rec.step(loss=3.0 / step)
+    return store
+
+
+@pytest.fixture(scope="module")
+def client(store: Path) -> Iterator[httpx.Client]:
+    """A client of a server over that store."""
+    with served(store, limits=PATIENT) as client:
+        yield client
+
+
+def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in its own process."""
+    command = [sys.executable, "-m", "steptape", "health", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_is_wrong_comes_first_and_is_the_status(store: Path) -> None:
+    """One line a group, and the whole below."""
+    result = call("exploding", "--store", store)
+
+    heading, first, *_, last = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (1, "")
+    assert heading.split() == ["group", "state", "what"]
+    assert first.split()[:2] == ["gradients", "critical"]
+    assert "The gradient norm is 5e+03, limit 1000 (norm_very_high since step 20); also norm_high" in first
+    assert last == "exploding: critical at step 30, 13 of 16 groups not evaluable"
+
+
+def test_a_run_with_a_loss_alone_is_fine_where_it_is_known(store: Path) -> None:
+    """Fifteen groups are not evaluable, with the reason of the probe where it gave one."""
+    result = call("plain", "--store", store)
+
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0
+    assert [line.split()[1] for line in lines[1:2]] == ["fine"]
+    assert sum("not evaluable  " in line for line in lines) == 15
+    assert "max_attn_logit (flash attention shows no scores)" in result.stdout
+
+
+def test_json_holds_every_rule_with_its_values_and_bounds(store: Path) -> None:
+    """The document of the HTTP endpoint."""
+    document = json.loads(call("exploding", "--store", store, "--json").stdout)
+
+    gradients = document["groups"][0]
+    worst = gradients["rules"][0]
+    assert (document["state"], gradients["group"], worst["controller"]) == ("critical", "gradients", "norm_very_high")
+    assert worst["newest"]["values"] == {"norm": 5000.0}
+    assert worst["newest"]["bounds"] == {"norm_bad": 1000}
+
+
+def test_another_policy_and_another_threshold_judge(store: Path) -> None:
+    """The bounds that the command line sets count."""
+    loose = call("exploding", "--store", store, "--set", "norm_bad=1e6", "--set", "norm_high=1e6")
+    other = call("plain", "--store", store, "--policy", "nan_guard")
+
+    assert loose.returncode == 0
+    assert other.returncode == 0
+    assert "nobody" in call("plain", "--store", store, "--policy", "nobody").stderr
+
+
+def test_a_run_that_is_not_there_cannot_be_opened(store: Path) -> None:
+    """Status 2, as everywhere."""
+    assert call("nobody", "--store", store).returncode == 2
+
+
+def test_the_endpoint_answers_as_the_command_does(store: Path, client: httpx.Client) -> None:
+    """Field for field."""
+    answer = client.get("/api/v1/runs/exploding/health")
+
+    assert answer.status_code == 200
+    assert answer.json() == json.loads(call("exploding", "--store", store, "--json").stdout)
+
+
+def test_the_endpoint_refuses_policies_that_the_server_does_not_know(client: httpx.Client) -> None:
+    """A path is no name."""
+    answer = client.get("/api/v1/runs/plain/health", params={"policy": "../secret.yaml"})
+
+    assert answer.status_code == 404
+    assert client.get("/api/v1/runs/nobody/health").status_code == 404
+
+
+def test_the_page_of_a_run_shows_its_health(client: httpx.Client) -> None:
+    """A word, a colour and a sentence for each group that is known; the others folded away."""
+    page, part = client.get("/runs/exploding").text, client.get("/runs/exploding/health").text
+
+    assert "<h2>Health</h2>" in page
+    assert '<span class="status critical">critical</span>' in part
+    assert "The gradient norm is 5e+03, limit 1000" in part
+    assert "Not evaluable: evaluation, learning rate, data" in part

@@ -1,0 +1,218 @@
+"""Health sums up a run by groups: what fires now, what fired before, and what cannot be evaluated, with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from steptape import Recorder, open_run
+from steptape.replay.health.health import GroupHealth, Health, State, group_of, health_of
+from steptape.rules.metric_catalogue import CATALOGUE
+from steptape.rules.policy_file.policy import load_policy, parse_policy
+
+PACK = load_policy("nano_train")
+
+POLICY = """
+params: {high: 10, patient: 2}
+controllers:
+  - name: norm_high
+    triggers: [on_step_end]
+    rule: series("Gradients/norm") > high
+    every: value
+    severity: critical
+    cooldown: 1000
+    message: "the norm is {series('Gradients/norm'):g}"
+    operations: [hfcontrols.should_training_stop]
+  - name: loss_high
+    triggers: [on_step_end]
+    rule: loss > high
+    patience: {patience_threshold: patient}
+    operations: []
+  - name: block_high
+    for_each: Residual/block_*/rms
+    triggers: [on_step_end]
+    rule: series("Residual/block_*/rms") > high
+    severity: warning
+    operations: []
+  - name: rises
+    triggers: [on_step_end]
+    rule: series("custom/metric") > high
+    severity: info
+    operations: []
+  - name: diagnosis_norm
+    triggers: [on_step_end]
+    rule: series("Gradients/norm") > 2 * high
+    severity: critical
+    message: "a cause and an action"
+    operations: []
+"""
+
+
+def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> Health:
+    """Return the health of a run with these updates under the policy above."""
+    with Recorder(folder, quiet=True) as rec:
+        if absent is not None:
+            rec.annotate("what probes cannot observe", absent=absent)
+        for values in steps:
+            rec.step(values)
+    return health_of(open_run(rec.folder), parse_policy(POLICY))
+
+
+def group(found: Health, name: str) -> GroupHealth:
+    """Return the group of this name."""
+    return next(each for each in found.groups if each.name == name)
+
+
+def norms(*values: float) -> list[dict[str, float]]:
+    """Return updates with these gradient norms."""
+    return [{"Gradients/norm": value} for value in values]
+
+
+def test_a_rule_that_is_true_at_the_end_fires_now(tmp_path: Path) -> None:
+    """With where it began, what it read and its bound; a cooldown hides nothing."""
+    found = health(tmp_path, *norms(1, 20, 1, 30, 40))
+
+    gradients = group(found, "gradients")
+    (rule,) = gradients.rules
+    assert (found.state, gradients.state) == (State.CRITICAL, State.CRITICAL)
+    assert gradients.sentence == "The norm is 30 (norm_high since step 4, 2 alarms in all)"
+    document = rule.to_json()["newest"]
+    assert document["values"] == {'series("Gradients/norm")': 30.0}
+    assert document["bounds"] == {"high": 10}
+    assert (document["step"], document["cleared_step"]) == (4, None)
+
+
+def test_a_rule_that_turned_false_is_fine_and_says_when_it_fired(tmp_path: Path) -> None:
+    """The state is that of the last evaluation."""
+    found = health(tmp_path, *norms(1, 20, 20, 1))
+
+    gradients = group(found, "gradients")
+    assert gradients.state is State.FINE
+    assert gradients.sentence == "1 rule fine. Last: the norm is 20 (norm_high at step 2)"
+    assert gradients.rules[0].alarms[0].cleared_step == 4
+
+
+def test_patience_holds_an_alarm_back(tmp_path: Path) -> None:
+    """True at the end, but not for long enough."""
+    losses = [1.0, 20.0, 20.0, 20.0, 1.0, 20.0, 20.0]
+
+    loss = group(health(tmp_path, *({"loss": value} for value in losses)), "loss")
+
+    assert [(alarm.step, alarm.cleared_step) for alarm in loss.rules[0].alarms] == [(4, 5)]
+    assert loss.state is State.FINE
+
+
+def test_members_of_a_family_begin_and_end_alone(tmp_path: Path) -> None:
+    """The rule fires while one of them does."""
+    a, b = "Residual/block_0/rms", "Residual/block_1/rms"
+
+    found = health(tmp_path, {a: 1.0, b: 20.0}, {a: 20.0, b: 20.0}, {a: 20.0, b: 1.0})
+
+    (rule,) = group(found, "residual stream").rules
+    assert [(alarm.member, alarm.step, alarm.cleared_step) for alarm in rule.alarms] == [(b, 1, 3), (a, 2, None)]
+    assert rule.state is State.WARNING
+
+
+def test_a_group_without_its_metrics_is_not_evaluable_and_names_them(tmp_path: Path) -> None:
+    """It is never fine. Probes give the reason by name, by pattern, or by a place of the catalogue."""
+    absent = {"Gradients/norm": "no gradients", "Residual/block_{block}/rms": "no blocks were found"}
+
+    found = health(tmp_path, {"loss": 1.0}, absent=absent)
+
+    assert group(found, "gradients").state is State.NOT_EVALUABLE
+    assert group(found, "gradients").sentence == "Not evaluable: Gradients/norm (no gradients)"
+    assert group(found, "residual stream").missing == {"Residual/block_*/rms": "no blocks were found"}
+    assert group(found, "other").missing == {"custom/metric": "not recorded"}
+    assert found.state is State.FINE
+
+
+def test_a_metric_that_a_probe_declares_absent_is_missing_where_it_is_only_nan(tmp_path: Path) -> None:
+    """Without that declaration NaN is a value."""
+    steps = norms(math.nan, math.nan)
+
+    declared = health(tmp_path / "declared", *steps, absent={"Gradients/*": "no gradients"})
+    silent = health(tmp_path / "silent", *steps)
+
+    assert group(declared, "gradients").state is State.NOT_EVALUABLE
+    assert group(silent, "gradients").state is State.FINE
+
+
+def test_a_run_without_a_known_metric_is_not_evaluable_at_all(tmp_path: Path) -> None:
+    """No group and no run is fine because nothing is known."""
+    assert health(tmp_path, {"accuracy": 0.5}).state is State.NOT_EVALUABLE
+
+
+def test_a_rule_of_severity_info_is_fine_and_says_that_it_fires(tmp_path: Path) -> None:
+    """It is no reason to act."""
+    other = group(health(tmp_path, {"custom/metric": 11.0}), "other")
+
+    assert other.state is State.FINE
+    assert "rises since step 1" in other.sentence
+
+
+def test_the_worst_group_comes_first(tmp_path: Path) -> None:
+    """Critical, warning, fine, not evaluable."""
+    found = health(tmp_path, {"Gradients/norm": 20.0, "Residual/block_0/rms": 20.0, "loss": 1.0})
+
+    assert [each.state for each in found.groups] == [*State]
+    assert [each.name for each in found.groups] == ["gradients", "residual stream", "loss", "other"]
+
+
+def test_diagnoses_are_apart_from_the_groups(tmp_path: Path) -> None:
+    """A controller whose name begins with diagnosis_ is one."""
+    found = health(tmp_path, *norms(1, 30))
+
+    assert [rule.sentence for rule in found.diagnoses] == ["a cause and an action (diagnosis_norm since step 2)"]
+    assert "diagnosis" not in str([each.to_json() for each in found.groups])
+
+
+def test_a_rule_that_fails_is_not_evaluable(tmp_path: Path) -> None:
+    """With its error as the reason."""
+    policy = parse_policy(
+        "controllers: [{name: broken, triggers: [on_step_end], rule: 1 / (loss - loss) > 1, operations: []}]"
+    )
+    with Recorder(tmp_path, quiet=True) as rec:
+        rec.step(loss=1.0)
+
+    (found,) = health_of(open_run(rec.folder), policy).groups
+
+    assert found.state is State.NOT_EVALUABLE
+    assert "division by zero" in found.missing["broken"]
+
+
+def test_policies_with_every_key_have_a_health(tmp_path: Path) -> None:
+    """Stages, cooldowns, states, milestones and the trigger of a state."""
+    with Recorder(tmp_path, quiet=True, total_steps=300) as rec:
+        for step in range(1, 301):
+            rec.step(loss=3.0 / step, grad_norm=1.0, lr=0.1)
+    run = open_run(rec.folder)
+
+    for name in ("surogate_mended", "skip_step", "grpo", "overfitting", "nan_guard"):
+        assert health_of(run, load_policy(name)).groups
+
+
+def test_every_group_of_the_pack_is_one_of_the_catalogue() -> None:
+    """No controller of it is about a metric that the catalogue lacks, but the norm that a loop logs."""
+    groups = {entry.group for entry in CATALOGUE}
+
+    for controller in PACK.controllers:
+        if not controller.name.startswith(("diagnosis_", "loop_norm_")):
+            assert group_of(controller) in groups, controller.name
+
+
+@pytest.mark.parametrize("every", [1, 7, 10])
+def test_a_watched_run_has_the_same_health_at_every_cadence(every: int, tmp_path: Path) -> None:
+    """Its state follows the points of a metric, not the updates."""
+    with Recorder(tmp_path, quiet=True) as rec:
+        for step in range(1, 701):
+            emitted = {"Gradients/norm": 300.0 if step > 350 else 2.0} if step == 1 or step % every == 0 else {}
+            rec.step({"loss": 3.0 / step, **emitted})
+
+    gradients = group(health_of(open_run(rec.folder), PACK), "gradients")
+
+    assert gradients.state is State.WARNING
+    assert gradients.rules[0].controller == "norm_high"
+    assert 350 < gradients.rules[0].firing[0].step <= 350 + every
