@@ -83,10 +83,15 @@ class NanoGPT(nn.Module):
         parts["wte"].weight = self.lm_head.weight
         self.run = run
 
+    @property
+    def blocks(self) -> Any:
+        """The list of blocks."""
+        return self.transformer["h"]
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits."""
         x = self.transformer["wte"](tokens) + self.transformer["wpe"](torch.arange(tokens.shape[1]))
-        for block in self.transformer["h"]:  # type: ignore[attr-defined]
+        for block in self.blocks:
             x = block(x) if self.run is None else self.run(block, x)
         return self.lm_head(self.transformer["ln_f"](x))  # type: ignore[no-any-return]
 

@@ -8,11 +8,13 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from probe_models import WIDTH, NanoGPT, armed_parts, one_update, tokens_of
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from steptape.recorder.probes.activations import root_mean_square, share_above
@@ -38,7 +40,7 @@ def expected(model: NanoGPT, tokens: Tensor) -> dict[str, float]:
             values[f"{name}/max_abs"] = float(abs(array).max())
 
     x = model.transformer["wte"](tokens) + model.transformer["wpe"](torch.arange(tokens.shape[1]))
-    for index, block in enumerate(model.transformer["h"]):  # type: ignore[arg-type]
+    for index, block in enumerate(model.blocks):
         put(f"Activations/block_{index}/attn_norm", block.ln_1(x))
         x = block(x)
         put(f"Residual/block_{index}", x)
@@ -118,7 +120,7 @@ def test_an_update_without_a_pass_that_counts_has_no_values() -> None:
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_changes_no_value(use_reentrant: bool) -> None:
     """The recomputation in the backward pass sees the same outputs."""
-    model = NanoGPT(run=lambda block, x: checkpoint(block, x, use_reentrant=use_reentrant))  # type: ignore[no-any-return]
+    model = NanoGPT(run=lambda block, x: checkpoint(block, x, use_reentrant=use_reentrant))
 
     values, absent = one_update(model, lambda: model(tokens_of()).sum().backward())
 
@@ -127,6 +129,35 @@ def test_checkpointing_changes_no_value(use_reentrant: bool) -> None:
     assert {name: values[name] for name in known if name in values} == pytest.approx(
         {name: known[name] for name in known if name in values}, rel=1e-6
     )
+
+
+class Operations(TorchDispatchMode):
+    """Notes the name of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation."""
+        self.names.add(func.name().removeprefix("aten::").partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_hook_waits_for_a_device() -> None:
+    """No value is read by the host, and no number of the host is copied to a device as a tensor."""
+    model, operations = NanoGPT(), Operations()
+    readings, parts = armed_parts(model, level=2)
+
+    with operations:
+        model(tokens_of()).sum().backward()
+        for part in parts:
+            part.read(readings)
+
+    waits = {"_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "is_nonzero", "equal", "item"}
+    assert len(readings.scalars) == 34
+    assert "aminmax" in operations.names
+    assert operations.names & waits == set()
 
 
 def test_gradients_are_bit_equal_with_and_without_probes() -> None:
@@ -156,9 +187,9 @@ def test_a_function_that_torch_compiles_around_an_armed_model_is_unharmed() -> N
 def test_a_compiled_model_has_no_hooks_and_says_so() -> None:
     """Its blocks and norms lie in the region."""
     model = NanoGPT()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
 
-    values, absent = one_update(compiled, lambda: compiled(tokens_of()))  # type: ignore[arg-type]
+    values, absent = one_update(compiled, lambda: compiled(tokens_of()))
 
     assert values == {}
     assert {"Residual/block_*/*", "Attention/block_*/*", "Activations/final_norm/*"} <= set(absent)
@@ -170,9 +201,9 @@ def test_the_output_of_a_block_that_is_compiled_alone_is_read() -> None:
     """The hook is attached to the wrapper, outside of the region."""
     model = NanoGPT()
     known = expected(model, tokens_of())
-    blocks = model.transformer["h"]
+    blocks = model.blocks
     for index in range(4):
-        blocks[index] = torch.compile(blocks[index], fullgraph=True, backend="eager")  # type: ignore[operator,index]
+        blocks[index] = torch.compile(blocks[index], fullgraph=True, backend="eager")
 
     values, absent = one_update(model, lambda: model(tokens_of()))
 
@@ -216,7 +247,7 @@ class PostNorm(nn.Module):
 
 def test_a_norm_that_runs_after_the_attention_has_no_metrics_of_one_before_it() -> None:
     """The order at run time decides, also with several passes in an update."""
-    model = nn.Sequential(PostNorm(), PostNorm())
+    model: Any = nn.Sequential(PostNorm(), PostNorm())
 
     def passes() -> None:
         model(INPUT)
@@ -269,7 +300,7 @@ class Returns(nn.Module):
 )
 def test_the_first_tensor_of_an_output_is_the_blocks(form: Callable[[Tensor], object]) -> None:
     """Tuples, lists and mappings are looked into."""
-    model = nn.Sequential(Returns(form), Returns(form))
+    model: Any = nn.Sequential(Returns(form), Returns(form))
 
     values, _ = one_update(model, lambda: model(INPUT))
 
@@ -290,7 +321,7 @@ def test_the_first_tensor_of_an_output_is_the_blocks(form: Callable[[Tensor], ob
 )
 def test_an_output_without_statistics_is_absent_with_the_reason(form: Callable[[Tensor], object], reason: str) -> None:
     """The training goes on."""
-    model = nn.Sequential(Returns(form), Returns(form))
+    model: Any = nn.Sequential(Returns(form), Returns(form))
 
     values, absent = one_update(model, lambda: model(INPUT))
 
@@ -306,7 +337,7 @@ def test_a_hook_that_fails_ends_no_training_and_is_named() -> None:
         def __torch_function__(cls, func: object, *_: object, **__: object) -> object:
             raise RuntimeError("refused")
 
-    model = nn.Sequential(Returns(lambda y: y.as_subclass(Refusing)), Returns(lambda y: y))
+    model: Any = nn.Sequential(Returns(lambda y: y.as_subclass(Refusing)), Returns(lambda y: y))
 
     values, absent = one_update(model, lambda: model(INPUT))
 
@@ -317,7 +348,7 @@ def test_a_hook_that_fails_ends_no_training_and_is_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
 def test_other_types_are_reduced_in_a_precise_one(dtype: torch.dtype) -> None:
     """The values are those of the rounded elements."""
-    model = nn.Sequential(Returns(lambda y: y.to(dtype)), Returns(lambda y: y.to(dtype)))
+    model: Any = nn.Sequential(Returns(lambda y: y.to(dtype)), Returns(lambda y: y.to(dtype)))
 
     values, _ = one_update(model, lambda: model(INPUT))
 
@@ -327,7 +358,7 @@ def test_other_types_are_reduced_in_a_precise_one(dtype: torch.dtype) -> None:
 
 def test_autocast_reads_what_the_loop_computes() -> None:
     """The outputs of the blocks are bfloat16, their statistics are not rounded."""
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model: Any = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     seen: list[Tensor] = []
     model[1].register_forward_hook(lambda _module, _args, output: seen.append(output))
 
@@ -378,7 +409,7 @@ def test_closing_frees_what_a_part_held() -> None:
     """Blocks are freed with the model."""
     model = NanoGPT()
     _, parts = armed_parts(model)
-    alive = weakref.ref(model.transformer["h"][0])  # type: ignore[index]
+    alive = weakref.ref(model.blocks[0])
 
     for part in parts:
         part.close()

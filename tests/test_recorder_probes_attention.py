@@ -40,11 +40,11 @@ def expected(scores: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> dict[s
 
 def scores_by_hand(model: NanoGPT, block: int, tokens: Tensor) -> np.ndarray[Any, Any]:
     """Return Q K^T / sqrt(d) of a block in NumPy, without a mask."""
-    blocks = model.transformer["h"]
+    blocks = model.blocks
     x = model.transformer["wte"](tokens) + model.transformer["wpe"](torch.arange(tokens.shape[1]))
-    for each in list(blocks)[:block]:  # type: ignore[arg-type]
+    for each in list(blocks)[:block]:
         x = each(x)
-    layer = blocks[block]  # type: ignore[index]
+    layer = blocks[block]
     q, k, _ = (
         layer.attn.qkv(layer.ln_1(x))
         .detach()
@@ -65,7 +65,7 @@ def test_scores_before_a_softmax_module_agree_with_numpy(mask: float, block: int
     """Each kind of mask is left out of the maximum and of the share above 100."""
     torch.manual_seed(0)
     model = NanoGPT(mask=mask).double()
-    for each in model.transformer["h"]:  # type: ignore[attr-defined]
+    for each in model.blocks:
         each.attn.qkv.weight.data *= 20
 
     values, absent = one_update(model, lambda: model(tokens_of()), level=2)
@@ -112,7 +112,7 @@ def test_a_named_module_shows_its_scores() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.softmax(self.scores(self.attn(x) @ x.mT), -1) @ x
 
-    model = nn.Sequential(Named(), Named())
+    model: Any = nn.Sequential(Named(), Named())
 
     values, _ = one_update(model, lambda: model(INPUT), level=2, sites={"blocks": "*", "attention_scores": "*.scores"})
 
@@ -132,7 +132,7 @@ def test_one_key_has_no_entropy() -> None:
 
 def test_scores_that_are_all_masked_have_no_greatest() -> None:
     """It is NaN, not the value of the mask."""
-    model = nn.Sequential(nn.Identity(), nn.Identity())
+    model: Any = nn.Sequential(nn.Identity(), nn.Identity())
 
     values, _ = one_update(
         model, lambda: model(torch.full((1, 2, 2), -1e9)), sites={"blocks": "*", "attention_scores": "*"}
@@ -179,7 +179,7 @@ RETURNED = {
 @pytest.mark.parametrize("name", RETURNED)
 def test_returned_probabilities_are_found_by_the_graph_that_computed_them(name: str) -> None:
     """They yield the entropy; the scores are not shown."""
-    model = nn.Sequential(Functional(RETURNED[name]), Functional(RETURNED[name]))
+    model: Any = nn.Sequential(Functional(RETURNED[name]), Functional(RETURNED[name]))
 
     values, absent = one_update(model, lambda: model(INPUT))
 
@@ -206,7 +206,7 @@ def test_returned_probabilities_are_found_by_the_graph_that_computed_them(name: 
 )
 def test_anything_else_that_is_returned_is_no_probability(returned: Callable[[Tensor], Any], reason: str) -> None:
     """An entropy of it would be a wrong number."""
-    model = nn.Sequential(Functional(returned), Functional(returned))
+    model: Any = nn.Sequential(Functional(returned), Functional(returned))
 
     values, absent = one_update(model, lambda: model(INPUT))
 
@@ -217,13 +217,13 @@ def test_anything_else_that_is_returned_is_no_probability(returned: Callable[[Te
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_returned_probabilities_are_found_under_checkpointing(use_reentrant: bool) -> None:
     """Reading the graph starts no recomputation."""
-    model = nn.Sequential(Functional(lambda p: (p,)), Functional(lambda p: (p,)))
+    model: Any = nn.Sequential(Functional(lambda p: (p,)), Functional(lambda p: (p,)))
 
     def forward() -> None:
         x = INPUT.clone().requires_grad_()
         for block in model:
             x = checkpoint(block, x, use_reentrant=use_reentrant)
-        x.sum().backward()
+        x.sum().backward()  # type: ignore[no-untyped-call]
 
     values, _ = one_update(model, forward)
 
@@ -246,7 +246,7 @@ class Multihead(nn.Module):
 
 def test_multihead_attention_shows_its_weights_if_asked_for_each_head() -> None:
     """The entropy is that of PyTorch's own weights."""
-    model = nn.Sequential(*(Multihead(need_weights=True, average_attn_weights=False) for _ in range(2)))
+    model: Any = nn.Sequential(*(Multihead(need_weights=True, average_attn_weights=False) for _ in range(2)))
 
     values, _ = one_update(model, lambda: model(INPUT))
 
@@ -266,7 +266,7 @@ def test_multihead_attention_shows_its_weights_if_asked_for_each_head() -> None:
 )
 def test_multihead_attention_else_shows_none(options: dict[str, Any], reason: str) -> None:
     """The fused kernel returns none, an average and weights after dropout are no probabilities."""
-    model = nn.Sequential(*(Multihead(**options) for _ in range(2)))
+    model: Any = nn.Sequential(*(Multihead(**options) for _ in range(2)))
 
     values, absent = one_update(model, lambda: model(INPUT))
 
@@ -277,7 +277,7 @@ def test_multihead_attention_else_shows_none(options: dict[str, Any], reason: st
 def test_a_softmax_that_blocks_share_is_not_attributed() -> None:
     """Its last call belongs to the last block only."""
     model = NanoGPT()
-    blocks = list(model.transformer["h"])  # type: ignore[arg-type]
+    blocks = list(model.blocks)
     for block in blocks:
         block.attn.softmax = blocks[0].attn.softmax
 
@@ -290,8 +290,8 @@ def test_a_softmax_that_blocks_share_is_not_attributed() -> None:
 def test_several_softmax_modules_and_a_wrong_dimension_are_not_guessed_at() -> None:
     """``sites`` can name the one that counts."""
     several, wrong = NanoGPT(layers=1), NanoGPT(layers=1)
-    several.transformer["h"][0].attn.gate = nn.Softmax(-1)  # type: ignore[index]
-    wrong.transformer["h"][0].attn.softmax = nn.Softmax(1)  # type: ignore[index]
+    several.blocks[0].attn.gate = nn.Softmax(-1)
+    wrong.blocks[0].attn.softmax = nn.Softmax(1)
 
     reasons = [one_update(model, lambda model=model: model(tokens_of()))[1] for model in (several, wrong)]  # type: ignore[misc]
 

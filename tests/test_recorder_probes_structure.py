@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,10 @@ from probe_models import WIDTH, EagerBlock, NanoGPT
 from torch import Tensor, nn
 
 from steptape import TelemetryError
-from steptape.recorder.probes.structure import SENTINEL_WEIGHTS, Structure, structure_of
+from steptape.recorder.probes.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
 
 
-def names(structure: Structure) -> list[str]:
+def names(structure: ModelStructure) -> list[str]:
     """Return the names of the blocks."""
     return [block.name for block in structure.blocks]
 
@@ -27,7 +29,7 @@ def test_a_nanogpt_has_its_blocks_main_weights_and_norms() -> None:
 
     assert names(found) == [f"transformer.h.{index}" for index in range(5)]
     assert found.sentinels == (0, 2, 4)
-    block, module = found.blocks[2], model.transformer["h"][2]  # type: ignore[index]
+    block, module = found.blocks[2], model.blocks[2]
     assert list(block.main_weights) == [
         f"transformer.h.2.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.0", "mlp.2")
     ]
@@ -82,7 +84,7 @@ def test_debug_watches_all_blocks_and_parameters() -> None:
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
-def test_names_are_those_of_the_innermost_model(wrap: type[nn.DataParallel]) -> None:
+def test_names_are_those_of_the_innermost_model(wrap: Callable[[nn.Module], nn.Module]) -> None:
     """A wrapper of the whole model adds nothing to a name."""
     found = structure_of(wrap(NanoGPT()))
 
@@ -93,9 +95,9 @@ def test_names_are_those_of_the_innermost_model(wrap: type[nn.DataParallel]) -> 
 def test_blocks_that_are_compiled_one_by_one_keep_their_names() -> None:
     """The output of such a block is in reach, what is inside of it is not."""
     model = NanoGPT()
-    blocks = model.transformer["h"]
+    blocks = model.blocks
     for index in range(4):
-        blocks[index] = torch.compile(blocks[index], backend="eager")  # type: ignore[operator,index]
+        blocks[index] = torch.compile(blocks[index], backend="eager")
 
     found = structure_of(model)
 
@@ -154,7 +156,7 @@ def test_a_residual_network_has_the_blocks_of_all_stages() -> None:
 
 def test_the_layers_that_repeat_most_are_the_blocks_of_a_plain_network() -> None:
     """Convolutions side by side count, the one linear layer after them is the output layer."""
-    model = nn.Sequential(
+    model: Any = nn.Sequential(
         nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)
     )
 
@@ -175,7 +177,7 @@ def test_a_model_without_repetition_says_that_it_has_no_blocks() -> None:
 
 def test_lazy_parameters_are_main_weights_before_they_have_a_shape() -> None:
     """Only their biases are known to be none."""
-    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(4))
+    model: Any = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(4))
 
     found = structure_of(model)
     model(torch.zeros(2, 3))
@@ -195,7 +197,7 @@ def test_a_block_that_runs_several_times_is_one_block() -> None:
 
 def test_a_weight_that_blocks_share_belongs_to_the_first() -> None:
     """The norms of blocks thus count it once."""
-    model = nn.Sequential(*(EagerBlock() for _ in range(2)))
+    model: Any = nn.Sequential(*(EagerBlock() for _ in range(2)))
     model[1].attn.qkv.weight = model[0].attn.qkv.weight
 
     found = structure_of(model)

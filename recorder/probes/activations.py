@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, Structure
+from .structure import COMPILED, ModelStructure
 
 #: An element is an outlier above this multiple of the root mean square.
 OUTLIER_FACTOR: Final = 10
@@ -26,9 +26,9 @@ class Activations(ObservingPart):
         structure: The structure of the model.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModelStructure) -> None:
         super().__init__()
-        self._structure: Structure | None = structure
+        self._structure: ModelStructure | None = structure
         self._ran: set[str] = set()
         self._misplaced: set[str] = set()
 
@@ -57,7 +57,7 @@ class Activations(ObservingPart):
         super().close()
         self._structure = None
 
-    def _arm_blocks(self, structure: Structure, level: int) -> None:
+    def _arm_blocks(self, structure: ModelStructure, level: int) -> None:
         by_structure = not structure.named_norms
         for block in structure.blocks_at(level):
             prefix, site = f"Residual/block_{block.index}/", f"Activations/block_{block.index}/attn_norm/"
@@ -130,8 +130,8 @@ def root_mean_square(values: Tensor) -> Tensor:
     return whole / math.sqrt(values.numel())
 
 
-def share_above(values: Tensor, threshold: Tensor) -> Tensor:
-    """Return the share of the elements that exceed a threshold, a tensor with one element."""
-    # A threshold of one dimension keeps its type, where one of none would be rounded to that of the values.
-    above = values.reshape(-1) > threshold.reshape(1)
+def share_above(values: Tensor, threshold: Tensor | float) -> Tensor:
+    """Return the share of the elements that exceed a threshold, which is a number or a tensor with one element."""
+    # A tensor of one dimension keeps its type, where one of none would be rounded to that of the values.
+    above = values.reshape(-1) > (threshold.reshape(1) if isinstance(threshold, Tensor) else threshold)
     return above.sum(dtype=torch.int64).to(torch.float32) / values.numel()

@@ -17,7 +17,7 @@ from torch.nn import Module, Softmax
 from .activations import share_above
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, Block, Structure
+from .structure import COMPILED, Block, ModelStructure
 
 #: Scores above it count for ``frac_logits_gt_tau``.
 TAU: Final = 100.0
@@ -26,7 +26,8 @@ MASKED_BELOW: Final = -5000.0
 
 _FUSED: Final = (
     "the attention module returns no weights, as with scaled_dot_product_attention; train with "
-    "attn_implementation='eager', or name what outputs the scores in sites={'attention_scores': ...}"
+    "attn_implementation='eager' (and output_attentions=True in transformers 4), or name what outputs the scores in "
+    "sites={'attention_scores': ...}"
 )
 _WEIGHTS_ONLY: Final = "the attention module returns probabilities, not scores"
 _DROPPED: Final = "the attention module returns its weights after dropout or a mask of heads"
@@ -50,9 +51,9 @@ class AttentionScores(ObservingPart):
         structure: The structure of the model.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModelStructure) -> None:
         super().__init__()
-        self._structure: Structure | None = structure
+        self._structure: ModelStructure | None = structure
         self._level = 0
 
     def arm(self, readings: Readings) -> None:
@@ -140,11 +141,11 @@ class AttentionScores(ObservingPart):
 
     def _put_scores(self, prefix: str, scores: Tensor) -> None:
         greatest = _precise(scores.amax())
-        # Without any unmasked score there is no greatest one.
-        self._values[f"{prefix}max_attn_logit"] = torch.where(greatest > MASKED_BELOW, greatest, math.nan)
+        # Without any unmasked score there is no greatest one. A tensor made of a number would cost a synchronisation.
+        self._values[f"{prefix}max_attn_logit"] = greatest.masked_fill(greatest < MASKED_BELOW, math.nan)
         if self._level > 1:
-            unmasked = share_above(scores, greatest.new_tensor(MASKED_BELOW))
-            self._values[f"{prefix}frac_logits_gt_tau"] = share_above(scores, greatest.new_tensor(TAU)) / unmasked
+            share = share_above(scores, TAU) / share_above(scores, MASKED_BELOW)
+            self._values[f"{prefix}frac_logits_gt_tau"] = share
 
     def _put_entropy(self, prefix: str, probabilities: Tensor) -> None:
         entropy = torch.special.entr(_precise(probabilities)).sum(dim=-1).mean()
@@ -208,7 +209,7 @@ def _softmaxes(attention: Module | None) -> list[Softmax]:
     return [] if attention is None else [each for each in attention.modules() if isinstance(each, Softmax)]
 
 
-def _shared(structure: Structure) -> set[int]:
+def _shared(structure: ModelStructure) -> set[int]:
     """Return the identities of the modules that would show the scores of more than one block."""
     sources = Counter(id(source) for block in structure.blocks for source in _sources(block))
     return {source for source, count in sources.items() if count > 1}

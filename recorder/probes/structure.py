@@ -1,6 +1,6 @@
 """Finds what probes watch in a model: blocks, sentinel blocks and tensors, normalisation layers.
 
-A model and ``sites`` go in, a ``Structure`` comes out. It holds no reference to the model itself, only to modules and
+A model and ``sites`` go in, a ``ModelStructure`` comes out. It holds no reference to the model itself, only to modules and
 parameters inside of it.
 """
 
@@ -57,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Structure:
+class ModelStructure:
     """What probes watch in a model.
 
     Attributes:
@@ -109,7 +109,7 @@ class Structure:
         return {site: module for site, module in sites.items() if module is not None}
 
 
-def structure_of(model: Module, sites: Sites | None = None) -> Structure:
+def structure_of(model: Module, sites: Sites | None = None) -> ModelStructure:
     """Find the structure of a model, by the shape of its module tree and by ``sites``.
 
     Args:
@@ -143,7 +143,7 @@ def structure_of(model: Module, sites: Sites | None = None) -> Structure:
     for index in sentinels:
         tensors += list(blocks[index].main_weights.values())[:SENTINEL_WEIGHTS]
     is_hidden = final_norm is None or final_norm.is_compiled
-    return Structure(
+    return ModelStructure(
         blocks=blocks,
         sentinels=sentinels,
         parameters=parameters,

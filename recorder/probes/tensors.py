@@ -21,7 +21,7 @@ from .histograms import histogram
 from .hooks import Hook
 from .norms import Measurements, is_measurable
 from .part import Readings
-from .structure import Structure
+from .structure import ModelStructure
 from .update_numbers import AFTER, BEFORE, GIVEN, MOVED, RATE, SCALE, STATE, SUM, USED, WEIGHT, UpdateNumbers
 
 _DEBUG: Final = 2
@@ -43,7 +43,7 @@ class Watched:
 
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
-    structure: Structure | None
+    structure: ModelStructure | None
     clip_norm: float | None
     scaler: Any
 

@@ -34,7 +34,7 @@ from .module_tree import innermost, is_lazy
 from .part import Part, Readings
 from .probe_batch import ProbeBatch
 from .step_times import Totals
-from .structure import Structure, structure_of
+from .structure import ModelStructure, structure_of
 from .tensors import TensorProbe, Watched
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Watch:
         self._emissions, self._checks = CadenceBudget(options.every, share), CadenceBudget(options.check_every, share)
         self.absent: dict[str, str] = {}
         self._told: set[str] = set()
-        self._structure: Structure | None = None
+        self._structure: ModelStructure | None = None
         self._readings: Readings | None = None
         self._tensors: TensorProbe | None = None
         self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
