@@ -41,9 +41,9 @@ from .values import as_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
+    from .machine.system import SystemSampling
     from .operations.carrying_out import Operations
     from .operations.handlers import Handlers
-    from .probes.system import SystemSampling
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -245,7 +245,7 @@ class LiveAttempt:
         if self.has_ended() or os.getpid() != self.pid:
             return
         # Most loops need none of it.
-        from .probes.system import SystemSampling
+        from .machine.system import SystemSampling
 
         if self.system is None:
             self.system = SystemSampling(self.folder.parent)

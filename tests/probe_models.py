@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steptape.recorder.model_structure.structure import structure_of
 from steptape.recorder.probes.activations import Activations
 from steptape.recorder.probes.attention import AttentionScores
 from steptape.recorder.probes.observing import ObservingPart
 from steptape.recorder.probes.part import Readings
-from steptape.recorder.probes.structure import structure_of
 
 WIDTH, HEADS, TOKENS = 8, 2, 5
 

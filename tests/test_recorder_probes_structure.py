@@ -13,7 +13,7 @@ from probe_models import WIDTH, EagerBlock, NanoGPT
 from torch import Tensor, nn
 
 from steptape import TelemetryError
-from steptape.recorder.probes.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
+from steptape.recorder.model_structure.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
 
 
 def names(structure: ModelStructure) -> list[str]:

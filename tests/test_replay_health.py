@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.replay.health.health import GroupHealth, RunHealth, GroupState, group_of, health_of
+from steptape.replay.health.health import GroupHealth, GroupState, RunHealth, group_of, health_of
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 

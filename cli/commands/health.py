@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...replay.health.health import RunHealth, GroupState, health_of
+from ...replay.health.health import GroupState, RunHealth, health_of
 from ..exit_status import FINDINGS
 from ..lookup import policy_named, run_named
 from ..options import JsonOption, RunArgument, SetOption, StoreOption

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from ..model_structure.structure import COMPILED, ModelStructure
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, ModelStructure
 
 #: An element is an outlier above this multiple of the root mean square.
 OUTLIER_FACTOR: Final = 10

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Softmax
 
+from ..model_structure.structure import COMPILED, Block, ModelStructure
 from .activations import share_above
 from .observing import ObservingPart, Pass, first_tensor, unreadable, without_autocast
 from .part import Readings
-from .structure import COMPILED, Block, ModelStructure
 
 #: Scores above it count for ``frac_logits_gt_tau``.
 TAU: Final = 100.0

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..late_values import Bundle
+from ..model_structure.structure import ModelStructure
 from ..values import is_distributed
 from .histograms import histogram
 from .hooks import Hook
 from .norms import Measurements, is_measurable
 from .part import Readings
-from .structure import ModelStructure
 from .update_numbers import AFTER, BEFORE, GIVEN, MOVED, RATE, SCALE, STATE, SUM, USED, WEIGHT, UpdateNumbers
 
 _DEBUG: Final = 2

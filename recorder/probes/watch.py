@@ -21,6 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from ...rules.metric_catalogue import LEVELS
 from ...store.errors import TelemetryError
 from ..late_values import Bundle
+from ..model_structure.module_tree import innermost, is_lazy
+from ..model_structure.structure import ModelStructure, structure_of
 from ..operations.learning_rate import innermost as unwrapped
 from ..values import is_distributed
 from .activations import Activations
@@ -30,11 +32,9 @@ from .data_and_time import DataAndTime
 from .emission import NO_EMISSION, Emission
 from .hooks import Hook
 from .memory import Memory
-from .module_tree import innermost, is_lazy
 from .part import Part, Readings
 from .probe_batch import ProbeBatch
 from .step_times import Totals
-from .structure import ModelStructure, structure_of
 from .tensors import TensorProbe, Watched
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ...store.plural import counted
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import newest_plan, stream_for
-from .alarms import RuleAlarm, Conclusion, conclusions
+from .alarms import Conclusion, RuleAlarm, conclusions
 from .missing_metrics import MissingMetrics, needs
 
 #: How the names of controllers begin that interpret others: their messages name causes and actions.

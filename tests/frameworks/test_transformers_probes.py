@@ -17,10 +17,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from steptape.recorder.model_structure.structure import structure_of
 from steptape.recorder.probes.activations import Activations
 from steptape.recorder.probes.attention import AttentionScores
 from steptape.recorder.probes.part import Readings
-from steptape.recorder.probes.structure import structure_of
 
 LAYERS, WIDTH, HEADS = 4, 16, 2
 TOKENS = torch.randint(3, 11, (2, 6), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,6 @@
 """Samples the machine, a training process and its GPU, in a process of its own, because a thread would stall the loop.
 
-The program of ``SystemSampling``: ``python -m steptape.recorder.probes.sampling PID INTERVAL_S FOLDER``. It writes a
+The program of ``SystemSampling``: ``python -m steptape.recorder.machine.sampling PID INTERVAL_S FOLDER``. It writes a
 frame to stdout for each sample: its time on the monotonic clock, the metrics, and why others are absent. It ends with
 its parent.
 """

@@ -1,0 +1,1 @@
+"""Samples the machine in another process: CPU, memory, disk, network, GPU."""

@@ -1,0 +1,1 @@
+"""Finds what a model is made of: blocks, sentinel tensors, normalisation layers."""
