@@ -237,7 +237,7 @@ class LiveAttempt:
         if self._requests.found:
             self._requests.carry_out()
         if self.system is not None and self.system.found:
-            self.system.carry_out(self)
+            self.system.carry_out(self.tape, self.warnings.once, self.emit_own)
         return self._control
 
     def sample_system(self, every_s: float) -> None:
@@ -388,7 +388,7 @@ class LiveAttempt:
             self.is_closed = True
             self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if self.system is not None:
-                self.system.finish(self)
+                self.system.finish(self.tape, self.warnings.once, self.emit_own)
             if failure is None:
                 counts = dict(self.tape.error_counts)
                 more = {"rule_errors": counts or None, "reason": reason}

@@ -44,7 +44,7 @@ from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
 from .resume_point import Opening, ResumePoint, place_in
-from .spans import Span, Spans
+from .spans import Spans, TimedSpan
 from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
@@ -427,7 +427,7 @@ class Recorder:
             self._live.operations.note_save(name)
         return self.control
 
-    def span(self, name: str, *, profiler: Any = None) -> Span:
+    def span(self, name: str, *, profiler: Any = None) -> TimedSpan:
         """Time a phase of the loop, such as an evaluation, and record it when the block ends.
 
             with rec.span("eval"):
@@ -444,7 +444,7 @@ class Recorder:
         Returns:
             The span. Its ``trace(path)`` links a trace, and its ``export_to(path)`` is an ``on_trace_ready``.
         """
-        return Span(self._spans.accepted(name, self._live.warnings), self._spans, self._current, profiler)
+        return TimedSpan(self._spans.accepted(name, self._live.warnings), self._spans, self._record_span, profiler)
 
     def watch_system(self, every_s: float = 15.0) -> None:
         """Record what the machine does, as ``system`` events: processors, memory, disks, network and GPU.
@@ -773,9 +773,10 @@ class Recorder:
     ) -> None:
         self._live.leave(error)
 
-    def _current(self) -> LiveAttempt:
-        """Return the attempt that is recorded now. A rollback begins another."""
-        return self._live
+    def _record_span(self, metrics: dict[str, float], attrs: dict[str, Any], began_ns: int) -> None:
+        """Record the end of a span, in the attempt that is recorded now: a rollback may have begun another."""
+        live = self._live
+        live.emit_own(SPAN, metrics, {**attrs, "began_ns": began_ns - live.tape.started_ns})
 
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
@@ -821,7 +822,8 @@ class Recorder:
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""
         own = (opening, self._settings, self.control, partial(_OPEN.remove, self))
-        system = self._live.system if "_live" in self.__dict__ else None
+        earlier: LiveAttempt | None = self.__dict__.get("_live")
+        system = None if earlier is None else earlier.system
         self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans, system=system)
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.

@@ -7,16 +7,17 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from ..store.events import SPAN
 from .values import path_text
 
 if TYPE_CHECKING:
     import os
 
     from .calls.warnings import CallWarnings
-    from .live_attempt import LiveAttempt
+
+#: Records the event of a span: its metrics, its attributes, and when it began.
+RecordSpan: TypeAlias = "Callable[[dict[str, float], dict[str, Any], int], None]"
 
 logger = logging.getLogger("steptape")
 
@@ -76,9 +77,10 @@ class Spans:
         """Return a name that a span may have; empty for a wrong one, which is warned of or raises with ``strict``."""
         if type(name) is str and name in self._names:
             return name
-        if why := _fault_of(name):
+        fault = _fault_of(name) if isinstance(name, str) else "its name is no text"
+        if fault:
             fix = 'Write a short name without a slash, such as rec.span("eval")'
-            warnings.object_to(f"span: {why}, so it is not recorded", got=name, fix=fix)
+            warnings.object_to(f"span: {fault}, so it is not recorded", got=name, fix=fix)
             return ""
         self._names.add(name)
         if len(self._names) == _MOST_NAMES:
@@ -87,10 +89,8 @@ class Spans:
         return str(name)
 
 
-def _fault_of(name: Any) -> str:
+def _fault_of(name: str) -> str:
     """Return what is wrong with a name; empty for a good one."""
-    if not isinstance(name, str):
-        return "its name is no text"
     if not name.strip() or not name.isprintable() or "/" in name:
         return "its name cannot be part of a metric's"
     if len(name) > _MOST_CHARACTERS:
@@ -98,20 +98,20 @@ def _fault_of(name: Any) -> str:
     return "rec.watch records a metric of this name at updates" if name in _TAKEN else ""
 
 
-class Span:
+class TimedSpan:
     """One phase of a loop, which a ``with`` block marks. Made by ``Recorder.span``.
 
     Args:
         name: The name of the phase; empty for one that is not recorded.
         spans: The spans of the recorder.
-        live: Returns the attempt that is recorded when the span ends.
+        record: Records the event of the span: its metrics, its attributes, and its begin on the monotonic clock.
         profiler: A running ``torch.profiler.profile``, or None.
     """
 
-    __slots__ = ("_began_ns", "_live", "_name", "_range", "_spans", "_trace")
+    __slots__ = ("_began_ns", "_name", "_range", "_record", "_spans", "_trace")
 
-    def __init__(self, name: str, spans: Spans, live: Callable[[], LiveAttempt], profiler: Any = None) -> None:
-        self._name, self._spans, self._live = name, spans, live
+    def __init__(self, name: str, spans: Spans, record: RecordSpan, profiler: Any = None) -> None:
+        self._name, self._spans, self._record = name, spans, record
         self._trace, self._began_ns = "", 0
         self._range = None if profiler is None else _profiler_range(name)
 
@@ -148,22 +148,22 @@ class Span:
         if not self._name:
             return
         try:
-            self._record(self._live(), now_ns, kind)
+            self._record(*self._event(now_ns, kind), self._began_ns)
         except Exception:
             if kind is None:
                 raise
             logger.exception("the span %r could not be recorded", self._name)  # The loop's own exception passes on.
 
-    def _record(self, live: LiveAttempt, now_ns: int, failed: type[BaseException] | None) -> None:
+    def _event(self, now_ns: int, failed: type[BaseException] | None) -> tuple[dict[str, float], dict[str, Any]]:
         metrics = {f"Time/{self._name}_seconds": (now_ns - self._began_ns) / 1e9}
         if self._name == _CHECKPOINT:
             metrics["Checkpoint/ok"] = 0.0 if failed else 1.0
-        attrs: dict[str, Any] = {"name": self._name, "began_ns": self._began_ns - live.tape.started_ns}
+        attrs: dict[str, Any] = {"name": self._name}
         if failed is not None:
             attrs["failed"] = failed.__name__
         if self._trace:
             attrs["trace"] = self._trace
-        live.emit_own(SPAN, metrics, attrs)
+        return metrics, attrs
 
 
 def _profiler_range(name: str) -> Any:

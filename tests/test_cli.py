@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -100,6 +101,28 @@ def test_show_has_the_orders_of_rules_and_what_the_loop_answered(tmp_path: Path)
     (document,) = lines(steptape("show", rec.folder, "--json"))
     assert len(document["decisions"][0]["values"]) == 8
     assert [receipt["answer"] for receipt in document["receipts"]] == ["applied", "refused"]
+
+
+def test_show_lists_the_phases_of_a_run(tmp_path: Path) -> None:
+    """The longest comes first; those that an exception ended are counted."""
+    with Recorder(tmp_path) as rec:
+        for step in range(3):
+            with rec.span("eval"):
+                rec.step(loss=1.0)
+            with contextlib.suppress(OSError), rec.span("checkpoint"):
+                if step == 2:
+                    raise OSError
+
+    (document,) = lines(steptape("show", rec.folder, "--json"))
+    spans = {span["name"]: span for span in document["spans"]}
+    assert {name: (span["count"], span["failed"]) for name, span in spans.items()} == {
+        "eval": (3, 0),
+        "checkpoint": (3, 1),
+    }
+    assert spans["eval"]["total_s"] > 0
+    page = steptape("show", rec.folder)
+    assert "span eval: 3 times, " in page
+    assert [line for line in page.splitlines() if line.endswith(", 1 failed")]
 
 
 def test_query_joins_steps_with_decisions(demo_store: Path) -> None:

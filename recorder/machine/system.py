@@ -12,9 +12,10 @@ import os
 import subprocess
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...store.descriptors import inode_of
 from ...store.errors import TelemetryError
@@ -25,7 +26,10 @@ from ...store.processes.protocol import BrokenFrame
 from ..process.locking import forkable_lock
 
 if TYPE_CHECKING:
-    from ..live_attempt import LiveAttempt
+    from ..tape import Tape
+
+#: Records an event: kind, metrics and attributes.
+EmitOwn: TypeAlias = "Callable[[str, dict[str, float], dict[str, Any]], None]"
 
 _PROGRAM: Final = f"{__package__}.sampling"
 
@@ -109,22 +113,28 @@ class SystemSampling:
         except (BrokenFrame, TelemetryError, OSError, ValueError, TypeError, KeyError) as error:
             self._give_up(f"the pipe of the sampling process broke ({type(error).__name__}: {error})")
 
-    def carry_out(self, live: LiveAttempt) -> None:
-        """Record what has come, once the loop has recorded something: before, it may load a checkpoint."""
-        if live.tape.kinds <= _OPENING:
+    def carry_out(self, tape: Tape, warn: Callable[[str], None], emit: EmitOwn) -> None:
+        """Record what has come, once the loop has recorded something: before, it may load a checkpoint.
+
+        Args:
+            tape: Of the attempt.
+            warn: Logs a warning, once per message.
+            emit: Records an event.
+        """
+        if tape.kinds <= _OPENING:
             return
         found, self.found = self.found, []
         for kind, metrics, attrs in found:
             if kind == SYSTEM:
-                attrs["sampled_ns"] -= live.tape.started_ns
+                attrs["sampled_ns"] -= tape.started_ns
             elif "GPU/*" not in attrs.get("absent", ()) or len(attrs["absent"]) > 1:
-                live.warnings.once(attrs["text"])  # A machine without a GPU is no news.
-            live.emit_own(kind, metrics, attrs)
+                warn(attrs["text"])  # A machine without a GPU is no news.
+            emit(kind, metrics, attrs)
 
-    def finish(self, live: LiveAttempt) -> None:
+    def finish(self, tape: Tape, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record the last samples of a run that ends, and end the process."""
         self.look()
-        self.carry_out(live)
+        self.carry_out(tape, warn, emit)
         self.close()
 
     def close(self) -> None:
