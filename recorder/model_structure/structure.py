@@ -1,7 +1,7 @@
 """Finds what probes watch in a model: blocks, sentinel blocks and tensors, normalisation layers.
 
-A model and ``sites`` go in, a ``ModelStructure`` comes out. It holds no reference to the model itself, only to modules and
-parameters inside of it.
+A model and ``sites`` go in, a ``ModelStructure`` comes out. It holds no reference to the model itself, only to modules
+and parameters inside of it.
 """
 
 from __future__ import annotations
