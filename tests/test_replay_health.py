@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.replay.health.health import GroupHealth, GroupState, RunHealth, group_of, health_of
+from steptape.replay.health.health import GroupHealth, GroupState, HealthReport, group_of, health_of
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 
@@ -51,7 +51,7 @@ controllers:
 """
 
 
-def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> RunHealth:
+def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> HealthReport:
     """Return the health of a run with these updates under the policy above."""
     with Recorder(folder, quiet=True) as rec:
         if absent is not None:
@@ -61,7 +61,7 @@ def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] 
     return health_of(open_run(rec.folder), parse_policy(POLICY))
 
 
-def group(found: RunHealth, name: str) -> GroupHealth:
+def group(found: HealthReport, name: str) -> GroupHealth:
     """Return the group of this name."""
     return next(each for each in found.groups if each.name == name)
 

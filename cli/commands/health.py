@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...replay.health.health import GroupState, RunHealth, health_of
+from ...replay.health.health import GroupState, HealthReport, health_of
 from ..exit_status import FINDINGS
 from ..lookup import policy_named, run_named
 from ..options import JsonOption, RunArgument, SetOption, StoreOption
@@ -37,7 +37,7 @@ def health(
     raise typer.Exit(FINDINGS if found.state.is_wrong else 0)
 
 
-def _print(found: RunHealth) -> None:
+def _print(found: HealthReport) -> None:
     print_table(("group", "state", "what"), [(group.name, group.state, group.sentence) for group in found.groups])
     for rule in found.diagnoses:
         if rule.state.is_wrong:

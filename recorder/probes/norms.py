@@ -21,7 +21,7 @@ from ..values import is_distributed
 Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
-class _Column(NamedTuple):
+class _Results(NamedTuple):
     """Results of one measurement that lie on one device.
 
     Attributes:
@@ -43,7 +43,7 @@ class Measurements:
     """The results of one emission, on their devices. A measurement replaces an earlier one of the same name."""
 
     def __init__(self) -> None:
-        self._columns: dict[tuple[str, str], list[_Column]] = {}
+        self._columns: dict[tuple[str, str], list[_Results]] = {}
 
     def norms(self, what: str, tensors: Mapping[str, Tensor], part: str = "") -> None:
         """Measure the L2 norm of each tensor, with one call for each device and type.
@@ -54,7 +54,7 @@ class Measurements:
             part: Tells measurements apart that add to each other.
         """
         self._columns[what, part] = [
-            _Column(
+            _Results(
                 what, group.names, _wide(_foreach_norm(group, 2.0)).square_(), are_squares=True, groups=group.shards
             )
             for group in _groups(tensors)
@@ -63,7 +63,7 @@ class Measurements:
     def finiteness(self, what: str, tensors: Mapping[str, Tensor]) -> None:
         """Measure how many parts of each tensor hold a value that is not finite: 0 where all are finite."""
         self._columns[what, ""] = [
-            _Column(
+            _Results(
                 what,
                 group.names,
                 _wide(~_foreach_norm(group, math.inf).isfinite()),
@@ -76,7 +76,7 @@ class Measurements:
     def sums(self, what: str, tensors: Mapping[str, Tensor], part: str = "") -> None:
         """Measure the sum of the elements of each tensor; arguments as for ``norms``."""
         self._columns[what, part] = [
-            _Column(
+            _Results(
                 what,
                 group.names,
                 _wide(torch.stack([each.sum(dtype=group.dtype) for each in group.tensors])),
@@ -91,7 +91,7 @@ class Measurements:
         for device in dict.fromkeys(value.device for value in values.values()):
             own = {name: value.detach().reshape(()) for name, value in values.items() if value.device == device}
             results = torch.stack([value.to(widest(device)) for value in own.values()])
-            column = _Column(what, [*own], results, are_squares=False, groups=())
+            column = _Results(what, [*own], results, are_squares=False, groups=())
             self._columns.setdefault((what, "scalars"), []).append(column)
 
     def has(self, what: str) -> bool:
@@ -106,7 +106,7 @@ class Measurements:
         Args:
             compute: Computes metrics from the numbers. Which metrics depends on the names alone.
         """
-        joined: dict[tuple[Any, Any], list[_Column]] = {}
+        joined: dict[tuple[Any, Any], list[_Results]] = {}
         for columns in self._columns.values():
             for column in columns:
                 joined.setdefault((column.results.device, column.groups), []).append(column)
@@ -158,7 +158,7 @@ def dense(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-class _Group(NamedTuple):
+class _Alike(NamedTuple):
     """Tensors of one device and type, in the parts that this rank holds.
 
     Attributes:
@@ -172,14 +172,14 @@ class _Group(NamedTuple):
     tensors: list[Tensor]
 
 
-def _groups(tensors: Mapping[str, Tensor]) -> list[_Group]:
-    groups: dict[Hashable, _Group] = {}
+def _groups(tensors: Mapping[str, Tensor]) -> list[_Alike]:
+    groups: dict[Hashable, _Alike] = {}
     for name, tensor in tensors.items():
         local, shards = _local(tensor.detach())
         local = dense(local)
         wide = torch.float64 if local.dtype is torch.float64 else torch.float32
         key = (local.device, local.dtype, shards)
-        group = groups.get(key) or groups.setdefault(key, _Group(wide, shards, [], []))
+        group = groups.get(key) or groups.setdefault(key, _Alike(wide, shards, [], []))
         group.names.append(name)
         group.tensors.append(local if local.numel() else local.new_zeros(1))
     return [*groups.values()]
@@ -194,7 +194,7 @@ def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:
     return tensor.to_local(), shards
 
 
-def _foreach_norm(group: _Group, order: float) -> Tensor:
+def _foreach_norm(group: _Alike, order: float) -> Tensor:
     # torch's clip_grad_norm_ measures with the same function.
     return torch.stack(torch._foreach_norm(group.tensors, order, dtype=group.dtype))
 

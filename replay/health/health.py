@@ -190,7 +190,7 @@ class GroupHealth:
 
 
 @dataclass(frozen=True)
-class RunHealth:
+class HealthReport:
     """The health of a run under a policy.
 
     Attributes:
@@ -229,12 +229,12 @@ class RunHealth:
         }
 
 
-def health_of(run: Run, policy: Policy) -> RunHealth:
+def health_of(run: Run, policy: Policy) -> HealthReport:
     """Return the health of a run under a policy."""
     return run.read(lambda snapshot: _health(snapshot, policy))
 
 
-def _health(snapshot: Snapshot, policy: Policy) -> RunHealth:
+def _health(snapshot: Snapshot, policy: Policy) -> HealthReport:
     stream = stream_for(policy, snapshot)
     declared = snapshot.info.last.plan
     metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
@@ -246,7 +246,7 @@ def _health(snapshot: Snapshot, policy: Policy) -> RunHealth:
     ]
     judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
     groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name)) for name in _GROUPS]
-    return RunHealth(
+    return HealthReport(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
         step=max(stream.steps, default=0),
