@@ -65,8 +65,8 @@ defines.
 `|g|` is the L2 norm of a gradient, and `|w|` that of a weight. In a name, `{block}` is the number of a block from 0,
 `{param}` the name of a parameter, `{site}` that of a normalisation layer, `{span}` that of a phase, `{k}` a number.
 
-A level includes those before it: minimal, standard, debug. *Sentinel* blocks are the first, the middle and the last one;
-sentinel tensors are embeddings, the final normalisation, the head, and the main weights of sentinel blocks.
+A level includes those before it: minimal, standard, debug. *Sentinel* blocks are the first, the middle and the last
+one; sentinel tensors are embeddings, the final normalisation, the head, and the main weights of sentinel blocks.
 """
 
 #: The groups of endpoints in the page's order, each with the beginnings of its paths.

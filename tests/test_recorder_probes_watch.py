@@ -654,3 +654,21 @@ def test_a_disabled_recorder_watches_nothing(tmp_path: Path) -> None:
 
     assert listed == [1, 2]
     assert not model._forward_pre_hooks
+
+
+def test_the_norm_of_a_large_tensor_is_exact(tmp_path: Path) -> None:
+    """A sum of millions of squares in 32 bits would be off by a thousandth."""
+    model = nn.Linear(3000, 3000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, budget=None)
+        model(torch.randn(2, 3000)).square().sum().backward()
+        expected = np.sqrt(sum((array**2).sum() for array in gradients(model).values()))
+        weight = np.sqrt(sum((array**2).sum() for array in arrays(dict(model.named_parameters())).values()))
+        optimizer.step()
+        rec.step()
+
+    (event,) = emissions(rec.folder)
+
+    assert event.metrics["Gradients/norm"] == pytest.approx(expected, rel=1e-6)
+    assert event.metrics["Parameters/norm"] == pytest.approx(weight, rel=1e-6)

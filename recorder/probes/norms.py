@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from ..values import is_distributed
 
 #: The numbers of one emission: by what was measured, then by the name of the tensor.
 Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
+
+
+#: The most elements of a tensor that are measured at once on a CPU. The error is then about 2e-7.
+_PIECE: Final = 1 << 16
 
 
 class _Results(NamedTuple):
@@ -54,9 +58,7 @@ class Measurements:
             part: Tells measurements apart that add to each other.
         """
         self._columns[what, part] = [
-            _Results(
-                what, group.names, _wide(_foreach_norm(group, 2.0)).square_(), are_squares=True, groups=group.shards
-            )
+            _Results(what, group.names, _squares(group), are_squares=True, groups=group.shards)
             for group in _groups(tensors)
         ]
 
@@ -192,6 +194,21 @@ def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:
     mesh = tensor.device_mesh
     shards = tuple(mesh.get_group(index) for index, placement in enumerate(tensor.placements) if placement.is_shard())
     return tensor.to_local(), shards
+
+
+def _squares(group: _Alike) -> Tensor:
+    """Return the squared L2 norm of each tensor.
+
+    On a CPU, torch adds up all elements one after the other in 32 bits: a norm of 38 million is 0.3 % off. So large
+    tensors are measured in pieces there.
+    """
+    if not any(each.is_cpu and each.numel() > _PIECE for each in group.tensors):
+        return _wide(_foreach_norm(group, 2.0)).square_()
+    pieces = [each.flatten().split(_PIECE) for each in group.tensors]
+    listed = group._replace(tensors=[piece for each in pieces for piece in each])
+    owners = torch.arange(len(pieces)).repeat_interleave(torch.tensor([len(each) for each in pieces]))
+    squares = _wide(_foreach_norm(listed, 2.0)).square_()
+    return squares.new_zeros(len(pieces)).index_add_(0, owners, squares)
 
 
 def _foreach_norm(group: _Alike, order: float) -> Tensor:
