@@ -34,7 +34,11 @@ def with_machine(events: Sequence[Event], draw: random.Random) -> list[Event]:
         found.append(event._replace(seq=len(found), attrs=attrs))
         while draw.random() < 0.4:
             kind, name = draw.choice([(SPAN, "Time/eval_seconds"), (SYSTEM, "System/rss_mb")])
-            at = {"step": event.step + event.value_lag, "epoch": event.epoch, "elapsed_ns": event.elapsed_ns}
+            at: dict[str, Any] = {
+                "step": event.step + event.value_lag,
+                "epoch": event.epoch,
+                "elapsed_ns": event.elapsed_ns,
+            }
             given: dict[str, Any] = {"metrics": {name: draw.random()}, "attrs": {"name": "eval"}}
             found.append(Event(kind, seq=len(found), **at, **given))
     return found
