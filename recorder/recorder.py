@@ -422,6 +422,8 @@ class Recorder:
             size_bytes = self._live.warnings.size_of(name)
         else:
             size_bytes = self._live.warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
+        if self._watches and size_bytes is not None:
+            scalars = {"Checkpoint/size_mb": size_bytes / 1e6, **scalars}
         self._live.emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         if self._live.operations is not None:
             self._live.operations.note_save(name)

@@ -230,7 +230,11 @@ CATALOGUE: Final = (
     CatalogueEntry(
         "Updates/depth_ratio_first_last", "updates", "ratio of the first block / (ratio of the last + 1e-12)"
     ),
-    CatalogueEntry("updates/{param}/ratio", "updates", "update_norm / (weight_norm + 1e-12) of a sentinel tensor"),
+    CatalogueEntry(
+        "updates/{param}/ratio",
+        "updates",
+        "update_norm / weight_norm of a sentinel tensor; NaN while weight_norm is at most 1e-6",
+    ),
     CatalogueEntry("updates/{param}/update_norm", "updates", "lr |g|, g after clipping; in debug |w after - w before|"),
     CatalogueEntry("updates/{param}/weight_norm", "updates", "|w| before the update"),
     CatalogueEntry(

@@ -204,7 +204,7 @@ def _squares(group: _Alike) -> Tensor:
     """
     if not any(each.is_cpu and each.numel() > _PIECE for each in group.tensors):
         return _wide(_foreach_norm(group, 2.0)).square_()
-    pieces = [each.flatten().split(_PIECE) for each in group.tensors]
+    pieces = [torch.split(each.flatten(), _PIECE) for each in group.tensors]
     listed = group._replace(tensors=[piece for each in pieces for piece in each])
     owners = torch.arange(len(pieces)).repeat_interleave(torch.tensor([len(each) for each in pieces]))
     squares = _wide(_foreach_norm(listed, 2.0)).square_()

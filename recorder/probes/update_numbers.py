@@ -34,6 +34,9 @@ GIVEN: Final = ""
 FIRST_GROUP: Final = "0/0"
 
 _TINY: Final = 1e-12
+
+#: A weight whose norm is not above this, such as a bias that begins at 0, has no update ratio.
+_NO_WEIGHT: Final = 1e-6
 _CLIP_TINY: Final = 1e-6
 
 
@@ -134,7 +137,8 @@ class UpdateNumbers:
             if name in moved and name in weights:
                 metrics[f"updates/{name}/update_norm"] = moved[name]
                 metrics[f"updates/{name}/weight_norm"] = weights[name]
-                metrics[f"updates/{name}/ratio"] = moved[name] / (weights[name] + _TINY)
+                is_known = weights[name] > _NO_WEIGHT or math.isnan(weights[name])
+                metrics[f"updates/{name}/ratio"] = moved[name] / weights[name] if is_known else math.nan
             if name in after:
                 metrics[f"weights/{name}/norm"] = after[name]
         if states := numbers.get(STATE):

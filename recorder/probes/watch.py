@@ -149,7 +149,7 @@ class Watch:
         if chosen != self._level:
             text = f"probes: level {LEVELS[self._level]} -> {LEVELS[chosen]}"
             self._level, self._structure, self._emitted_at = chosen, None, -1
-            self._live().emit("annotation", attrs={"text": text})
+            self._note(text)
 
     def batches(self, loader: Iterable[_Item]) -> Iterator[_Item]:
         """Iterate over a loader and measure the time that the loop waits for it."""
@@ -329,7 +329,8 @@ class Watch:
                 if budget.note(own, max(now - then - own, 0) / updates):
                     what = "slower measurements" if readings.is_check else "emissions"
                     text = f"probes: {what} every {before} -> {budget.every} updates, to keep to the budget"
-                    self._live().emit("annotation", attrs={"text": text})
+                    self._note(text)
+                    self._live().warnings.once(f"{text} of {self._options.budget:.2%} of the training time")
         self._since = (now, step, Hook.spent_ns)
 
     def _steered_rates(self) -> dict[str, float]:
@@ -348,7 +349,10 @@ class Watch:
         new = {self.prefix + name: why for name, why in absent.items() if self.prefix + name not in self.absent}
         if new:
             self.absent |= new
-            self._live().emit("annotation", attrs={"text": "probes: some metrics are not observable", "absent": new})
+            self._note("probes: some metrics are not observable", absent=new)
+
+    def _note(self, text: str, **attrs: Any) -> None:
+        self._live().emit("annotation", attrs={"text": text, **attrs})
 
     def _named(self, values: Mapping[str, _Item]) -> Mapping[str, _Item]:
         return {self.prefix + name: value for name, value in values.items()} if self.prefix else values
@@ -382,8 +386,7 @@ class Watch:
         if (told := f"{type(error).__name__}: {error}") not in self._told:
             self._told.add(told)
             logger.warning("probes failed at %s; training continues without their values", where, exc_info=error)
-            text = f"probes failed at {where}: {told}"
-            self._live().emit("annotation", attrs={"text": text})
+            self._note(f"probes failed at {where}: {told}")
 
 
 _NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
