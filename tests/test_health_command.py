@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api_serving import PATIENT, served
 
+from api_serving import PATIENT, served
 from steptape import Recorder
 
 

@@ -26,7 +26,7 @@ _FALSE: Final = "false "
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class RuleAlarm:
     """One time span in which a rule fired.
 
     Attributes:
@@ -54,7 +54,7 @@ class Conclusion:
         error: The first failure of its rule; empty without one.
     """
 
-    alarms: tuple[Alarm, ...] = ()
+    alarms: tuple[RuleAlarm, ...] = ()
     is_evaluable: bool = False
     error: str = ""
 
@@ -83,7 +83,7 @@ class _Track:
     """The alarms of one controller so far."""
 
     def __init__(self) -> None:
-        self._alarms: list[Alarm] = []
+        self._alarms: list[RuleAlarm] = []
         self._open: dict[str, int] = {}
         self._error = ""
         self._is_evaluable = False
@@ -99,7 +99,7 @@ class _Track:
             self._is_evaluable = True
             if outcome.controller.startswith(_ALARM):
                 self._open[outcome.member] = len(self._alarms)
-                self._alarms.append(Alarm(outcome.step, None, outcome.message, outcome.values, outcome.member))
+                self._alarms.append(RuleAlarm(outcome.step, None, outcome.message, outcome.values, outcome.member))
 
     def conclusion(self) -> Conclusion:
         """Return the sum."""

@@ -23,7 +23,7 @@ from ...store.plural import counted
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import newest_plan, stream_for
-from .alarms import Alarm, Conclusion, conclusions
+from .alarms import Conclusion, RuleAlarm, conclusions
 from .missing_metrics import MissingMetrics, needs
 
 #: How the names of controllers begin that interpret others: their messages name causes and actions.
@@ -38,7 +38,7 @@ _NAMED: Final = 3
 _GROUPS: Final = (*dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """The state of a rule, a group or a run; the worst first."""
 
     CRITICAL = "critical"
@@ -49,11 +49,11 @@ class State(StrEnum):
     @property
     def is_wrong(self) -> bool:
         """Whether something should be done."""
-        return self in (State.CRITICAL, State.WARNING)
+        return self in (HealthState.CRITICAL, HealthState.WARNING)
 
 
-#: Which state is worse: a group with a rule that is fine is better known than one without.
-_RANKS: Final = {state: rank for rank, state in enumerate((*State,))}
+#: Which state is worse: the less, the worse. What is fine in part counts as fine.
+_RANKS: Final = {state: rank for rank, state in enumerate(HealthState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +74,30 @@ class RuleHealth:
     controller: str
     group: str
     severity: str
-    alarms: tuple[Alarm, ...]
+    alarms: tuple[RuleAlarm, ...]
     missing: Mapping[str, str]
     is_evaluable: bool
     error: str
     params: Mapping[str, Scalar]
 
     @property
-    def firing(self) -> tuple[Alarm, ...]:
+    def firing(self) -> tuple[RuleAlarm, ...]:
         """The alarms that last until now."""
         return tuple(alarm for alarm in self.alarms if alarm.cleared_step is None)
 
     @property
-    def newest(self) -> Alarm | None:
+    def newest(self) -> RuleAlarm | None:
         """The alarm to show: the newest that lasts, else the newest; None if it never fired."""
         return next(reversed(self.firing or self.alarms), None)
 
     @property
-    def state(self) -> State:
+    def state(self) -> HealthState:
         """Its state. A rule of severity ``info`` that fires is fine."""
         if not self.is_evaluable:
-            return State.NOT_EVALUABLE
+            return HealthState.NOT_EVALUABLE
         if not self.firing or self.severity == "info":
-            return State.FINE
-        return State.CRITICAL if self.severity == "critical" else State.WARNING
+            return HealthState.FINE
+        return HealthState.CRITICAL if self.severity == "critical" else HealthState.WARNING
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -128,7 +128,7 @@ class RuleHealth:
             "not_evaluable": self.reasons,
         }
 
-    def _alarm_json(self, alarm: Alarm) -> dict[str, Any]:
+    def _alarm_json(self, alarm: RuleAlarm) -> dict[str, Any]:
         return {
             "step": alarm.step,
             "cleared_step": alarm.cleared_step,
@@ -152,7 +152,7 @@ class GroupHealth:
     rules: tuple[RuleHealth, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> HealthState:
         """The worst state of its rules; those that are not evaluable count if all are."""
         return _worst(self.rules)
 
@@ -190,7 +190,7 @@ class GroupHealth:
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthSummary:
     """The health of a run under a policy.
 
     Attributes:
@@ -211,7 +211,7 @@ class Health:
     diagnoses: tuple[RuleHealth, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> HealthState:
         """The worst state of all rules."""
         return _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
 
@@ -229,12 +229,12 @@ class Health:
         }
 
 
-def health_of(run: Run, policy: Policy) -> Health:
+def health_of(run: Run, policy: Policy) -> HealthSummary:
     """Return the health of a run under a policy."""
     return run.read(lambda snapshot: _health(snapshot, policy))
 
 
-def _health(snapshot: Snapshot, policy: Policy) -> Health:
+def _health(snapshot: Snapshot, policy: Policy) -> HealthSummary:
     stream = stream_for(policy, snapshot)
     declared = snapshot.info.last.plan
     metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
@@ -246,7 +246,7 @@ def _health(snapshot: Snapshot, policy: Policy) -> Health:
     ]
     judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
     groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name)) for name in _GROUPS]
-    return Health(
+    return HealthSummary(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
         step=max(stream.steps, default=0),
@@ -287,8 +287,8 @@ def _last_step(rule: RuleHealth) -> int:
     return -1 if rule.newest is None else rule.newest.step
 
 
-def _worst(rules: Sequence[RuleHealth]) -> State:
-    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=State.NOT_EVALUABLE)
+def _worst(rules: Sequence[RuleHealth]) -> HealthState:
+    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=HealthState.NOT_EVALUABLE)
 
 
 def _missing_sentence(missing: Mapping[str, str]) -> str:
