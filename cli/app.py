@@ -57,10 +57,7 @@ SUMMARIES: Final = {
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 
 #: Modules of the commands that share one.
-_MODULES: Final = {
-    **dict.fromkeys(("stop", "save", "evaluate"), "requests"),
-    **dict.fromkeys(("seal", "delete"), "upkeep"),
-}
+_MODULES: Final = {**dict.fromkeys(("stop", "save", "evaluate"), "requests"), "health": "show"}
 
 
 class Commands(typer.core.TyperGroup):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.replay.health.health import GroupHealth, GroupState, HealthReport, group_of, health_of
+from steptape.replay.health.health import GroupHealth, HealthState, HealthSummary, group_of, health_of
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 
@@ -51,7 +51,7 @@ controllers:
 """
 
 
-def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> HealthReport:
+def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> HealthSummary:
     """Return the health of a run with these updates under the policy above."""
     with Recorder(folder, quiet=True) as rec:
         if absent is not None:
@@ -61,7 +61,7 @@ def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] 
     return health_of(open_run(rec.folder), parse_policy(POLICY))
 
 
-def group(found: HealthReport, name: str) -> GroupHealth:
+def group(found: HealthSummary, name: str) -> GroupHealth:
     """Return the group of this name."""
     return next(each for each in found.groups if each.name == name)
 
@@ -77,7 +77,7 @@ def test_a_rule_that_is_true_at_the_end_fires_now(tmp_path: Path) -> None:
 
     gradients = group(found, "gradients")
     (rule,) = gradients.rules
-    assert (found.state, gradients.state) == (GroupState.CRITICAL, GroupState.CRITICAL)
+    assert (found.state, gradients.state) == (HealthState.CRITICAL, HealthState.CRITICAL)
     assert gradients.sentence == "The norm is 30 (norm_high since step 4, 2 alarms in all)"
     document = rule.to_json()["newest"]
     assert document["values"] == {'series("Gradients/norm")': 30.0}
@@ -90,7 +90,7 @@ def test_a_rule_that_turned_false_is_fine_and_says_when_it_fired(tmp_path: Path)
     found = health(tmp_path, *norms(1, 20, 20, 1))
 
     gradients = group(found, "gradients")
-    assert gradients.state is GroupState.FINE
+    assert gradients.state is HealthState.FINE
     assert gradients.sentence == "1 rule fine. Last: the norm is 20 (norm_high at step 2)"
     assert gradients.rules[0].alarms[0].cleared_step == 4
 
@@ -102,7 +102,7 @@ def test_patience_holds_an_alarm_back(tmp_path: Path) -> None:
     loss = group(health(tmp_path, *({"loss": value} for value in losses)), "loss")
 
     assert [(alarm.step, alarm.cleared_step) for alarm in loss.rules[0].alarms] == [(4, 5)]
-    assert loss.state is GroupState.FINE
+    assert loss.state is HealthState.FINE
 
 
 def test_members_of_a_family_begin_and_end_alone(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_members_of_a_family_begin_and_end_alone(tmp_path: Path) -> None:
 
     (rule,) = group(found, "residual stream").rules
     assert [(alarm.member, alarm.step, alarm.cleared_step) for alarm in rule.alarms] == [(b, 1, 3), (a, 2, None)]
-    assert rule.state is GroupState.WARNING
+    assert rule.state is HealthState.WARNING
 
 
 def test_a_group_without_its_metrics_is_not_evaluable_and_names_them(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_group_without_its_metrics_is_not_evaluable_and_names_them(tmp_path: P
 
     found = health(tmp_path, {"loss": 1.0}, absent=absent)
 
-    assert group(found, "gradients").state is GroupState.NOT_EVALUABLE
+    assert group(found, "gradients").state is HealthState.NOT_EVALUABLE
     assert group(found, "gradients").sentence == "Not evaluable: Gradients/norm (no gradients)"
     assert group(found, "residual stream").missing == {"Residual/block_*/rms": "no blocks were found"}
     assert group(found, "other").missing == {"custom/metric": "not recorded"}
-    assert found.state is GroupState.FINE
+    assert found.state is HealthState.FINE
 
 
 def test_a_metric_that_a_probe_declares_absent_is_missing_where_it_is_only_nan(tmp_path: Path) -> None:
@@ -136,20 +136,20 @@ def test_a_metric_that_a_probe_declares_absent_is_missing_where_it_is_only_nan(t
     declared = health(tmp_path / "declared", *steps, absent={"Gradients/*": "no gradients"})
     silent = health(tmp_path / "silent", *steps)
 
-    assert group(declared, "gradients").state is GroupState.NOT_EVALUABLE
-    assert group(silent, "gradients").state is GroupState.FINE
+    assert group(declared, "gradients").state is HealthState.NOT_EVALUABLE
+    assert group(silent, "gradients").state is HealthState.FINE
 
 
 def test_a_run_without_a_known_metric_is_not_evaluable_at_all(tmp_path: Path) -> None:
     """No group and no run is fine because nothing is known."""
-    assert health(tmp_path, {"accuracy": 0.5}).state is GroupState.NOT_EVALUABLE
+    assert health(tmp_path, {"accuracy": 0.5}).state is HealthState.NOT_EVALUABLE
 
 
 def test_a_rule_of_severity_info_is_fine_and_says_that_it_fires(tmp_path: Path) -> None:
     """It is no reason to act."""
     other = group(health(tmp_path, {"custom/metric": 11.0}), "other")
 
-    assert other.state is GroupState.FINE
+    assert other.state is HealthState.FINE
     assert "rises since step 1" in other.sentence
 
 
@@ -157,7 +157,7 @@ def test_the_worst_group_comes_first(tmp_path: Path) -> None:
     """Critical, warning, fine, not evaluable."""
     found = health(tmp_path, {"Gradients/norm": 20.0, "Residual/block_0/rms": 20.0, "loss": 1.0})
 
-    assert [each.state for each in found.groups] == [*GroupState]
+    assert [each.state for each in found.groups] == [*HealthState]
     assert [each.name for each in found.groups] == ["gradients", "residual stream", "loss", "other"]
 
 
@@ -179,7 +179,7 @@ def test_a_rule_that_fails_is_not_evaluable(tmp_path: Path) -> None:
 
     (found,) = health_of(open_run(rec.folder), policy).groups
 
-    assert found.state is GroupState.NOT_EVALUABLE
+    assert found.state is HealthState.NOT_EVALUABLE
     assert "division by zero" in found.missing["broken"]
 
 
@@ -213,6 +213,6 @@ def test_a_watched_run_has_the_same_health_at_every_cadence(every: int, tmp_path
 
     gradients = group(health_of(open_run(rec.folder), PACK), "gradients")
 
-    assert gradients.state is GroupState.WARNING
+    assert gradients.state is HealthState.WARNING
     assert gradients.rules[0].controller == "norm_high"
     assert 350 < gradients.rules[0].firing[0].step <= 350 + every

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from ...replay.health.health import GroupState
+from ...replay.health.health import HealthState
 from ..access import RequestedRun, RunAccess
 from ..models import Model
 from ..workers.rule_processes import RuleProcesses
@@ -38,7 +38,7 @@ class RuleHealthItem(Model):
     """The health of one rule."""
 
     controller: str
-    state: GroupState
+    state: HealthState
     severity: str
     alarms: int
     newest: AlarmItem | None
@@ -51,7 +51,7 @@ class GroupHealthItem(Model):
     """The health of one group of rules."""
 
     group: str
-    state: GroupState
+    state: HealthState
     sentence: str
     not_evaluable: dict[str, str]
     """Why some of its rules are not evaluable, by metric."""
@@ -66,7 +66,7 @@ class RunHealth(Model):
     step: int
     policy: str
     digest: str
-    state: GroupState
+    state: HealthState
     groups: list[GroupHealthItem]
     """The worst first."""
     diagnoses: list[RuleHealthItem]

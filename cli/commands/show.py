@@ -1,4 +1,4 @@
-"""``steptape show``: prints one run on a page."""
+"""``steptape show`` and ``steptape health``: print one run on a page, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ..lookup import run_named
-from ..options import JsonOption, RunArgument, StoreOption
-from ..output import print_json
+from ...replay.health.health import HealthState, HealthSummary, health_of
+from ..exit_status import FINDINGS
+from ..lookup import policy_named, run_named
+from ..options import JsonOption, RunArgument, SetOption, StoreOption
+from ..output import print_json, print_table, say
 from ..run_sheet import run_document, run_sheet
 
 
@@ -26,3 +28,38 @@ def show(
         print_json(run_document(opened))
     else:
         run_sheet(opened, plotted or ())
+
+
+def health(
+    run: RunArgument,
+    store: StoreOption = None,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="POLICY", help="A policy file, or the name of a shipped policy.")
+    ] = "nano_train",
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what is wrong with a run, one line for each group of metrics.
+
+    Replays a policy over the run. A rule fires now if it has fired, and was true at each evaluation since: an ended run
+    keeps the state of its end. A group whose metrics the run lacks is not evaluable, and the line names them. Causes
+    and actions follow, from the policy's controllers whose names begin with diagnosis_.
+    Exit status 1 when a group is critical or has a warning.
+    """
+    found = health_of(run_named(run, store), policy_named(policy, settings))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print(found)
+    raise typer.Exit(FINDINGS if found.state.is_wrong else 0)
+
+
+def _print(found: HealthSummary) -> None:
+    print_table(("group", "state", "what"), [(group.name, group.state, group.sentence) for group in found.groups])
+    for rule in found.diagnoses:
+        if rule.state.is_wrong:
+            say()
+            say(f"{rule.state}: {rule.sentence}")
+    unknown = sum(group.state is HealthState.NOT_EVALUABLE for group in found.groups)
+    say()
+    say(f"{found.name}: {found.state} at step {found.step}, {unknown} of {len(found.groups)} groups not evaluable")

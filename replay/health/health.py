@@ -38,7 +38,7 @@ _NAMED: Final = 3
 _GROUPS: Final = (*dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
 
 
-class GroupState(StrEnum):
+class HealthState(StrEnum):
     """The state of a rule, a group or a run; the worst first."""
 
     CRITICAL = "critical"
@@ -49,11 +49,11 @@ class GroupState(StrEnum):
     @property
     def is_wrong(self) -> bool:
         """Whether something should be done."""
-        return self in (GroupState.CRITICAL, GroupState.WARNING)
+        return self in (HealthState.CRITICAL, HealthState.WARNING)
 
 
-#: Which state is worse: a group with a rule that is fine is better known than one without.
-_RANKS: Final = {state: rank for rank, state in enumerate((*GroupState,))}
+#: Which state is worse: the less, the worse. What is fine in part counts as fine.
+_RANKS: Final = {state: rank for rank, state in enumerate(HealthState)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class RuleHealth:
         return next(reversed(self.firing or self.alarms), None)
 
     @property
-    def state(self) -> GroupState:
+    def state(self) -> HealthState:
         """Its state. A rule of severity ``info`` that fires is fine."""
         if not self.is_evaluable:
-            return GroupState.NOT_EVALUABLE
+            return HealthState.NOT_EVALUABLE
         if not self.firing or self.severity == "info":
-            return GroupState.FINE
-        return GroupState.CRITICAL if self.severity == "critical" else GroupState.WARNING
+            return HealthState.FINE
+        return HealthState.CRITICAL if self.severity == "critical" else HealthState.WARNING
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ class GroupHealth:
     rules: tuple[RuleHealth, ...]
 
     @property
-    def state(self) -> GroupState:
+    def state(self) -> HealthState:
         """The worst state of its rules; those that are not evaluable count if all are."""
         return _worst(self.rules)
 
@@ -190,7 +190,7 @@ class GroupHealth:
 
 
 @dataclass(frozen=True)
-class HealthReport:
+class HealthSummary:
     """The health of a run under a policy.
 
     Attributes:
@@ -211,7 +211,7 @@ class HealthReport:
     diagnoses: tuple[RuleHealth, ...]
 
     @property
-    def state(self) -> GroupState:
+    def state(self) -> HealthState:
         """The worst state of all rules."""
         return _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
 
@@ -229,12 +229,12 @@ class HealthReport:
         }
 
 
-def health_of(run: Run, policy: Policy) -> HealthReport:
+def health_of(run: Run, policy: Policy) -> HealthSummary:
     """Return the health of a run under a policy."""
     return run.read(lambda snapshot: _health(snapshot, policy))
 
 
-def _health(snapshot: Snapshot, policy: Policy) -> HealthReport:
+def _health(snapshot: Snapshot, policy: Policy) -> HealthSummary:
     stream = stream_for(policy, snapshot)
     declared = snapshot.info.last.plan
     metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
@@ -246,7 +246,7 @@ def _health(snapshot: Snapshot, policy: Policy) -> HealthReport:
     ]
     judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
     groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name)) for name in _GROUPS]
-    return HealthReport(
+    return HealthSummary(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
         step=max(stream.steps, default=0),
@@ -287,8 +287,8 @@ def _last_step(rule: RuleHealth) -> int:
     return -1 if rule.newest is None else rule.newest.step
 
 
-def _worst(rules: Sequence[RuleHealth]) -> GroupState:
-    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=GroupState.NOT_EVALUABLE)
+def _worst(rules: Sequence[RuleHealth]) -> HealthState:
+    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=HealthState.NOT_EVALUABLE)
 
 
 def _missing_sentence(missing: Mapping[str, str]) -> str:
