@@ -56,6 +56,7 @@ ROWS = (
     Row("eval_loss", "perplexity not finite", "val_ppl_not_finite", "critical", stops=True),
     Row("eval_loss", "gap widens", "gap_widens", points=3),
     Row("LR", "discontinuity", "lr_discontinuity"),
+    Row("LR", "discontinuity upwards", "lr_leap"),
     Row("LR", "0", "lr_zero"),
     Row("Tokens/seen", "flat", "tokens_flat"),
     Row("Tokens/effective_seen", "ratio drifts", "effective_share_drifts", points=3),
