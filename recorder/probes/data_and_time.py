@@ -33,7 +33,7 @@ IGNORED: Final = -100
 _OPERATIONS: Final = 6
 
 _NO_FORWARD: Final = (
-    "no forward pass of the watched module was seen: it is compiled in a larger region, or called in parts"
+    "no forward pass of the watched module was seen: it is compiled in a larger region, called in parts, or run in a transform of torch.func"
 )
 _NO_IDS: Final = "the model's arguments hold no token ids"
 _NO_LABELS: Final = "the model's arguments hold no labels"

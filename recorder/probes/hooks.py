@@ -13,7 +13,7 @@ import torch
 class Hook:
     """Calls a bound method as a hook, as long as its object lives. A pickle or a copy of the model holds a no-op.
 
-    Within a region that ``torch.compile`` traces it does nothing, so that the region stays whole.
+    Within a region that ``torch.compile`` traces, or a transform of ``torch.func``, it does nothing.
 
     Args:
         method: The bound method. Its object is referenced weakly.
@@ -33,8 +33,9 @@ class Hook:
         """Call the method. The hook's own result is None, so that it changes nothing.
 
         ``torch.compile`` traces a hook that is attached inside of its region, and cannot trace a weak reference.
+        Tensors inside of ``torch.func.grad`` or ``vmap`` have no values outside. torch has no public name for that.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return
         if (method := self._method()) is None:
             return

@@ -150,11 +150,16 @@ def is_measurable(tensor: Tensor) -> bool:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one."""
+    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one.
+
+    Those of eight bits come as bfloat16, which holds them exactly: torch computes no norm of them.
+    """
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
+    if tensor.dtype.itemsize == 1:
+        return tensor.to(torch.bfloat16)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

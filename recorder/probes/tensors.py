@@ -6,7 +6,8 @@ begins its step. All results stay on their devices until ``finish``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ _DEBUG: Final = 2
 #: Tensors of an output that may lead the backward pass to a model whose parameters show no gradients of their own.
 _MOST_OUTPUTS: Final = 8
 
+_NO_UPDATE: Final = "no optimizer made a step in the update: it was skipped, or it comes after rec.step"
+_OF_UPDATE: Final = ("LR", "Gradients/norm_used", "Parameters/norm", "Weights/*", "Updates/*", "gradients/*")
+_NO_BACKWARD: Final = "no backward pass filled the gradients: the loop sets them by itself"
+_OF_BACKWARD: Final = ("Gradients/norm", "Gradients/clip_coef", "Gradients/clipped", "Gradients/block_*/norm")
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -48,11 +54,23 @@ class Watched:
     scaler: Any
 
 
-class TensorProbe:
-    """Measures the tensors of one emission. Not used again after ``finish``."""
+def _unguarded(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
-    def __init__(self, watched: Watched, readings: Readings) -> None:
-        self._watched, self._readings = watched, readings
+
+class TensorProbe:
+    """Measures the tensors of one emission. Not used again after ``finish``.
+
+    Args:
+        watched: What is watched.
+        readings: Take the metrics.
+        guard: Returns a context that keeps a failure in a backward pass out of the training.
+    """
+
+    def __init__(
+        self, watched: Watched, readings: Readings, guard: Callable[[str], AbstractContextManager[None]] = _unguarded
+    ) -> None:
+        self._watched, self._readings, self._guard = watched, readings, guard
         structure, level = watched.structure, readings.level
         known = {id(each): name for name, each in structure.parameters.items()} if structure else {}
         listed = watched.model.named_parameters()
@@ -98,8 +116,16 @@ class TensorProbe:
             # DDP averages the gradients in a callback of its own, perhaps queued after this one. So queue again there.
             _at_end_of_backward(lambda: _at_end_of_backward(self._end_backward))
 
+    def begin_forward(self) -> None:
+        """Note that a forward pass begins: a backward pass that raised is over, without its end."""
+        self._is_queued = False
+
     def _end_backward(self) -> None:
         self._is_queued = False
+        with self._guard("the backward pass"):
+            self._measure_backward()
+
+    def _measure_backward(self) -> None:
         if self._handles:
             self._measure_gradients(BEFORE, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
             if self._is_stepping:  # The optimizer's closure has run the backward pass.
@@ -114,7 +140,11 @@ class TensorProbe:
         if level and not self._measured.has(WEIGHT):
             self._measured.norms(WEIGHT, self._parameters)
             if level == _DEBUG:
-                self._copies = {name: self._parameters[name].detach().clone() for name in self._detailed}
+                self._copies = {
+                    name: self._parameters[name].detach().clone()
+                    for name in self._detailed
+                    if self._parameters[name].dtype.itemsize > 1  # torch cannot subtract those of eight bits.
+                }
         self._note_rates(optimizer)
         self._measure_used(optimizer, own)
 
@@ -153,6 +183,13 @@ class TensorProbe:
 
     # --- the end of the update ----------------------------------------------------------------------------------------
 
+    def explain(self) -> None:
+        """Say why what belongs to the backward pass or to the optimizer's step is missing."""
+        if self._watched.optimizers and not self._has_stepped:
+            self._readings.absent |= dict.fromkeys(_OF_UPDATE, _NO_UPDATE)
+        if self._measured.has(USED) and not self._measured.has(BEFORE):
+            self._readings.absent |= dict.fromkeys(_OF_BACKWARD, _NO_BACKWARD)
+
     def finish(self, rates: Mapping[str, float]) -> Bundle | None:
         """Measure the finished update and return all metrics; None if nothing was measured.
 
@@ -177,7 +214,7 @@ class TensorProbe:
         numbers = UpdateNumbers(
             blocks=blocks,
             detailed=self._detailed,
-            sizes={name: self._parameters[name].numel() for name in self._detailed if name in self._parameters},
+            sizes={name: _size(self._parameters[name]) for name in self._detailed if name in self._parameters},
             groups=self._groups(),
             rates={**self._rates, **rates},
             clip_norm=self._watched.clip_norm,
@@ -213,6 +250,11 @@ class TensorProbe:
             self._readings.vector(f"weights_hist/{name}", histogram(parameter))
             if parameter.grad is not None:
                 self._readings.vector(f"gradients_hist/{name}", histogram(parameter.grad))
+
+
+def _size(parameter: Tensor) -> int:
+    """Return the number of elements, both parts of complex ones."""
+    return parameter.numel() * (1 + parameter.is_complex())
 
 
 def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
