@@ -51,9 +51,8 @@ if TYPE_CHECKING:
 
     from ..rules.policy_file.policy import Policy
     from .operations.carrying_out import Operations
-    from .operations.handlers import Handler, Handlers
+    from .operations.handlers import Handler, Handlers, OperationRequest
     from .operations.learning_rate import LearningRate
-    from .operations.handlers import OperationRequest
     from .probes.watch import Watch
 
 logger = logging.getLogger("steptape")

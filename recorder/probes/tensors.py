@@ -6,7 +6,7 @@ begins its step. All results stay on their devices until ``finish``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,8 +30,12 @@ _DEBUG: Final = 2
 #: Tensors of an output that may lead the backward pass to a model whose parameters show no gradients of their own.
 _MOST_OUTPUTS: Final = 8
 
+#: Gradients of a backward pass after the optimizer's step, before another step follows.
+_LATER: Final = "gradient of a later pass"
+
 _NO_UPDATE: Final = "no optimizer made a step in the update: it was skipped, or it comes after rec.step"
-_OF_UPDATE: Final = ("LR", "Gradients/norm_used", "Parameters/norm", "Weights/*", "Updates/*", "gradients/*")
+_NO_GRADIENTS: Final = "no parameter of the optimizers had a gradient at their step"
+_OF_UPDATE: Final = ("Gradients/norm_used", "Updates/*", "gradients/*")
 _NO_BACKWARD: Final = "no backward pass filled the gradients: the loop sets them by itself"
 _OF_BACKWARD: Final = ("Gradients/norm", "Gradients/clip_coef", "Gradients/clipped", "Gradients/block_*/norm")
 
@@ -45,6 +49,8 @@ class Watched:
         optimizers: Those that update it.
         structure: Its blocks and sentinel tensors.
         clip_norm, scaler: As for ``Recorder.watch``.
+        sharded: Parameters that ranks share in parts, by name. They are kept here: after an evaluation, the modules of
+            FSDP2 hold whole ones in their place, whose memory is freed with the next backward pass.
     """
 
     model: nn.Module
@@ -52,6 +58,7 @@ class Watched:
     structure: Structure | None
     clip_norm: float | None
     scaler: Any
+    sharded: MutableMapping[str, nn.Parameter]
 
 
 def _unguarded(_: str) -> AbstractContextManager[None]:
@@ -73,7 +80,7 @@ class TensorProbe:
         self._watched, self._readings, self._guard = watched, readings, guard
         structure, level = watched.structure, readings.level
         known = {id(each): name for name, each in structure.parameters.items()} if structure else {}
-        listed = watched.model.named_parameters()
+        listed = ((name, self._lasting(name, each)) for name, each in watched.model.named_parameters())
         parameters = {known.get(id(each), name): each for name, each in listed if is_measurable(each)}
         self._parameters: dict[str, nn.Parameter] = parameters
         self._names = {id(each): name for name, each in parameters.items()}
@@ -82,8 +89,16 @@ class TensorProbe:
         self._handles: list[RemovableHandle] = []
         self._copies: dict[str, Tensor] = {}
         self._rates: dict[str, float] = {}
+        self._scales: dict[str, Tensor] = {}
         self._is_queued = self._is_stepping = self._has_stepped = False
         self._attach()
+
+    def _lasting(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the part of this rank, if ranks share the parameter."""
+        sharded = self._watched.sharded
+        if is_distributed(parameter):
+            return sharded.setdefault(name, parameter)
+        return sharded.get(name, parameter)
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -127,7 +142,9 @@ class TensorProbe:
 
     def _measure_backward(self) -> None:
         if self._handles:
-            self._measure_gradients(BEFORE, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
+            # Without a further step of an optimizer, a later backward pass belongs to another model's update.
+            what = BEFORE if self._is_stepping or not self._has_stepped else _LATER
+            self._measure_gradients(what, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
             if self._is_stepping:  # The optimizer's closure has run the backward pass.
                 self._has_stepped = False
 
@@ -136,6 +153,8 @@ class TensorProbe:
     def before_update(self, optimizer: Optimizer) -> None:
         """Measure what the optimizer is about to use."""
         self._is_queued, self._is_stepping = False, True
+        if self._measured.rename(_LATER, BEFORE) and (scale := self._scales.pop(_LATER, None)) is not None:
+            self._scales[BEFORE] = scale
         level, own = self._readings.level, self._of(optimizer)
         if level and not self._measured.has(WEIGHT):
             self._measured.norms(WEIGHT, self._parameters)
@@ -166,7 +185,7 @@ class TensorProbe:
         if gradients := _gradients(own):
             self._measured.norms(what, gradients, part)
             if scale is not None:
-                self._measured.scalars(SCALE, {what: scale})
+                self._scales[what] = scale
 
     def _of(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         """Return the watched parameters of an optimizer."""
@@ -186,7 +205,9 @@ class TensorProbe:
     def explain(self) -> None:
         """Say why what belongs to the backward pass or to the optimizer's step is missing."""
         if self._watched.optimizers and not self._has_stepped:
-            self._readings.absent |= dict.fromkeys(_OF_UPDATE, _NO_UPDATE)
+            self._readings.absent |= dict.fromkeys(("LR", *_OF_UPDATE), _NO_UPDATE)
+        elif self._has_stepped and not self._measured.has(USED):
+            self._readings.absent |= dict.fromkeys(_OF_UPDATE, _NO_GRADIENTS)
         if self._measured.has(USED) and not self._measured.has(BEFORE):
             self._readings.absent |= dict.fromkeys(_OF_BACKWARD, _NO_BACKWARD)
 
@@ -210,6 +231,8 @@ class TensorProbe:
         if readings.level and readings.is_check:
             self._measured.finiteness(STATE, self._state())
             self._add_histograms()
+        self._measured.drop(_LATER)
+        self._measured.scalars(SCALE, self._scales)
         self._measured.scalars(GIVEN, readings.scalars)
         numbers = UpdateNumbers(
             blocks=blocks,

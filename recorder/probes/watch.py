@@ -96,8 +96,9 @@ class Watch:
         self._model = weakref.ref(model, lambda _: self._forget())
         self._level = LEVELS.index(self._options.level)
         # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
-        is_shared = any(map(is_distributed, model.parameters()))
-        share = None if is_shared or options.budget is None else options.budget / 2
+        listed = innermost(model).named_parameters()
+        self._sharded = weakref.WeakValueDictionary({name: each for name, each in listed if is_distributed(each)})
+        share = None if self._sharded or options.budget is None else options.budget / 2
         self._emissions, self._checks = Budget(options.every, share), Budget(options.check_every, share)
         self.absent: dict[str, str] = {}
         self._told: set[str] = set()
@@ -107,7 +108,7 @@ class Watch:
         self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
         self._rate = self._rate_before = self._scheduled = math.nan
         self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
-        self._is_armed_late = False
+        self._is_armed_late = self._is_unseen = False
         self._ended: tuple[int, Totals] | None = None
         self._took_at, self._excluded_at = 0, Hook.spent_ns
         self._since: tuple[int, int, int] | None = None
@@ -118,6 +119,7 @@ class Watch:
             self._parts.append(batch)
         self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
         self._parts[:0] = [self._data, Memory(model)]
+        # It precedes the hook of FSDP2, after which parameters are whole for the forward pass only.
         self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
         for reference in self._optimizers:
             optimizer = reference()
@@ -189,6 +191,7 @@ class Watch:
                 self._begin_update(step)
             if module.training and torch.is_grad_enabled():
                 self._has_seen_forward, self._is_early = True, False
+                self._data.begin_forward()  # Arming is no wait for data.
                 if self._tensors is not None:
                     self._tensors.begin_forward()
                 self._arm_if_due(step + 1)
@@ -200,7 +203,7 @@ class Watch:
                 self._scheduled = _number(optimizer.param_groups[0]["lr"])
             if self._is_behind():
                 return
-            self._is_armed_late = self._tensors is None
+            self._is_armed_late = self._tensors is None and not self._has_seen_forward
             self._arm_if_due(step + 1)
             if self._tensors is not None:
                 self._live().tape.expect_probes(are_due=True)
@@ -212,15 +215,19 @@ class Watch:
             if self._is_behind():
                 return
             if self._tensors is not None:
-                self._tensors.after_update(optimizer)
                 self._exclude(Hook.spent_ns)
             self._ended = time.monotonic_ns(), self._data.totals()
-            if (
-                self._tensors is None and not self._has_seen_forward
-            ):  # The loop calls parts of the model, or a compiled one.
-                self._arm_if_due(self._live().position.step + 2)
-                self._is_early = self._readings is not None
+            if self._tensors is not None:
+                self._tensors.after_update(optimizer)
+            self._is_unseen = not self._has_seen_forward
+            if self._tensors is None and self._is_unseen:
+                self._arm_early(self._live().position.step + 2)
             self._has_seen_forward = False
+
+    def _arm_early(self, number: int) -> None:
+        """Arm an update before it begins: the loop calls parts of the model, or a compiled one."""
+        self._arm_if_due(number)
+        self._is_early = self._readings is not None
 
     def _is_behind(self) -> bool:
         """Whether the optimizer's step is that of an update whose event is recorded already."""
@@ -231,6 +238,7 @@ class Watch:
         if self._ended is not None:
             self._data.end_update(*self._ended)
             self._ended = None
+        self._exclude(Hook.spent_ns)
 
     def _exclude(self, spent_ns: int) -> None:
         """Leave the time of probes out of the update in which it passed."""
@@ -259,7 +267,7 @@ class Watch:
             self._find_structure(model)
         optimizers = tuple(each for reference in self._optimizers if (each := reference()) is not None)
         self._tensors = TensorProbe(
-            Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler),
+            Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler, self._sharded),
             self._readings,
             self._guard,
         )
@@ -324,7 +332,9 @@ class Watch:
             part.read(readings)
         bundle = tensors.finish(self._steered_rates())
         self._disarm()
-        self._emitted_at = self._armed_at
+        self._emitted_at = self._armed_at if readings.level == self._level else -1
+        if self._is_unseen:
+            self._arm_early(self._live().position.step + 1)
         if not math.isnan(self._rate_before):
             readings.number("LR/previous", self._rate_before)
         readings.number("Probes/every", self._emissions.every)
