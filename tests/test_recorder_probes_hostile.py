@@ -284,6 +284,22 @@ def test_a_later_backward_pass_belongs_to_another_update(tmp_path: Path) -> None
     assert [event.metrics["Gradients/clip_coef"] for event in found] == pytest.approx([1, 1, 1])
 
 
+def test_gradients_outside_of_the_optimizer_are_not_clipped(tmp_path: Path) -> None:
+    """Parameters that another optimizer trains take no part in the clip coefficient."""
+    model, _ = watched()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, every=1, budget=None)
+        backward(model, 0)
+        optimizer.step()
+        rec.step()
+
+    metrics = emissions(rec)[0].metrics
+
+    assert metrics["Gradients/norm_used"] < 0.9 * metrics["Gradients/norm"]
+    assert (metrics["Gradients/clip_coef"], metrics["Gradients/clipped"]) == (1, 0)
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_model_that_trains_in_evaluation_mode_has_its_norms(every: int, tmp_path: Path) -> None:
     """A forgotten ``model.train()`` costs the first gradient before clipping alone."""
