@@ -22,6 +22,7 @@ class DisabledWatch:
 
     absent: Mapping[str, str] = {}
     is_closed = True
+    level, every, prefix = "minimal", 1, ""
 
     def set_level(self, level: str | int) -> None:
         """Do nothing."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from ..rules.policy_file.policy import Policy
     from .operations.carrying_out import Operations
-    from .operations.handlers import Handler, Handlers
+    from .operations.handlers import Handler, Handlers, OperationRequest
     from .operations.learning_rate import LearningRate
     from .probes.watch import Watch
 
@@ -644,6 +644,7 @@ class Recorder:
         """
         from .probes.watch import Watch, WatchOptions  # torch is there only where models are.
 
+        self._watches[:] = [watch for watch in self._watches if not watch.is_closed]  # Their models were deleted.
         if any(watch.prefix == prefix for watch in self._watches):
             raise TelemetryError("watch: another watch has this prefix", got=prefix, fix="Give prefix=, or close it")
         options = WatchOptions(
@@ -663,7 +664,7 @@ class Recorder:
         watch = Watch(lambda: self._live, model, optimizers, options, self._watches.remove)
         self._watches.append(watch)
         if any(call.startswith(_DETAIL) for call in self.operations):
-            self.handle(_DETAIL, lambda request: watch.set_level(int(request.arguments["level"] or 0)))
+            self.handle(_DETAIL, self._set_levels)
         return watch
 
     def state_dict(self) -> dict[str, int | float | str | None]:
@@ -745,7 +746,10 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """End the run with an exception, as the context manager does: for loops that are not in a ``with`` block."""
-        self._live.fail(error)
+        try:
+            self._live.fail(error)
+        finally:
+            self._close_watches()
 
     def close(self, *, status: str | None = None, reason: str | None = None, seal: bool = False) -> None:
         """End the run. Idempotent.
@@ -758,7 +762,10 @@ class Recorder:
             reason: Why, in a few words, such as the name of the callback that stopped it.
             seal: Wait until the journal is Parquet.
         """
-        self._live.close(status, reason)
+        try:
+            self._live.close(status, reason)
+        finally:
+            self._close_watches()
         if seal and os.getpid() == self._live.pid:
             self._live.tape.seal()
 
@@ -773,7 +780,10 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.leave(error)
+        try:
+            self._live.leave(error)
+        finally:
+            self._close_watches()
 
     def _record_span(self, metrics: dict[str, float], attrs: dict[str, Any], began_ns: int) -> None:
         """Record the end of a span, in the attempt that is recorded now: a rollback may have begun another."""
@@ -787,6 +797,15 @@ class Recorder:
         operations = self._live.operate(self._handlers)
         self._handlers = operations.handlers
         return operations
+
+    def _set_levels(self, request: OperationRequest) -> None:
+        """Carry out ``detail.set`` on all watches."""
+        for watch in self._watches:
+            watch.set_level(int(request.arguments["level"] or 0))
+
+    def _close_watches(self) -> None:
+        for watch in [*self._watches]:
+            watch.close()
 
     def _take_emission(self) -> Emission:
         """Return the values that watches add to the update that has just ended."""

@@ -177,9 +177,11 @@ CATALOGUE: Final = (
     _core("Gradients/norm", "gradients", "|g| over all gradients before clipping"),
     _core("Gradients/norm_used", "gradients", "|g| as the optimizer sees it, after clipping"),
     _core(
-        "Gradients/clip_coef", "gradients", "min(1, clip_norm / (norm + 1e-6)); without `clip_norm`, norm_used / norm"
+        "Gradients/clip_coef",
+        "gradients",
+        "min(1, clip_norm / (norm + 1e-6)); without `clip_norm`, norm_used / norm over the optimizers' parameters",
     ),
-    _core("Gradients/clipped", "gradients", "1 if norm > clip_norm; without `clip_norm`, if norm_used < 0.9999 norm"),
+    _core("Gradients/clipped", "gradients", "1 if norm > clip_norm; without `clip_norm`, if clip_coef < 0.9999"),
     _derived(
         "Gradients/clip_rate",
         "gradients",

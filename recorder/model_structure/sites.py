@@ -44,9 +44,13 @@ def checked(sites: Sites | None) -> None:
     """Check the keys of ``sites``.
 
     Raises:
-        TelemetryError: A key is unknown.
+        TelemetryError: It is no mapping of texts or sequences, or a key is unknown.
     """
-    for key in sites or {}:
+    if not isinstance(sites or {}, Mapping):
+        raise TelemetryError("not a mapping", where="sites", got=type(sites).__name__, fix=f"Keys: {', '.join(KEYS)}")
+    for key, value in (sites or {}).items():
+        if not isinstance(value, (str, list, tuple)) or not all(isinstance(each, str) for each in value):
+            raise TelemetryError("not a pattern or a list of them", where=f"sites[{key!r}]", got=value)
         if key not in KEYS:
             near = get_close_matches(str(key), KEYS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(KEYS)}"

@@ -11,7 +11,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ IGNORED: Final = -100
 _OPERATIONS: Final = 6
 
 _NO_FORWARD: Final = (
-    "no forward pass of the watched module was seen: it is compiled in a larger region, or called in parts"
+    "no forward pass of the model was seen: it is compiled in a larger region, called in parts, or in torch.func"
 )
 _NO_IDS: Final = "the model's arguments hold no token ids"
 _NO_LABELS: Final = "the model's arguments hold no labels"
@@ -137,6 +137,8 @@ class DataAndTime(Part):
             ``BatchArguments``.
     """
 
+    _pauses: ClassVar[int] = 0
+
     def __init__(
         self,
         model: nn.Module,
@@ -151,7 +153,7 @@ class DataAndTime(Part):
         self._arguments = BatchArguments(model, find_ids, find_labels)
         self._times = StepTimes(excluded_ns)
         self._counts = self._ended = self._begun = self._read = self._validation = Counts()
-        self._pauses, self._parameters, self._failure = 0, 0, ""
+        self._parameters, self._failure = 0, ""
         self._lacks_validation_labels = self._is_closed = False
         self._handle = model.register_forward_pre_hook(Hook(self._see_forward), with_kwargs=True)
 
@@ -174,12 +176,12 @@ class DataAndTime(Part):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Count no forward pass meanwhile. The time is the caller's to ``exclude``."""
-        self._pauses += 1
+        """Count no forward pass meanwhile, also in other watches. The time is the caller's to ``exclude``."""
+        DataAndTime._pauses += 1
         try:
             yield
         finally:
-            self._pauses -= 1
+            DataAndTime._pauses -= 1
 
     def _see_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._pauses or self._failure or _is_in_backward():
@@ -216,6 +218,11 @@ class DataAndTime(Part):
         """
         self._times.end_update(now_ns, totals)
         self._begun, self._ended = self._ended, self._counts
+
+    def begin_forward(self) -> None:
+        """Note that a forward pass in training begins. Its arguments are counted when it is seen."""
+        if not (self._pauses or self._failure or _is_in_backward()):
+            self._times.begin_forward(time.monotonic_ns())
 
     def exclude(self, ns: int) -> None:
         """Leave the time of probes out of the update in which it passed."""

@@ -31,6 +31,8 @@ def histogram(tensor: Tensor) -> Tensor:
         most = padded.where(is_known, -torch.inf).amax().to(wide)
         width = (most - least).clamp_min(torch.finfo(torch.float32).tiny)
         for part, counted in zip(torch.split(values, _AT_ONCE), torch.split(finite, _AT_ONCE), strict=True):
+            # The difference of two halves may overflow, and has too few digits for 64 bins.
+            part = part.to(torch.promote_types(part.dtype, torch.float32))
             places = ((part - least) / width * BINS).nan_to_num(0.0, 0.0, 0.0).clamp_(0, BINS - 1).long()
             # In 32 bits a count ends at 2**24, which a part does not reach.
             counts += torch.zeros(BINS, device=values.device).index_add_(0, places, counted.float())

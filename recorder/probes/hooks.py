@@ -13,7 +13,7 @@ import torch
 class Hook:
     """Calls a bound method as a hook, as long as its object lives. A pickle or a copy of the model holds a no-op.
 
-    Within a region that ``torch.compile`` traces it does nothing, so that the region stays whole.
+    Within a region that ``torch.compile`` traces, a transform of ``torch.func``, or on fake tensors, it does nothing.
 
     Args:
         method: The bound method. Its object is referenced weakly.
@@ -34,7 +34,7 @@ class Hook:
 
         ``torch.compile`` traces a hook that is attached inside of its region, and cannot trace a weak reference.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_abstract():
             return
         if (method := self._method()) is None:
             return
@@ -46,6 +46,13 @@ class Hook:
 
     def __reduce__(self) -> tuple[type[NoHook], tuple[()]]:
         return NoHook, ()
+
+
+def _is_abstract() -> bool:
+    """Whether tensors have no values now, or none that hold outside of ``torch.func.grad`` and ``vmap``."""
+    # torch has no public names for either.
+    is_fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return is_fake or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class NoHook:

@@ -100,6 +100,18 @@ class Measurements:
         """Whether something of this kind was measured."""
         return any(kind == what and columns for (kind, _), columns in self._columns.items())
 
+    def rename(self, what: str, new: str) -> bool:
+        """Let a measurement replace one of another name. Return whether there is one."""
+        moved = {part: columns for (kind, part), columns in self._columns.items() if kind == what}
+        self.drop(what)
+        for part, columns in moved.items():
+            self._columns[new, part] = [column._replace(what=new) for column in columns]
+        return bool(moved)
+
+    def drop(self, what: str) -> None:
+        """Forget what was measured under a name."""
+        self._columns = {key: columns for key, columns in self._columns.items() if key[0] != what}
+
     def bundle(self, compute: Callable[[Numbers], Mapping[str, float]]) -> Bundle | None:
         """Join all results, one vector for each device, and return them with the computation; None without any.
 
@@ -152,11 +164,16 @@ def is_measurable(tensor: Tensor) -> bool:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one."""
+    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one.
+
+    Those of eight bits come as bfloat16, which holds them exactly: torch computes no norm of them.
+    """
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
+    if tensor.dtype.itemsize == 1:
+        return tensor.to(torch.bfloat16)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -179,12 +196,19 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[_Alike]:
     for name, tensor in tensors.items():
         local, shards = _local(tensor.detach())
         local = dense(local)
+        if _is_freed(local):
+            continue
         wide = torch.float64 if local.dtype is torch.float64 else torch.float32
         key = (local.device, local.dtype, shards)
         group = groups.get(key) or groups.setdefault(key, _Alike(wide, shards, [], []))
         group.names.append(name)
         group.tensors.append(local if local.numel() else local.new_zeros(1))
     return [*groups.values()]
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether FSDP has freed the memory of a tensor. Reading it would end the process."""
+    return type(tensor) is Tensor and tensor.numel() > 0 and not tensor.untyped_storage().size()
 
 
 def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:

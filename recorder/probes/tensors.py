@@ -6,7 +6,8 @@ begins its step. All results stay on their devices until ``finish``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,15 @@ _DEBUG: Final = 2
 #: Tensors of an output that may lead the backward pass to a model whose parameters show no gradients of their own.
 _MOST_OUTPUTS: Final = 8
 
+#: Gradients of a backward pass after the optimizer's step, before another step follows.
+_LATER: Final = "gradient of a later pass"
+
+_NO_UPDATE: Final = "no optimizer made a step in the update: it was skipped, or it comes after rec.step"
+_NO_GRADIENTS: Final = "no parameter of the optimizers had a gradient at their step"
+_OF_UPDATE: Final = ("Gradients/norm_used", "Updates/*", "gradients/*")
+_NO_BACKWARD: Final = "no backward pass filled the gradients: the loop sets them by itself"
+_OF_BACKWARD: Final = ("Gradients/norm", "Gradients/clip_coef", "Gradients/clipped", "Gradients/block_*/norm")
+
 
 @dataclass(frozen=True)
 class Watched:
@@ -39,6 +49,8 @@ class Watched:
         optimizers: Those that update it.
         structure: Its blocks and sentinel tensors.
         clip_norm, scaler: As for ``Recorder.watch``.
+        sharded: Parameters that ranks share in parts, by name. They are kept here: after an evaluation, the modules of
+            FSDP2 hold whole ones in their place, whose memory is freed with the next backward pass.
     """
 
     model: nn.Module
@@ -46,16 +58,29 @@ class Watched:
     structure: ModelStructure | None
     clip_norm: float | None
     scaler: Any
+    sharded: MutableMapping[str, nn.Parameter]
+
+
+def _unguarded(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class TensorProbe:
-    """Measures the tensors of one emission. Not used again after ``finish``."""
+    """Measures the tensors of one emission. Not used again after ``finish``.
 
-    def __init__(self, watched: Watched, readings: Readings) -> None:
-        self._watched, self._readings = watched, readings
+    Args:
+        watched: What is watched.
+        readings: Take the metrics.
+        guard: Returns a context that keeps a failure in a backward pass out of the training.
+    """
+
+    def __init__(
+        self, watched: Watched, readings: Readings, guard: Callable[[str], AbstractContextManager[None]] = _unguarded
+    ) -> None:
+        self._watched, self._readings, self._guard = watched, readings, guard
         structure, level = watched.structure, readings.level
         known = {id(each): name for name, each in structure.parameters.items()} if structure else {}
-        listed = watched.model.named_parameters()
+        listed = ((name, self._lasting(name, each)) for name, each in watched.model.named_parameters())
         parameters = {known.get(id(each), name): each for name, each in listed if is_measurable(each)}
         self._parameters: dict[str, nn.Parameter] = parameters
         self._names = {id(each): name for name, each in parameters.items()}
@@ -64,8 +89,16 @@ class TensorProbe:
         self._handles: list[RemovableHandle] = []
         self._copies: dict[str, Tensor] = {}
         self._rates: dict[str, float] = {}
+        self._scales: dict[str, Tensor] = {}
         self._is_queued = self._is_stepping = self._has_stepped = False
         self._attach()
+
+    def _lasting(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the part of this rank, if ranks share the parameter."""
+        sharded = self._watched.sharded
+        if is_distributed(parameter):
+            return sharded.setdefault(name, parameter)
+        return sharded.get(name, parameter)
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -98,10 +131,20 @@ class TensorProbe:
             # DDP averages the gradients in a callback of its own, perhaps queued after this one. So queue again there.
             _at_end_of_backward(lambda: _at_end_of_backward(self._end_backward))
 
+    def begin_forward(self) -> None:
+        """Note that a forward pass begins: a backward pass that raised is over, without its end."""
+        self._is_queued = False
+
     def _end_backward(self) -> None:
         self._is_queued = False
+        with self._guard("the backward pass"):
+            self._measure_backward()
+
+    def _measure_backward(self) -> None:
         if self._handles:
-            self._measure_gradients(BEFORE, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
+            # Without a further step of an optimizer, a later backward pass belongs to another model's update.
+            what = BEFORE if self._is_stepping or not self._has_stepped else _LATER
+            self._measure_gradients(what, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
             if self._is_stepping:  # The optimizer's closure has run the backward pass.
                 self._has_stepped = False
 
@@ -110,11 +153,17 @@ class TensorProbe:
     def before_update(self, optimizer: Optimizer) -> None:
         """Measure what the optimizer is about to use."""
         self._is_queued, self._is_stepping = False, True
+        if self._measured.rename(_LATER, BEFORE) and (scale := self._scales.pop(_LATER, None)) is not None:
+            self._scales[BEFORE] = scale
         level, own = self._readings.level, self._of(optimizer)
         if level and not self._measured.has(WEIGHT):
             self._measured.norms(WEIGHT, self._parameters)
             if level == _DEBUG:
-                self._copies = {name: self._parameters[name].detach().clone() for name in self._detailed}
+                self._copies = {
+                    name: self._parameters[name].detach().clone()
+                    for name in self._detailed
+                    if self._parameters[name].dtype.itemsize > 1  # torch cannot subtract those of eight bits.
+                }
         self._note_rates(optimizer)
         self._measure_used(optimizer, own)
 
@@ -136,7 +185,7 @@ class TensorProbe:
         if gradients := _gradients(own):
             self._measured.norms(what, gradients, part)
             if scale is not None:
-                self._measured.scalars(SCALE, {what: scale})
+                self._scales[what] = scale
 
     def _of(self, optimizer: Optimizer) -> dict[str, nn.Parameter]:
         """Return the watched parameters of an optimizer."""
@@ -152,6 +201,15 @@ class TensorProbe:
                 self._rates[f"{number}/{index}"] = float(rate)
 
     # --- the end of the update ----------------------------------------------------------------------------------------
+
+    def explain(self) -> None:
+        """Say why what belongs to the backward pass or to the optimizer's step is missing."""
+        if self._watched.optimizers and not self._has_stepped:
+            self._readings.absent |= dict.fromkeys(("LR", *_OF_UPDATE), _NO_UPDATE)
+        elif self._has_stepped and not self._measured.has(USED):
+            self._readings.absent |= dict.fromkeys(_OF_UPDATE, _NO_GRADIENTS)
+        if self._measured.has(USED) and not self._measured.has(BEFORE):
+            self._readings.absent |= dict.fromkeys(_OF_BACKWARD, _NO_BACKWARD)
 
     def finish(self, rates: Mapping[str, float]) -> Bundle | None:
         """Measure the finished update and return all metrics; None if nothing was measured.
@@ -173,11 +231,13 @@ class TensorProbe:
         if readings.level and readings.is_check:
             self._measured.finiteness(STATE, self._state())
             self._add_histograms()
+        self._measured.drop(_LATER)
+        self._measured.scalars(SCALE, self._scales)
         self._measured.scalars(GIVEN, readings.scalars)
         numbers = UpdateNumbers(
             blocks=blocks,
             detailed=self._detailed,
-            sizes={name: self._parameters[name].numel() for name in self._detailed if name in self._parameters},
+            sizes={name: _size(self._parameters[name]) for name in self._detailed if name in self._parameters},
             groups=self._groups(),
             rates={**self._rates, **rates},
             clip_norm=self._watched.clip_norm,
@@ -213,6 +273,11 @@ class TensorProbe:
             self._readings.vector(f"weights_hist/{name}", histogram(parameter))
             if parameter.grad is not None:
                 self._readings.vector(f"gradients_hist/{name}", histogram(parameter.grad))
+
+
+def _size(parameter: Tensor) -> int:
+    """Return the number of elements, both parts of complex ones."""
+    return parameter.numel() * (1 + parameter.is_complex())
 
 
 def _gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -97,8 +97,10 @@ class UpdateNumbers:
             metrics["Gradients/clip_coef"] = _least(1.0, self.clip_norm / (norm + _CLIP_TINY))
             metrics["Gradients/clipped"] = _flag(norm > self.clip_norm, norm)
         elif before and used:
-            metrics["Gradients/clip_coef"] = norm_used / norm if norm > 0 else 1.0
-            metrics["Gradients/clipped"] = _flag(norm_used < 0.9999 * norm, norm)
+            # Gradients that belong to no optimizer, or to one that is not watched, are not clipped away.
+            own = _norm(before[name] for name in used if name in before)
+            metrics["Gradients/clip_coef"] = norm_used / own if own > 0 else 1.0
+            metrics["Gradients/clipped"] = _flag(norm_used < 0.9999 * own, own)
         return metrics
 
     def _depth(

@@ -36,6 +36,7 @@ from .part import Part, Readings
 from .probe_batch import ProbeBatch
 from .step_times import Totals
 from .tensors import TensorProbe, Watched
+from .update_numbers import FIRST_GROUP
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -83,16 +84,21 @@ class Watch:
         options: WatchOptions,
         on_closed: Callable[[Watch], None],
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TelemetryError("watch: not a module of PyTorch", got=type(model).__name__)
         self._live, self._options, self._on_closed = live, _checked(options), on_closed
         self.prefix = options.prefix
         self._optimizers = [weakref.ref(_optimizer(each)) for each in optimizers]
+        if options.sites:
+            structure_of(model, options.sites)  # A wrong name is an error here, before anything is attached.
         self._handles: list[RemovableHandle] = []
         self._parts: list[Part] = []
         self._model = weakref.ref(model, lambda _: self._forget())
-        self._level = LEVELS.index(options.level)
+        self._level = LEVELS.index(self._options.level)
         # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
-        is_shared = any(map(is_distributed, model.parameters()))
-        share = None if is_shared or options.budget is None else options.budget / 2
+        listed = innermost(model).named_parameters()
+        self._sharded = weakref.WeakValueDictionary({name: each for name, each in listed if is_distributed(each)})
+        share = None if self._sharded or options.budget is None else options.budget / 2
         self._emissions, self._checks = CadenceBudget(options.every, share), CadenceBudget(options.check_every, share)
         self.absent: dict[str, str] = {}
         self._told: set[str] = set()
@@ -100,19 +106,20 @@ class Watch:
         self._readings: Readings | None = None
         self._tensors: TensorProbe | None = None
         self._armed_at = self._emitted_at = self._checked_at = self._seen_step = -1
-        self._rate = self._rate_before = math.nan
+        self._rate = self._rate_before = self._scheduled = math.nan
         self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
+        self._is_armed_late = self._is_unseen = False
         self._ended: tuple[int, Totals] | None = None
         self._took_at, self._excluded_at = 0, Hook.spent_ns
         self._since: tuple[int, int, int] | None = None
-        self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
-        self._parts += [self._data, Memory(model)]
-        self._batch = None
-        if options.probe_batch is not None:
-            self._batch = ProbeBatch(
-                model, options.probe_batch, probe_loss=options.probe_loss, paused=self._data.paused
+        if options.probe_batch is not None:  # It may be refused, so it precedes all that attaches to the model.
+            batch = ProbeBatch(
+                model, options.probe_batch, probe_loss=options.probe_loss, paused=lambda: self._data.paused()
             )
-            self._parts.append(self._batch)
+            self._parts.append(batch)
+        self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
+        self._parts[:0] = [self._data, Memory(model)]
+        # It precedes the hook of FSDP2, after which parameters are whole for the forward pass only.
         self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
         for reference in self._optimizers:
             optimizer = reference()
@@ -121,8 +128,6 @@ class Watch:
                 optimizer.register_step_pre_hook(Hook(self._before_update)),
                 optimizer.register_step_post_hook(Hook(self._after_update)),
             ]
-        if not self._optimizers:
-            self._miss({"LR": _NO_OPTIMIZER, "Updates/*": _NO_OPTIMIZER, "Optimizer/*": _NO_OPTIMIZER})
 
     # --- the loop's side ----------------------------------------------------------------------------------------------
 
@@ -186,12 +191,19 @@ class Watch:
                 self._begin_update(step)
             if module.training and torch.is_grad_enabled():
                 self._has_seen_forward, self._is_early = True, False
+                self._data.begin_forward()  # Arming is no wait for data.
+                if self._tensors is not None:
+                    self._tensors.begin_forward()
                 self._arm_if_due(step + 1)
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         with self._guard("the optimizer's step"):
             step, self._is_early = self._live().position.step, False
-            self._note_rate(optimizer)
+            if optimizer is self._optimizers[0]():
+                self._scheduled = _number(optimizer.param_groups[0]["lr"])
+            if self._is_behind():
+                return
+            self._is_armed_late = self._tensors is None and not self._has_seen_forward
             self._arm_if_due(step + 1)
             if self._tensors is not None:
                 self._live().tape.expect_probes(are_due=True)
@@ -199,22 +211,34 @@ class Watch:
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         with self._guard("the optimizer's step"):
+            self._note_rate(optimizer)
+            if self._is_behind():
+                return
             if self._tensors is not None:
-                self._tensors.after_update(optimizer)
                 self._exclude(Hook.spent_ns)
             self._ended = time.monotonic_ns(), self._data.totals()
-            if (
-                self._tensors is None and not self._has_seen_forward
-            ):  # The loop calls parts of the model, or a compiled one.
-                self._arm_if_due(self._live().position.step + 2)
-                self._is_early = self._readings is not None
+            if self._tensors is not None:
+                self._tensors.after_update(optimizer)
+            self._is_unseen = not self._has_seen_forward
+            if self._tensors is None and self._is_unseen:
+                self._arm_early(self._live().position.step + 2)
             self._has_seen_forward = False
+
+    def _arm_early(self, number: int) -> None:
+        """Arm an update before it begins: the loop calls parts of the model, or a compiled one."""
+        self._arm_if_due(number)
+        self._is_early = self._readings is not None
+
+    def _is_behind(self) -> bool:
+        """Whether the optimizer's step is that of an update whose event is recorded already."""
+        return self._has_seen_forward and self._live().position.step != self._seen_step
 
     def _begin_update(self, step: int) -> None:
         self._seen_step = step
         if self._ended is not None:
             self._data.end_update(*self._ended)
             self._ended = None
+        self._exclude(Hook.spent_ns)
 
     def _exclude(self, spent_ns: int) -> None:
         """Leave the time of probes out of the update in which it passed."""
@@ -222,15 +246,19 @@ class Watch:
         self._excluded_at = spent_ns
 
     def _arm_if_due(self, number: int) -> None:
-        """Attach the hooks of an emission, if the update of this number emits."""
-        is_due = self._emitted_at < 0 or number % self._emissions.every == 0
+        """Attach the hooks of an emission, if the update of this number emits.
+
+        A loop that gives its own numbers may leave multiples of the cadence out, or begin anew.
+        """
+        every = self._emissions.every
+        is_due = self._emitted_at < 0 or number // every != self._emitted_at // every
         if self._readings is not None or not is_due or number == self._emitted_at:
             return
         model = self._model()
         if model is None:
             return
         check = self._checks.every
-        is_check = self._checked_at < 0 or number // check > self._checked_at // check
+        is_check = self._checked_at < 0 or number // check != self._checked_at // check
         self._armed_at, self._readings = number, Readings(self._level, is_check=is_check)
         if is_check:
             self._checked_at = number
@@ -239,8 +267,12 @@ class Watch:
             self._find_structure(model)
         optimizers = tuple(each for reference in self._optimizers if (each := reference()) is not None)
         self._tensors = TensorProbe(
-            Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler), self._readings
+            Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler, self._sharded),
+            self._readings,
+            self._guard,
         )
+        if not optimizers:
+            self._readings.absent |= dict.fromkeys(("LR", "Updates/*", "Optimizer/*"), _NO_OPTIMIZER)
         for part in self._parts:
             part.arm(self._readings)
         self._live().tape.expect_probes(are_due=True)
@@ -264,10 +296,7 @@ class Watch:
         """Note the rate of the first parameter group, and have a jump recorded."""
         if optimizer is not self._optimizers[0]():
             return
-        rate = optimizer.param_groups[0]["lr"]
-        if isinstance(rate, Tensor):
-            return  # Reading one on a device would wait for the device.
-        self._rate_before, self._rate = self._rate, float(rate)
+        self._rate_before, self._rate = self._rate, self._steered_rates().get(FIRST_GROUP, self._scheduled)
         if abs(self._rate - self._rate_before) > _JUMP * max(abs(self._rate), abs(self._rate_before)):
             self._has_jumped = True
             self._live().tape.expect_probes(are_due=True)
@@ -297,11 +326,15 @@ class Watch:
             return Emission(self._named(rates))
         self._begin_update(self._seen_step)
         readings, tensors = self._readings, self._tensors
+        if not self._is_armed_late:
+            tensors.explain()
         for part in self._parts:
             part.read(readings)
         bundle = tensors.finish(self._steered_rates())
         self._disarm()
-        self._emitted_at = self._armed_at
+        self._emitted_at = self._armed_at if readings.level == self._level else -1
+        if self._is_unseen:
+            self._arm_early(self._live().position.step + 1)
         if not math.isnan(self._rate_before):
             readings.number("LR/previous", self._rate_before)
         readings.number("Probes/every", self._emissions.every)
@@ -383,13 +416,16 @@ class Watch:
             self._disarm()
         self._readings = self._tensors = None
         self._emitted_at = self._live().position.step + 1  # The next emission tries again.
-        if (told := f"{type(error).__name__}: {error}") not in self._told:
+        if (told := f"{type(error).__name__}: {error}") not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(told)
             logger.warning("probes failed at %s; training continues without their values", where, exc_info=error)
             self._note(f"probes failed at {where}: {told}")
 
 
 _NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
+
+#: Different failures that are reported. A message may hold a number that differs each time.
+_MOST_TOLD: Final = 5
 
 
 def _optimizer(given: Any) -> Optimizer:
@@ -401,6 +437,11 @@ def _optimizer(given: Any) -> Optimizer:
             fix="Give the optimizer, or several in a list",
         )
     return optimizer  # type: ignore[no-any-return]
+
+
+def _number(rate: Any) -> float:
+    """Return a learning rate; NaN for one in a tensor, because reading it may wait for a device."""
+    return math.nan if isinstance(rate, Tensor) else float(rate)
 
 
 def _level(level: str | int) -> int:
@@ -430,4 +471,10 @@ def _checked(options: WatchOptions) -> WatchOptions:
         value = getattr(options, name)
         if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise TelemetryError(f"watch: {name} is a number above 0, or None", got=value)
+    if not isinstance(options.prefix, str):
+        raise TelemetryError("watch: prefix is a text", got=options.prefix)
+    if options.scaler is not None and not hasattr(options.scaler, "is_enabled"):
+        raise TelemetryError("watch: scaler is a GradScaler", got=type(options.scaler).__name__)
+    if options.probe_loss is not None and not callable(options.probe_loss):
+        raise TelemetryError("watch: probe_loss is a function", got=type(options.probe_loss).__name__)
     return options._replace(level=LEVELS[_level(options.level)])
