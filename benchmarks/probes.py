@@ -5,7 +5,7 @@
 
 One JSON line a model and case. All cases of a model train the same weights by turns, one step each, so that other load
 on the machine affects all alike. ``own_us`` is the time within the probes on the training thread, the median over the
-steps; ``of_step`` is that as a share of the plain step's median. ``longer`` is how much longer the whole step was than
+steps, and ``first`` the first emission of a watch, which is also one of the slower checks; ``of_step`` is that as a share of the plain step's median. ``longer`` is how much longer the whole step was than
 the plain one of the same turn, the median over the turns: it includes what hooks cost in other ways, and all noise. At
 every tenth update the standard level costs a tenth of ``of_step`` of its emitting step, given as ``at_every_10``.
 
@@ -174,12 +174,12 @@ def measure(training: Training, turns: int, folder: str) -> dict[str, Times]:
     for _ in range(turns + 1):
         turn("plain")
         for level in ("minimal", "standard", "debug"):
-            with watched(training, rec, level, NEVER) as own:
-                training.step(rec)  # The first update of a watch emits.
-                if level == "standard":
-                    turn("silent", own)
-            with watched(training, rec, level, 1) as own:
+            with watched(training, rec, level, 1) as own:  # The first update also finds the structure, and is a check.
+                turn(f"first, {level}", own)
                 turn(f"emitting, {level}", own)
+        with watched(training, rec, "standard", NEVER) as own:
+            training.step(rec)
+            turn("silent", own)
         peers(training, turn)
     for each in times.values():  # The first turn warms up.
         del each.whole[0], each.own[0]
