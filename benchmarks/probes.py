@@ -5,9 +5,10 @@
 
 One JSON line a model and case. All cases of a model train the same weights by turns, one step each, so that other load
 on the machine affects all alike. ``own_us`` is the time within the probes on the training thread, the median over the
-steps, and ``first`` the first emission of a watch, which is also one of the slower checks; ``of_step`` is that as a share of the plain step's median. ``longer`` is how much longer the whole step was than
-the plain one of the same turn, the median over the turns: it includes what hooks cost in other ways, and all noise. At
-every tenth update the standard level costs a tenth of ``of_step`` of its emitting step, given as ``at_every_10``.
+steps; ``of_step`` is that as a share of the plain step's median. ``first`` is the first emission of a watch, which also
+finds the structure and is one of the slower checks. ``longer`` is how much longer the whole step was than the plain one
+of the same turn, the median over the turns: it includes what hooks cost in other ways, and all noise. At every tenth
+update the standard level costs a tenth of ``of_step`` of its emitting step, given as ``at_every_10``.
 
 Other tools are measured where they are installed: ``wandb.watch`` (gradients, every step), Lightning's ``grad_norm``,
 and the norms of Composer's ``OptimizerMonitor``, which this script makes as that callback does: a norm of each
@@ -26,13 +27,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from steptape import Recorder
 from steptape.recorder.probes.hooks import Hook
+
+Level: TypeAlias = Literal["minimal", "standard", "debug"]
+
+LEVELS: Final[tuple[Level, ...]] = ("minimal", "standard", "debug")
 
 #: A cadence at which no measured step emits.
 NEVER: Final = 10**9
@@ -130,11 +135,11 @@ class Times:
 
 
 @contextlib.contextmanager
-def watched(training: Training, rec: Recorder, level: str, every: int) -> Iterator[Callable[[], int]]:
+def watched(training: Training, rec: Recorder, level: Level, every: int) -> Iterator[Callable[[], int]]:
     """Watch, and yield a function that trains a step and returns the nanoseconds within the probes."""
     with rec.watch(
         training.model, training.optimizer, level=level, every=every, budget=None, check_every=NEVER
-    ) as watch:  # type: ignore[arg-type]
+    ) as watch:
         taking = watch.take
 
         def timed() -> Any:
@@ -173,7 +178,7 @@ def measure(training: Training, turns: int, folder: str) -> dict[str, Times]:
 
     for _ in range(turns + 1):
         turn("plain")
-        for level in ("minimal", "standard", "debug"):
+        for level in LEVELS:
             with watched(training, rec, level, 1) as own:  # The first update also finds the structure, and is a check.
                 turn(f"first, {level}", own)
                 turn(f"emitting, {level}", own)

@@ -117,7 +117,7 @@ def test_every_recorded_metric_is_in_the_catalogue_and_at_its_level(tmp_path: Pa
         model = ResidualModel()
         optimizer = torch.optim.AdamW(model.parameters())
         with Recorder(tmp_path, strict=True) as rec:
-            rec.watch(model, optimizer, level=level, budget=None)  # type: ignore[arg-type]
+            rec.watch(model, optimizer, level=level, budget=None)
             train(rec, model, optimizer, 2)
 
         (event,) = emissions(rec.folder)
@@ -135,7 +135,7 @@ def test_standard_is_bounded_by_blocks_and_debug_grows_with_tensors(tmp_path: Pa
             model = ResidualModel(extra=extra)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with Recorder(tmp_path, strict=True) as rec:
-                rec.watch(model, optimizer, level=level, budget=None)  # type: ignore[arg-type]
+                rec.watch(model, optimizer, level=level, budget=None)
                 train(rec, model, optimizer, 1)
             (event,) = emissions(rec.folder)
             counts[level, extra] = len(event.metrics) + len(event.vectors)
@@ -172,14 +172,14 @@ def clip_twice_iterated(parameters: Iterable[nn.Parameter], clip_norm: float) ->
             each.grad.mul_(min(1.0, clip_norm / float(norm)))
 
 
-class HostReads(TorchDispatchMode):
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations that read a tensor's value on the host: on a GPU each would wait for the device."""
 
     NAMES = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "bincount", "unique")
 
     def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += func.overloadpacket.__name__.split(".")[-1] in self.NAMES
@@ -201,7 +201,7 @@ def host_reads(folder: Path, **watched: Any) -> int:
                 loss.backward()
                 optimizer.step()
                 rec.step(loss=loss.detach().item())  # The loop's own read.
-    return reads.count
+    return int(reads.count)
 
 
 @pytest.mark.parametrize("level", ["minimal", "standard", "debug"])
@@ -294,12 +294,12 @@ def test_a_closure_is_measured_as_it_ran(tmp_path: Path) -> None:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = torch.as_tensor(model(batch(0)).square().mean())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     with Recorder(tmp_path, strict=True) as rec:
         rec.watch(model, optimizer, budget=None)
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
         expected = np.sqrt(sum((array**2).sum() for array in gradients(model).values()))
         rec.step()
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from test_recorder_vectors import DeviceVector
 
 from steptape import Policy, Recorder, backtest, load_policy, open_run, verify
 from steptape.replay.runs.replaying import replay
@@ -168,7 +166,12 @@ def tokens_at(step: int, layer: int) -> list[int]:
 
 def holder(counts: Sequence[int], is_late: bool) -> Any:
     """Return the counts as a list, or as a tensor that is on a device."""
-    return DeviceVector(torch.tensor(counts)) if is_late else list(counts)
+    if not is_late:
+        return list(counts)
+    torch = pytest.importorskip("torch")
+    from test_recorder_vectors import DeviceVector  # It imports torch, which 'make matrix' does without.
+
+    return DeviceVector(torch.tensor(counts))
 
 
 def record(folder: Path, *, is_late: bool = False, resumes: bool = False) -> Path:
@@ -241,6 +244,7 @@ def mixture(folder: Path, policy: Policy) -> Path:
 
     The router begins with a direction for each expert, so that all get as many tokens.
     """
+    torch = pytest.importorskip("torch")
     torch.manual_seed(1)
     router, experts = torch.nn.Linear(4, 8, bias=False), torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(8))
     router.load_state_dict({"weight": torch.cat([torch.eye(4), -torch.eye(4)])})
@@ -252,7 +256,7 @@ def mixture(folder: Path, policy: Policy) -> Path:
             given = torch.stack([expert(tokens) for expert in experts], 1)[torch.arange(2048), chosen, 0]
             loss = torch.nn.functional.mse_loss(weight * given, tokens.prod(-1))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             rec.step(loss=loss, vectors={"expert_tokens/0": torch.bincount(chosen, minlength=8)})
     return rec.folder
