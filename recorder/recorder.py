@@ -642,7 +642,8 @@ class Recorder:
         Raises:
             TelemetryError: An argument is wrong, or another watch has the same prefix.
         """
-        from .probes.watch import Watch, WatchOptions  # torch is there only where models are.
+        from .probes.watch import Watch  # torch is there only where models are.
+        from .probes.watch_options import WatchOptions
 
         self._watches[:] = [watch for watch in self._watches if not watch.is_closed]  # Their models were deleted.
         if any(watch.prefix == prefix for watch in self._watches):

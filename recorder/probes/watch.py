@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from ...store.errors import TelemetryError
 from ..late_values import Bundle
 from ..model_structure.module_tree import innermost, is_lazy
 from ..model_structure.structure import ModelStructure, structure_of
-from ..operations.learning_rate import innermost as unwrapped
 from ..values import is_distributed
 from .activations import Activations
 from .attention import AttentionScores
@@ -37,6 +36,7 @@ from .probe_batch import ProbeBatch
 from .step_times import Totals
 from .tensors import TensorProbe, Watched
 from .update_numbers import FIRST_GROUP
+from .watch_options import WatchOptions, checked_optimizer, checked_options, level_number
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,22 +49,6 @@ _Item = TypeVar("_Item")
 
 #: A change of the learning rate from one update to the next that is recorded on any update, as a share of the greater.
 _JUMP: Final = 0.1
-
-
-class WatchOptions(NamedTuple):
-    """The arguments of ``Recorder.watch`` besides model and optimizers."""
-
-    level: str = "standard"
-    every: int = 10
-    budget: float | None = 0.01
-    probe_batch: Any = None
-    sites: Mapping[str, Any] | None = None
-    check_every: int = 1000
-    clip_norm: float | None = None
-    scaler: Any = None
-    peak_tflops: float | None = None
-    probe_loss: Callable[..., Any] | None = None
-    prefix: str = ""
 
 
 class Watch:
@@ -86,9 +70,9 @@ class Watch:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TelemetryError("watch: not a module of PyTorch", got=type(model).__name__)
-        self._live, self._options, self._on_closed = live, _checked(options), on_closed
+        self._live, self._options, self._on_closed = live, checked_options(options), on_closed
         self.prefix = options.prefix
-        self._optimizers = [weakref.ref(_optimizer(each)) for each in optimizers]
+        self._optimizers = [weakref.ref(checked_optimizer(each)) for each in optimizers]
         if options.sites:
             structure_of(model, options.sites)  # A wrong name is an error here, before anything is attached.
         self._handles: list[RemovableHandle] = []
@@ -150,7 +134,7 @@ class Watch:
         Raises:
             TelemetryError: There is no such level.
         """
-        chosen = _level(level)
+        chosen = level_number(level)
         if chosen != self._level:
             text = f"probes: level {LEVELS[self._level]} -> {LEVELS[chosen]}"
             self._level, self._structure, self._emitted_at = chosen, None, -1
@@ -428,53 +412,6 @@ _NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
 _MOST_TOLD: Final = 5
 
 
-def _optimizer(given: Any) -> Optimizer:
-    optimizer = unwrapped(given, "optimizer")
-    if not hasattr(optimizer, "register_step_pre_hook"):
-        raise TelemetryError(
-            "watch: not an optimizer of PyTorch",
-            got=type(given).__name__,
-            fix="Give the optimizer, or several in a list",
-        )
-    return optimizer  # type: ignore[no-any-return]
-
-
 def _number(rate: Any) -> float:
     """Return a learning rate; NaN for one in a tensor, because reading it may wait for a device."""
     return math.nan if isinstance(rate, Tensor) else float(rate)
-
-
-def _level(level: str | int) -> int:
-    """Return the number of a level.
-
-    Raises:
-        TelemetryError: There is no such level.
-    """
-    if level in LEVELS:
-        return LEVELS.index(str(level))
-    if not isinstance(level, bool) and isinstance(level, int) and 0 <= level < len(LEVELS):
-        return level
-    raise TelemetryError(f"watch: level is one of {', '.join(LEVELS)}, or 0 to 2", got=level)
-
-
-def _checked(options: WatchOptions) -> WatchOptions:
-    """Return the options with the level as its name.
-
-    Raises:
-        TelemetryError: An option is out of range.
-    """
-    for name in ("every", "check_every"):
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise TelemetryError(f"watch: {name} is a whole number of updates above 0", got=value)
-    for name in ("budget", "clip_norm", "peak_tflops"):
-        value = getattr(options, name)
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise TelemetryError(f"watch: {name} is a number above 0, or None", got=value)
-    if not isinstance(options.prefix, str):
-        raise TelemetryError("watch: prefix is a text", got=options.prefix)
-    if options.scaler is not None and not hasattr(options.scaler, "is_enabled"):
-        raise TelemetryError("watch: scaler is a GradScaler", got=type(options.scaler).__name__)
-    if options.probe_loss is not None and not callable(options.probe_loss):
-        raise TelemetryError("watch: probe_loss is a function", got=type(options.probe_loss).__name__)
-    return options._replace(level=LEVELS[_level(options.level)])
