@@ -9,6 +9,7 @@ import logging
 import pickle
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -672,3 +673,56 @@ def test_the_norm_of_a_large_tensor_is_exact(tmp_path: Path) -> None:
 
     assert event.metrics["Gradients/norm"] == pytest.approx(expected, rel=1e-6)
     assert event.metrics["Parameters/norm"] == pytest.approx(weight, rel=1e-6)
+
+
+def convolutional() -> nn.Module:
+    """Return a convolutional network of equal blocks. Takes (n, 3, 8, 8)."""
+    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(512, 2))
+
+
+@pytest.mark.parametrize("level", ["standard", "debug"])
+def test_a_convolutional_network_is_watched(level: Any, tmp_path: Path) -> None:
+    """Its convolutions are the blocks; attention is listed as not observable."""
+    model = convolutional()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        watch = rec.watch(model, optimizer, level=level, every=1, budget=None)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+            rec.step()
+
+    found = emissions(rec.folder)
+
+    assert len(found) == 3
+    assert all(event.metrics[f"Gradients/block_{block}/norm"] > 0 for event in found for block in range(3))
+    assert all(event.metrics[f"Residual/block_{block}/rms"] > 0 for event in found for block in (0, 2))
+    assert any(name.startswith("Attention/") for name in watch.absent)
+    assert not [note for note in notes(rec.folder) if "failed" in note]
+
+
+def test_a_loss_that_is_not_finite_between_emissions_stops_at_its_update(tmp_path: Path) -> None:
+    """The decision is on disk before the exception of the loop leaves."""
+    model = ResidualModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stopped_at = 0
+    with suppress(ArithmeticError), Recorder(tmp_path, rules="nano_train") as rec:
+        rec.watch(model, optimizer, every=10, budget=None)
+        for step in range(1, 20):
+            optimizer.zero_grad()
+            loss = model(batch(step)).square().mean() * (float("nan") if step == 7 else 1.0)
+            loss.backward()
+            optimizer.step()
+            if rec.step(loss=loss).should_stop:
+                stopped_at = step
+                raise ArithmeticError("the loss is not finite")
+
+    run = open_run(rec.folder)
+    decisions = [event for event in run.events() if event.kind == "decision"]
+
+    assert stopped_at == 7
+    assert ("loss_not_finite", 7) in [(event.attrs["controller"], event.step) for event in decisions]
+    assert run.status == "failed"
+    assert verify(run).identical

@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from steptape import Recorder, open_run
 from steptape.recorder.model_structure.structure import structure_of
 from steptape.recorder.probes.activations import Activations
 from steptape.recorder.probes.attention import AttentionScores
@@ -299,3 +301,33 @@ def test_an_armed_model_is_pickled_and_copied(kind: str) -> None:
         part.read(readings)
 
     assert readings.scalars == {}
+
+
+@pytest.mark.parametrize("level", ["standard", "debug"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_training_of_each_kind_is_watched(kind: str, level: Any, tmp_path: Path) -> None:
+    """``rec.watch`` fails nowhere, records the updates of all blocks, and says what it cannot observe."""
+    torch.manual_seed(0)
+    model = MODELS[kind]() if kind == "resnet" else MODELS[kind](**EAGER)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with Recorder(tmp_path, strict=True) as rec:
+        watch = rec.watch(model, optimizer, level=level, every=2, budget=None, check_every=2)
+        for _ in range(4):
+            optimizer.zero_grad()
+            output = run(model)
+            loss = output.logits.square().mean() if output.loss is None else output.loss
+            loss.backward()
+            optimizer.step()
+            rec.step(loss=loss)
+
+    recorded = open_run(rec.folder)
+    events = [event for event in recorded.events() if "Probes/every" in event.metrics]
+    notes = [str(event.attrs["text"]) for event in recorded.events() if event.kind == "annotation"]
+    count = len(structure_of(model).blocks)
+
+    assert [event.step for event in events] == [1, 2, 4]
+    assert not [note for note in notes if "failed" in note]
+    for event in events:
+        assert all(event.metrics[f"Updates/block_{block}/ratio"] > 0 for block in range(count))
+        assert math.isfinite(event.metrics["Gradients/norm"])
+    assert any(name.startswith("Attention/") for name in watch.absent)
