@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from probed_models import ResidualModel
 from waiting import PATIENCE_S
 
 from steptape import Recorder, load_policy, open_run, verify
-from steptape.recorder.late_values import COPIES, VALUE_LAG
+from steptape.recorder.late_values import COPIES, VALUE_LAG, Bundle
+from steptape.recorder.probes.norms import Measurements
 from steptape.replay.runs.replaying import replay
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -376,3 +378,60 @@ def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
 
         assert len(rec._live.tape._late) == 1
     assert open_run(rec.folder).samples()["loss"].to_pylist() == [1.0, 1.0, 1.0, 2.0]
+
+
+def test_the_metrics_of_a_watch_arrive_late_like_other_values(
+    tmp_path: Path, device: Callable[[Any], OnDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All metrics of an emission come in one copy, at their own step, and rules decide as without a device."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        """
+controllers:
+  - {name: grows, triggers: [on_step_end], rule: delta(series("Gradients/norm")) > 0, operations: []}
+  - {name: rate, triggers: [on_step_end], rule: LR < 0.1, operations: []}
+"""
+    )
+    copies: list[int] = []
+    on_host = Measurements.bundle
+
+    def on_device(self: Measurements, compute: Any) -> Bundle | None:
+        bundle = on_host(self, compute)
+        assert bundle is not None
+        copies.append(len(bundle.tensors))
+        return bundle._replace(tensors=[device(tensor) for tensor in bundle.tensors])
+
+    plain = watched_training(tmp_path / "plain", rules)
+    monkeypatch.setattr(Measurements, "bundle", on_device)
+    late = watched_training(tmp_path / "late", rules)
+
+    def norms(run: Run) -> list[tuple[int, float]]:
+        named = [event for event in run.events() if "Gradients/norm" in event.metrics]
+        return [(event.step, event.metrics["Gradients/norm"]) for event in named]
+
+    def decided(run: Run) -> list[tuple[str, int]]:
+        judged = replay(load_policy(rules), run).decisions
+        return [(decision.outcome.controller, decision.outcome.step) for decision in judged]
+
+    lags = {event.value_lag for event in late.events() if "Gradients/norm" in event.metrics and event.step < 9}
+    assert norms(late) == norms(plain)
+    assert lags == {VALUE_LAG}
+    assert copies == [1, 1, 1, 1]
+    assert decided(late) == decided(plain) != []
+    assert verify(late).identical
+
+
+def watched_training(store: Path, rules: Path) -> Run:
+    """Train nine updates with a watch that emits at the first and every third."""
+    torch.manual_seed(0)
+    model = ResidualModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(store, rules=rules, strict=True) as rec:
+        rec.watch(model, optimizer, every=3, budget=None)
+        for step in range(1, 10):
+            optimizer.param_groups[0]["lr"] = 0.05 if step > 5 else 0.1
+            optimizer.zero_grad()
+            (model(torch.randn(16, 8)).square().mean() * step).backward()
+            optimizer.step()
+            rec.step(loss=float(step))
+    return open_run(rec.folder)
