@@ -316,6 +316,7 @@ def test_time_is_told_in_units_that_fit_what_is_shown(
         zoomed = f"{ticks}.slice(0, 3).join() === '{','.join(zoomed_labels)}'"
         when(page, zoomed, zoom(page, *zoom_s))
         when(page, f"{ticks.replace(drawn('loss'), drawn('rare'))}[0] === '{zoomed_labels[0]}'")
+        page.wait_for_load_state("networkidle")  # The server ends with all parts of the page served.
 
 
 def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> None:

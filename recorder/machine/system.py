@@ -72,6 +72,7 @@ class SystemSampling:
         self._pipe: object = None
         self._interval_s = math.inf
         self._overdue_s = self._overdue_looks = 0.0
+        self._has_stalled = False
         self.found: list[tuple[str, dict[str, float], dict[str, Any]]] = []
         self.absent: dict[str, str] = {}
         _SAMPLINGS.add(self)
@@ -167,10 +168,11 @@ class SystemSampling:
 
     def _note_whether_stalled(self) -> None:
         """Note once that samples are overdue. Several looks count, since the whole job may have been stopped."""
-        if time.monotonic() < self._overdue_s:
+        if self._has_stalled or time.monotonic() < self._overdue_s:
             return
         self._overdue_looks += 1
         if self._overdue_looks == _OVERDUE_LOOKS:
+            self._has_stalled = True
             self._note("the sampling process is stalled: system metrics are missing until it continues", {})
 
     def _end(self) -> None:
