@@ -18,7 +18,7 @@ _DISABLED: Final = "disabled"
 
 
 class DisabledWatch:
-    """What ``watch`` of a disabled recorder returns: it attaches to nothing, and takes every call."""
+    """The watch of a disabled recorder: it attaches to nothing, and takes every call."""
 
     absent: Mapping[str, str] = {}
     is_closed = True

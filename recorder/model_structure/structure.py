@@ -58,7 +58,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelStructure:
-    """What probes watch in a model.
+    """The parts of a model that probes watch.
 
     Attributes:
         blocks: The repeated blocks in depth order; an encoder's come before the decoder's.

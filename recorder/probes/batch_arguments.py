@@ -27,7 +27,7 @@ _NOT_LABELS: Final = "mask|position|segment|type|length|cache|input|ids"
 
 
 class BatchContent(NamedTuple):
-    """What a batch holds, as far as its arguments show it.
+    """The content of a batch, as far as its arguments show it.
 
     Attributes:
         samples: The first dimension of the token ids, else of the first tensor; 0 without any.

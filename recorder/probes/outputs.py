@@ -22,7 +22,7 @@ _MOST_KEPT: Final = 1 << 22
 
 
 class Output(NamedTuple):
-    """What a model returned.
+    """The loss and logits that a model returned.
 
     Attributes:
         loss: A tensor with one element; None if there is none.

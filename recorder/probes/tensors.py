@@ -42,7 +42,7 @@ _OF_BACKWARD: Final = ("Gradients/norm", "Gradients/clip_coef", "Gradients/clipp
 
 @dataclass(frozen=True)
 class Watched:
-    """What is watched for one emission.
+    """The model, optimizers and options of one emission.
 
     Attributes:
         model: The innermost module.
