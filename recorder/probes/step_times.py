@@ -24,7 +24,7 @@ class Totals(NamedTuple):
 
     @property
     def excluded_ns(self) -> int:
-        """What belongs to no update."""
+        """The time that belongs to no update."""
         return self.spans_ns + self.probes_ns
 
 

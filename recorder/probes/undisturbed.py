@@ -52,7 +52,7 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _copied_buffers(model: nn.Module) -> Iterator[None]:
-    """Give the model copies of its buffers, some of which modules change in evaluation, too."""
+    """Give the model copies of its buffers: some modules change them in evaluation, too."""
     copies: dict[int, Tensor] = {}
     owned: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
     try:

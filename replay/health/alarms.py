@@ -46,7 +46,7 @@ class RuleAlarm:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What one controller gives over a run.
+    """The alarms and the last state of one controller over a run.
 
     Attributes:
         alarms: In the order in which they began.

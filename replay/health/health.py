@@ -108,7 +108,7 @@ class RuleHealth:
 
     @property
     def sentence(self) -> str:
-        """What it says now, or said last."""
+        """The message of the newest alarm."""
         if (alarm := self.newest) is None:
             return ""
         said = alarm.message or self.controller
@@ -163,7 +163,7 @@ class GroupHealth:
 
     @cached_property
     def sentence(self) -> str:
-        """What is wrong now, or was last, and what cannot be evaluated."""
+        """The sentence of the group: its worst rule, and the metrics that are missing."""
         worst, known = self.rules[0], [rule for rule in self.rules if rule.is_evaluable]
         parts = []
         if self.state.is_wrong:
