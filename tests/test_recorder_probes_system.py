@@ -252,7 +252,7 @@ def test_a_stopped_sampler_is_told_of_once_and_continues(tmp_path: Path, caplog:
         step_until(rec, has(rec, "system", known + 2))
 
     assert caplog.text.count("is stalled") == 1
-    assert len([event for event in events(rec.folder, "annotation") if "stalled" in event.attrs["text"]]) == 1
+    assert len([event for event in events(rec.folder, "annotation") if "is stalled" in event.attrs["text"]]) == 1
 
 
 def test_a_dead_sampler_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
