@@ -1,8 +1,8 @@
 """Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
 The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened. Each command is a
-function in ``commands``, mostly in a module of the same name. The module is imported only when the command is called,
-never by ``steptape --help``.
+function in ``policy_commands`` or ``store_commands``, mostly in a module of the same name. The module is imported only
+when the command is called, never by ``steptape --help``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ SUMMARIES: Final = {
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 
 #: Modules of the commands that share one.
-_MODULES: Final = {**dict.fromkeys(("stop", "save", "evaluate"), "requests"), "health": "show"}
+_MODULES: Final = dict.fromkeys(("stop", "save", "evaluate"), "requests")
+
+#: The commands about policies. The others are about stores and runs.
+_ON_POLICIES: Final = frozenset(("backtest", "check", "diff", "health", "replay", "sweep", "test", "verify"))
 
 
 class Commands(typer.core.TyperGroup):
@@ -78,7 +81,8 @@ class Commands(typer.core.TyperGroup):
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near[0]}'?")
             return None
         name = _FUNCTIONS.get(cmd_name, cmd_name)
-        module = import_module(f".commands.{_MODULES.get(name, name)}", __package__)
+        room = "policy_commands" if cmd_name in _ON_POLICIES else "store_commands"
+        module = import_module(f".{room}.{_MODULES.get(name, name)}", __package__)
         function = getattr(module, name)
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         single.command(cmd_name, epilog=epilog(cmd_name))(function)

@@ -83,7 +83,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
     },
     "examples": {},
     "integrations": {},
-    "cli": {"commands": {"."}},
+    "cli": {"policy_commands": {"."}, "store_commands": {"."}},
     "steptape": {},
 }
 

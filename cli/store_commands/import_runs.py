@@ -6,31 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 import typer
 
-from ...importers.discovery import find_sources, signature
-from ...importers.errors import UnreadableSource
-from ...importers.importing import Outcome, State, import_sources
-from ...importers.registry import AUTO, all_readers, reader_of, unusable_readers
+from ...importers.importing import Outcome, State
+from ...importers.registry import AUTO, reader_of
 from ...importers.source import Reader, ReadOptions
-from ...store.errors import TelemetryError
 from ...store.plural import counted
-from ...store.reading.deletion import delete_run
-from ...store.run import Run
-from ...store.store import open_run
 from ..exit_status import FINDINGS
 from ..import_notes import doubts, evaluation_losses
-from ..options import JsonOption, RenameOption, renames_of, user_cache
-from ..output import print_json, print_table, progress, say
+from ..imports import Signatures, every_reader, find_and_import
+from ..options import JsonOption, RenameOption, renames_of
+from ..output import print_json, print_table, say
 from ..streams import complain
-
-#: The store in the user's cache that holds logs imported by ``--history``.
-HISTORY: Final = "history"
-
-#: The signature of each source when it was last read, by kind and path.
-Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 #: Seconds between two scans of growing sources.
 FOLLOW_EVERY_S: Final = 2.0
@@ -71,7 +60,7 @@ def import_runs(
     """
     if pattern is not None and kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
-    chosen = _every_reader() if kind == AUTO else (reader_of(kind),)
+    chosen = every_reader() if kind == AUTO else (reader_of(kind),)
     options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow, run_column=run)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
@@ -85,69 +74,6 @@ def import_runs(
             say(line)
     if any(outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED):
         raise typer.Exit(FINDINGS)
-
-
-def find_and_import(
-    paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
-) -> Iterator[Outcome]:
-    """Import the sources under some paths, with a progress bar. A source that cannot be read is an outcome, too.
-
-    Args:
-        paths: Files and folders.
-        chosen: The readers to try.
-        store: Folder to import the runs into.
-        options: The user's options for the sources.
-        seen: The signature of each source when it was last read; unchanged sources are skipped. Updated in place.
-    """
-    found = find_sources(paths, chosen, options)
-    for problem in found.problems:
-        yield Outcome(State.FAILED, "", Path(problem.where), problem=str(problem))
-    for reason in found.passed_over:
-        yield Outcome(State.SKIPPED, "", Path(reason.where), problem=str(reason))
-    now = {(source.reader.kind, source.path): signature(source) for source in found.sources}
-    changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
-    seen.update(now)
-    if changed:
-        with progress() as bar:
-            task = bar.add_task("importing", total=len(changed))
-            yield from import_sources(store, changed, options, lambda _: bar.advance(task))
-
-
-def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:
-    """Import other tools' logs into the user's cache. Return the runs, and the problems with some of them.
-
-    The run of a rewritten log is replaced, with a warning.
-
-    Args:
-        paths: Files and folders of logs.
-
-    Raises:
-        TelemetryError: The user has no cache, or no log can be read.
-    """
-    cache = user_cache()
-    if cache is None:
-        raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
-    store = cache.folder / HISTORY
-    readers = _every_reader()
-    outcomes = list(find_and_import(paths, readers, store, ReadOptions(), {}))
-    if rewritten := {outcome.rewritten: outcome.path for outcome in outcomes if outcome.rewritten is not None}:
-        for folder, path in rewritten.items():
-            complain(f"warning: {path}: the log no longer holds what was imported from it; it is imported again")
-            delete_run(folder)
-        outcomes = list(find_and_import(paths, readers, store, ReadOptions(), {}))
-    failed = (outcome.problem for outcome in outcomes if outcome.state is not State.SKIPPED)
-    problems = [UnreadableSource(problem) for problem in failed if problem is not None]
-    found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
-    if not found:
-        raise problems[0]
-    return [open_run(store / run_id) for run_id in found], list(problems)
-
-
-def _every_reader() -> tuple[Reader, ...]:
-    """Return all readers that can be used, and warn about the others."""
-    for problem in unusable_readers():
-        complain(f"warning: {problem}")
-    return all_readers()
 
 
 def _told(outcomes: Iterator[Outcome], as_json: bool) -> Iterator[Outcome]:

@@ -36,6 +36,7 @@ from ...replay.runs.saves import Saves
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ...store.store import open_store
+from ..imports import imported_history
 from ..lookup import complain_of, params_of, policy_named, runs_chosen
 from ..options import (
     FamilyOption,
@@ -56,7 +57,6 @@ from ..options import (
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import check_output, output_file
 from ..streams import complain
-from .import_runs import imported_history
 
 #: Prefix of a baseline's name in place of a policy.
 _BASELINE: Final = "baseline"

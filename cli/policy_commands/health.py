@@ -1,4 +1,4 @@
-"""``steptape show`` and ``steptape health``: print one run on a page, and what is wrong with it."""
+"""``steptape health``: prints what is wrong with a run."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from ..exit_status import FINDINGS
 from ..lookup import policy_named, run_named
 from ..options import JsonOption, RunArgument, SetOption, StoreOption
 from ..output import print_json, print_table, say
-from ..run_sheet import run_document, run_sheet
-
-
-def show(
-    run: RunArgument,
-    store: StoreOption = None,
-    plotted: Annotated[
-        list[str] | None, typer.Option("--plot", metavar="METRIC", help="Plot this metric; repeatable.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show one run: its curve, metrics and decisions."""
-    opened = run_named(run, store)
-    if as_json:
-        print_json(run_document(opened))
-    else:
-        run_sheet(opened, plotted or ())
 
 
 def health(

@@ -1,1 +1,0 @@
-"""Holds one module for each command of ``steptape``."""

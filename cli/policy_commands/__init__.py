@@ -1,0 +1,1 @@
+"""The commands about policies, each in a module of its own name."""
