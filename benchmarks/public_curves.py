@@ -37,11 +37,10 @@ _NS_PER_S: Final = 1e9
 
 
 def algoperf_store(git_dir: Path, store: Path) -> dict[str, list[str]]:
-    """Import AlgoPerf's trials that evaluated a validation loss. Return the ids of the runs by workload
-    and framework, as in ``ogbg_jax``.
+    """Import AlgoPerf's trials that evaluated a validation loss. Return the ids of runs by workload and framework.
 
-    A run's configuration holds ``workload``, ``framework``, ``submission``, ``study``, ``trial`` and the trial's
-    ``hparams``. Steps are updates; the clock is the submission's accumulated seconds.
+    A group is called as in ``ogbg_jax``. A run's configuration holds ``workload``, ``framework``, ``submission``,
+    ``study``, ``trial`` and the trial's ``hparams``. Steps are updates; the clock is the submission's seconds.
     """
     found: dict[str, list[str]] = defaultdict(list)
     matches = {path: match for path in _paths(git_dir) if (match := _TRIAL.search(path)) and "leaderboard" in path}
@@ -108,7 +107,8 @@ def _loss_of(fact: Fact) -> str:
 
 def _curves(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[float]]]:
     """Yield each curve with its agent: a new one begins where the iterations start again, or at another agent."""
-    agent, values, last = "", [], -1
+    values: list[float] = []
+    agent, last = "", -1
     for row in rows:
         if values and (row["Agent"] != agent or int(row["Iteration"]) <= last):
             yield agent, values
