@@ -15,7 +15,7 @@ import math
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -106,17 +106,17 @@ def _loss_of(fact: Fact) -> str:
 
 
 def _curves(rows: list[Mapping[str, Any]]) -> Iterator[tuple[str, list[float]]]:
-    """Yield each curve with its agent: a new one begins where the iterations start again, or at another agent."""
-    values: list[float] = []
-    agent, last = "", -1
+    """Yield each curve with its agent: the nth value that an agent has at an iteration is of its nth curve."""
+    curves: dict[str, list[list[float]]] = defaultdict(list)
+    seen: Counter[tuple[str, int]] = Counter()
     for row in rows:
-        if values and (row["Agent"] != agent or int(row["Iteration"]) <= last):
-            yield agent, values
-            values = []
-        agent, last = row["Agent"], int(row["Iteration"])
-        values.append(float(row["Value"]))
-    if values:
-        yield agent, values
+        place = row["Agent"], int(row["Iteration"])
+        if seen[place] == len(curves[row["Agent"]]):
+            curves[row["Agent"]].append([])
+        curves[row["Agent"]][seen[place]].append(float(row["Value"]))
+        seen[place] += 1
+    for agent, of_agent in curves.items():
+        yield from ((agent, values) for values in of_agent)
 
 
 def _write(
