@@ -135,7 +135,7 @@ def is_gone(pid: int) -> bool:
     """Whether a process has ended; one that nobody has waited for is still listed."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 

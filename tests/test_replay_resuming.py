@@ -61,6 +61,11 @@ controller_metrics:
 """
 POLICIES = {name: load_policy(path) for name, path in shipped_policies().items()} | {"memory": parse_policy(MEMORY)}
 
+#: Names of policies, each alone. Packs of many controllers take turns, since one costs as much as ten small policies.
+MANY = 20
+PACKS = sorted(name for name, policy in POLICIES.items() if len(policy.controllers) > MANY)
+TURNS = [pytest.param([name], id=name) for name in sorted(POLICIES.keys() - PACKS)] + [pytest.param(PACKS, id="packs")]
+
 ABOVE_2 = """
 controllers:
   - name: above
@@ -195,12 +200,20 @@ def judged(replayed: Replay) -> list[Any]:
 # --- a split run decides as the whole one ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@given(drawn=streams, in_vain=streams, cut=st.integers(0, 60), is_sealed=st.booleans(), knows_seq=st.booleans())
+@pytest.mark.parametrize("names", TURNS)
+@given(
+    data=st.data(),
+    drawn=streams,
+    in_vain=streams,
+    cut=st.integers(0, 60),
+    is_sealed=st.booleans(),
+    knows_seq=st.booleans(),
+)
 @examples(25)
 def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
     live: Callable[[], LiveRun],
-    name: str,
+    names: list[str],
+    data: st.DataObject,
     drawn: list[tuple[str, float]],
     in_vain: list[tuple[str, float]],
     cut: int,
@@ -208,6 +221,7 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
     knows_seq: bool,
 ) -> None:
     """The second attempt resumes from a checkpoint in the first, which has steps after it that are rolled back."""
+    policy = POLICIES[data.draw(st.sampled_from(names))]
     stream = stream_of(drawn)
     head, tail = stream[:cut], stream[cut:]
     step = head[-1].step if head else 0
@@ -221,17 +235,22 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
         seal(run.folder)
 
     whole = [event._replace(seq=seq) for seq, event in enumerate([*head, saved(step), *tail])]
-    assert judged(replay(POLICIES[name], run.open())) == judged(replay(POLICIES[name], whole))
+    assert judged(replay(policy, run.open())) == judged(replay(policy, whole))
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@given(drawn=streams, in_vain=streams, cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
+@pytest.mark.parametrize("names", TURNS)
+@given(data=st.data(), drawn=streams, in_vain=streams, cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
 @examples(25)
 def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
-    live: Callable[[], LiveRun], name: str, drawn: list[tuple[str, float]], in_vain: list[tuple[str, float]], cuts: Any
+    live: Callable[[], LiveRun],
+    names: list[str],
+    data: st.DataObject,
+    drawn: list[tuple[str, float]],
+    in_vain: list[tuple[str, float]],
+    cuts: Any,
 ) -> None:
     """Any number of splits works, and each attempt's recorded decisions equal those of its replay."""
-    policy = POLICIES[name]
+    policy = POLICIES[data.draw(st.sampled_from(names))]
     stream = stream_of(drawn)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     whole = Engine(policy)
