@@ -343,7 +343,7 @@ def _tested(
     saved = [savings(one.swept.outcomes, one.swept.steps) for one in drawn]
     shape = (len(drawn), len(swept.variants))
     table = np.stack([one.values for one in losses]) if losses else np.zeros(shape)
-    choice = choose(table, np.stack(saved) if saved else np.zeros(shape), order, risk, 1 - confidence)
+    choice = choose(table, np.stack(saved) if saved else np.zeros(shape), order, risk, round(1 - confidence, 12))
     return Certification(
         policy,
         risk,
