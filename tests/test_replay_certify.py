@@ -161,7 +161,7 @@ def test_a_best_value_of_zero_has_no_relative_regret(make_runs: MakeRuns) -> Non
     assert absolute.choice.means[0] == 0.0
 
 
-def test_families_that_share_a_log_are_one(make_runs: MakeRuns, tmp_path: Path) -> None:
+def test_families_that_share_a_log_are_one(make_runs: MakeRuns) -> None:
     """A log that lies in two families makes both dependent."""
     runs = make_runs([worse(1)] * 25)
     copied = json.loads((runs[3].folder / "run.json").read_text()) | {"run_id": "run-99", "group": "family 4"}
@@ -312,7 +312,7 @@ def test_a_check_passes_until_the_policy_or_a_log_changes(store: Path, tmp_path:
     assert "the run run 7 (run-7): it is not here" in lacking[1]
 
 
-def test_a_log_that_goes_on_is_named_by_a_check(store: Path, tmp_path: Path, store_append: Callable[..., int]) -> None:
+def test_a_log_that_changed_is_named_by_a_check(store: Path, tmp_path: Path) -> None:
     """The digest of the log is part of the certificate."""
     file = tmp_path / "c.json"
     command(tmp_path / "policy.yaml", "--store", store, "--set", "patience=1,2", "--out", file)
