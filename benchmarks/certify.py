@@ -38,7 +38,7 @@ from steptape import TelemetryError, open_run
 from steptape.replay.choosing.bounds import fewest_runs, upper_bound_of_count
 from steptape.replay.choosing.certifying import choose
 from steptape.replay.choosing.risks import Risk, losses_on, savings
-from steptape.replay.choosing.testing_order import TestingOrder, order_of
+from steptape.replay.choosing.testing_order import OrderOfTests, order_of
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import Policy, parse_policy
@@ -111,7 +111,7 @@ def runs_of(corpus: str, path: Path, folder: Path) -> dict[str, list[Run]]:
     return {name: runs for name, runs in sorted(found.items()) if len(runs) >= FEWEST_RUNS}
 
 
-def group_of(runs: Sequence[Run], risk: Risk, processes: int) -> tuple[Group, TestingOrder]:
+def group_of(runs: Sequence[Run], risk: Risk, processes: int) -> tuple[Group, OrderOfTests]:
     """Sweep the runs of a group."""
     named = (runs[0].info.source or {})["objective"]
     policy, axes = _policy(named["mode"]), {"patience": PATIENCES}
@@ -142,7 +142,7 @@ def naive_choice(losses: Floats, saved: Floats, limit: float) -> int | None:
 
 
 def draws_of(
-    group: Group, order: TestingOrder, parts: Sequence[str], over: float, count: int, seed: int
+    group: Group, order: OrderOfTests, parts: Sequence[str], over: float, count: int, seed: int
 ) -> dict[str, Any]:
     """Return the numbers of a group and family key."""
     families = group.families(parts)

@@ -16,7 +16,7 @@ from steptape import TelemetryError, open_run
 from steptape.cli.app import app
 from steptape.replay.choosing.certifying import Certification, certify, choose
 from steptape.replay.choosing.risks import Risk, risk_of
-from steptape.replay.choosing.testing_order import Direction, TestingOrder
+from steptape.replay.choosing.testing_order import Direction, OrderOfTests
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -218,7 +218,7 @@ def test_the_promise_is_broken_no_more_often_than_stated(is_ordered: bool) -> No
     """200 draws of 60 runs from 2,000: the naive choice breaks the limit far more often."""
     all_losses, all_saved = made_up_losses(2000, 7)
     chains = (tuple(range(30)),) if is_ordered else tuple((index,) for index in range(30))
-    order = TestingOrder(chains, "k" if is_ordered else "", Direction.ASCENDING if is_ordered else None, "")
+    order = OrderOfTests(chains, "k" if is_ordered else "", Direction.ASCENDING if is_ordered else None, "")
     random, true_losses = np.random.default_rng(3), all_losses.mean(axis=0)
     broken = naive_broken = 0
     for _ in range(200):
@@ -237,7 +237,7 @@ def test_of_variants_that_save_the_same_the_one_that_loses_least_is_chosen() -> 
     """Then the one that is tested first."""
     losses = np.zeros((40, 3))
     losses[0, 1] = 1.0
-    order = TestingOrder(((2, 1, 0),), "k", Direction.DESCENDING, "")
+    order = OrderOfTests(((2, 1, 0),), "k", Direction.DESCENDING, "")
 
     assert choose(losses, np.full((40, 3), 0.5), order, RISK, 0.1).chosen == 2
 

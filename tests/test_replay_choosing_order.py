@@ -29,7 +29,7 @@ def policy_of(rule: str, more: str = "", operation: str = "should_training_stop"
     ("rule", "more", "end"),
     [
         ("loss > 1", "patience: {patience_threshold: p}", Direction.DESCENDING),
-        ("loss > 1", "for: p steps", Direction.DESCENDING),
+        ("loss > 1", "for: p", Direction.DESCENDING),
         ("loss > p", "", Direction.DESCENDING),
         ("p < loss", "", Direction.DESCENDING),
         ("loss < p", "", Direction.ASCENDING),
@@ -43,7 +43,7 @@ def policy_of(rule: str, more: str = "", operation: str = "should_training_stop"
         ("loss > mean(loss, p)", "", None),
         ("loss == p", "", None),
         ("loss > p or loss < p", "", None),
-        ("loss > 1", "cooldown: p steps", None),
+        ("loss > 1", "cooldown: p", None),
     ],
 )
 def test_the_conservative_end_of_a_param_follows_from_its_places(rule: str, more: str, end: Direction | None) -> None:

@@ -46,7 +46,7 @@ from .population import (
     members_of,
 )
 from .risks import Losses, PossibleValues, Risk, losses_on, savings
-from .testing_order import TestingOrder, order_of
+from .testing_order import OrderOfTests, order_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Choice:
     error: float
 
 
-def choose(losses: Floats, saved: Floats, order: TestingOrder, risk: Risk, error: float) -> Choice:
+def choose(losses: Floats, saved: Floats, order: OrderOfTests, risk: Risk, error: float) -> Choice:
     """Test all variants, and choose the one that saves most among those that pass.
 
     Of variants that save the same, the one with the least loss counts, then the one that is tested first.
@@ -130,7 +130,7 @@ class Certification:
     risk: Risk
     confidence: float
     sweep: Sweep
-    order: TestingOrder
+    order: OrderOfTests
     declared_order: str
     choice: Choice
     families: Mapping[Family, Sequence[PopulationMember]]
@@ -329,7 +329,7 @@ def _tested(
     swept: Sweep,
     families: Mapping[Family, Sequence[PopulationMember]],
     drawn: Sequence[PopulationMember],
-    order: TestingOrder,
+    order: OrderOfTests,
     risk: Risk,
     confidence: float,
     *,

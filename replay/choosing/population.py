@@ -186,6 +186,8 @@ def described_population(
     members = [member for family in families.values() for member in family]
     lengths = [member.facts.length(member.swept.steps) for member in members]
     judging = {member.swept.objective.metric for member in members if member.swept.objective is not None}
+    # A new family has a value of its own in the key that tells families apart.
+    configs = [{name: value for name, value in _config_of(member).items() if name != key} for member in members]
     common = frozenset.intersection(*(member.facts.metrics for member in members))
     return CertifiedPopulation(
         family_key=DEFAULT_KEY if key is None else key,
@@ -197,11 +199,15 @@ def described_population(
             DrawnRun(one.swept.run_id, one.swept.name, family.value, one.facts.log_digest)
             for family, one in zip(families, drawn, strict=True)
         ),
-        config=ranges_of([flattened(member.facts.info.config) for member in members]),
+        config=ranges_of(configs),
         fewest_steps=min(lengths),
         most_steps=max(lengths),
         metrics=tuple(sorted(common & {*read, *judging})),
     )
+
+
+def _config_of(member: PopulationMember) -> dict[str, Any]:
+    return flattened(member.facts.info.config)
 
 
 def ranges_of(configs: Sequence[Mapping[str, Any]]) -> dict[str, KeyRange]:

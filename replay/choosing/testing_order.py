@@ -35,7 +35,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TestingOrder:
+class OrderOfTests:
     """The chains of variants, each tested until its first failure.
 
     Attributes:
@@ -77,7 +77,7 @@ def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[
     return name, Direction(word)
 
 
-def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]], declared: str | None = None) -> TestingOrder:
+def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]], declared: str | None = None) -> OrderOfTests:
     """Return the order in which the variants of a sweep are tested.
 
     Args:
@@ -103,12 +103,12 @@ def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]], declared: str 
     return _along(name, found, axes, "from the policy")
 
 
-def _singly(axes: Mapping[str, Sequence[Param]], why: str) -> TestingOrder:
+def _singly(axes: Mapping[str, Sequence[Param]], why: str) -> OrderOfTests:
     count = sum(1 for _ in itertools.product(*axes.values()))
-    return TestingOrder(tuple((index,) for index in range(count)), "", None, why)
+    return OrderOfTests(tuple((index,) for index in range(count)), "", None, why)
 
 
-def _along(name: str, direction: Direction, axes: Mapping[str, Sequence[Param]], why: str) -> TestingOrder:
+def _along(name: str, direction: Direction, axes: Mapping[str, Sequence[Param]], why: str) -> OrderOfTests:
     names, chains = list(axes), dict[tuple[Param, ...], list[tuple[Param, int]]]()
     place = names.index(name)
     for index, values in enumerate(itertools.product(*axes.values())):
@@ -121,7 +121,7 @@ def _along(name: str, direction: Direction, axes: Mapping[str, Sequence[Param]],
         except TypeError:
             raise TelemetryError("the values of this param have no order", got=name) from None
         ordered.append(tuple(index for _, index in chain))
-    return TestingOrder(tuple(ordered), name, direction, why)
+    return OrderOfTests(tuple(ordered), name, direction, why)
 
 
 def conservative_end(policy: Policy, param: str, values: Sequence[Param]) -> Direction | None:
