@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from public_curves import algoperf_store, dopamine_store
 
-from steptape import TelemetryError, open_run
+from steptape import open_run
 from steptape.replay.choosing.bounds import fewest_runs, upper_bound_of_count
 from steptape.replay.choosing.certifying import choose
 from steptape.replay.choosing.risks import Risk, losses_on, savings
@@ -43,6 +43,7 @@ from steptape.replay.runs.objective import declared_objective
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.run import Run
+from steptape.store.run_info import read_run_info
 
 Floats = npt.NDArray[np.float64]
 
@@ -94,21 +95,19 @@ class Group:
         return [np.array(runs) for runs in found.values()]
 
 
-def runs_of(corpus: str, path: Path, folder: Path) -> dict[str, list[Run]]:
-    """Return the runs of each group, from a store or from a git directory that is imported."""
+def folders_of(corpus: str, path: Path, folder: Path) -> dict[str, list[Path]]:
+    """Return the folders of the runs of each group, from a store or from a git directory that is imported."""
     store = path
     if next(path.glob("*/run.json"), None) is None:
         store = folder / corpus
         MAKERS[corpus](path, store)
-    found: dict[str, list[Run]] = defaultdict(list)
-    for run_folder in sorted(store.iterdir()):
-        try:
-            run = open_run(run_folder)
-        except TelemetryError:
-            continue
-        config = run.info.config
-        found[config["game"] if corpus == "dopamine" else f"{config['workload']}_{config['framework']}"].append(run)
-    return {name: runs for name, runs in sorted(found.items()) if len(runs) >= FEWEST_RUNS}
+    found: dict[str, list[Path]] = defaultdict(list)
+    for run_folder in sorted(path.parent for path in store.glob("*/run.json")):
+        config = read_run_info(run_folder).config
+        found[config["game"] if corpus == "dopamine" else f"{config['workload']}_{config['framework']}"].append(
+            run_folder
+        )
+    return {name: folders for name, folders in sorted(found.items()) if len(folders) >= FEWEST_RUNS}
 
 
 def group_of(runs: Sequence[Run], risk: Risk, processes: int) -> tuple[Group, OrderOfTests]:
@@ -160,7 +159,7 @@ def draws_of(
         losses, saved = group.losses[drawn], group.saved[drawn]
         chosen, naive = choose(losses, saved, order, risk, ERROR).chosen, naive_choice(losses, saved, limit)
         none += chosen is None
-        broken += chosen is not None and true_losses[chosen] > limit
+        broken += chosen is not None and bool(true_losses[chosen] > limit)
         naive_broken += naive is not None and bool(true_losses[naive] > limit)
         gains.append(0.0 if chosen is None else float(true_saved[chosen]))
         naive_gains.append(0.0 if naive is None else float(true_saved[naive]))
@@ -212,9 +211,9 @@ def measured(corpus: str, path: Path, folder: Path, options: argparse.Namespace)
     """Print the numbers of each group of a corpus; yield those of each family key."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     risk = Risk(False, OVER[corpus], None, LIMIT, True)
-    groups = [*runs_of(corpus, path, folder).items()][: options.groups]
-    for seed, (name, runs) in enumerate(groups):
-        group, order = group_of(runs, risk, options.processes)
+    groups = [*folders_of(corpus, path, folder).items()][: options.groups]
+    for seed, (name, folders) in enumerate(groups):
+        group, order = group_of([open_run(one) for one in folders], risk, options.processes)
         if len(group.losses) < FEWEST_RUNS:
             continue
         for key, parts in KEYS[corpus].items():

@@ -112,7 +112,8 @@ class CertifiedEvidence:
         families: Number of drawn runs, one of each family.
         broken: Number of broken runs; None for a mean.
         mean: Share of broken runs, or mean of the capped regret.
-        bound: Upper confidence bound of the same.
+        bound: Upper confidence bound of the same for this variant alone. What is promised is the limit: it takes into
+            account that the variant was chosen.
         p_value: Probability of such a good result if the limit were exceeded.
         saved: Mean share of a run's steps that it saves.
         could_not_fire: Number of drawn runs in which it could not fire: they count as regret 0 and saving 0.

@@ -22,6 +22,8 @@ MEAN_HEADING: Final = "mean regret"
 _REGRET: Final = (
     "Regret is how much worse the best evaluation before a stop is than the best of the whole recorded run."
 )
+#: The bound of the chosen variant leaves out that it was chosen; the promise does not.
+_ALONE: Final = "the upper bound of this variant alone is"
 _DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that have a checkpoint."
 
 
@@ -81,11 +83,11 @@ def promise_lines(certificate: Certificate) -> Iterator[str]:
     yield f"With {percent(risk.confidence)} confidence, {_promise(risk)}."
     seen = f"Seen on one run of each of {_families(evidence.families)}:"
     if evidence.broken is None:
-        yield f"{seen} {_regret(risk, evidence.mean)} on average, upper bound {_regret(risk, evidence.bound)}."
+        yield f"{seen} {_regret(risk, evidence.mean)} on average; {_ALONE} {_regret(risk, evidence.bound)}."
     else:
-        yield f"{seen} {evidence.broken} ({percent(evidence.mean)}), upper bound {percent(evidence.bound)}."
+        yield f"{seen} {evidence.broken} ({percent(evidence.mean)}); {_ALONE} {percent(evidence.bound)}."
     yield f"{_REGRET} {_DEPLOYABLE}" if risk.is_deployable else _REGRET
-    yield f"It saves {percent(evidence.saved)} of a run's steps on average."
+    yield f"On these runs it saves {percent(evidence.saved)} of a run's steps on average."
     if evidence.could_not_fire:
         share = percent(evidence.could_not_fire / evidence.families)
         yield f"It could not fire in {evidence.could_not_fire} ({share}), which count as regret 0 and saving 0."
