@@ -44,6 +44,7 @@ SUMMARIES: Final = {
     "check": "List every error and warning in policy files.",
     "test": "Run the unit tests of policies.",
     "diff": "Compare the behaviour of two policies on recorded runs.",
+    "compare": "Say whether runs B are better than runs A: keep, discard or not yet.",
     "query": "Run read-only SQL over a store.",
     "export": "Write a run's events as JSON lines, CSV or Parquet.",
     "seal": "Convert the journals of ended runs to Parquet.",
@@ -60,7 +61,7 @@ _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 _MODULES: Final = dict.fromkeys(("stop", "save", "evaluate"), "requests")
 
 #: The commands about policies. The others are about stores and runs.
-_ON_POLICIES: Final = frozenset(("backtest", "check", "diff", "health", "replay", "sweep", "test", "verify"))
+_ON_POLICIES: Final = frozenset(("backtest", "check", "compare", "diff", "health", "replay", "sweep", "test", "verify"))
 
 
 class Commands(typer.core.TyperGroup):

@@ -73,6 +73,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "health": {".", "policies", "runs"},
         "backtests": {".", "policies", "runs"},
         "sweeps": {".", "runs"},
+        "comparing": {".", "runs"},
         "reports": {".", "backtests", "policies", "runs"},
     },
     "api": {
@@ -215,6 +216,9 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
+        "comparing/comparing",
+        "comparing/readings",
+        "comparing/sentences",
         "health/health",
         "policies/expert_accounts",
         "policies/findings_on_runs",
