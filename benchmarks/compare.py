@@ -9,8 +9,8 @@ Prints one JSON line a case:
   5 %. Values are normal, Cauchy (no mean), or of two points (many ties).
 * ``search``: loops of 100 candidates that are no better, with five runs each, looked at after each run, against one
   baseline of ten runs.
-* ``power``: pairs of agents of one game in Dopamine's baselines, with five seeds each, at the last iteration. ``proven``
-  is the share in which either agent is proven better.
+* ``power``: pairs of agents of one game in Dopamine's baselines, with up to five seeds each, at the last iteration.
+  ``proven`` is the share in which either agent is proven better.
 
 Intervals are exact binomial ones (Clopper and Pearson) at 95 %. Nulls are evaluated by arrays; ``error`` is the largest
 relative difference to the package's own e-value in a random 1 % of the looks.
@@ -26,7 +26,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,13 +95,13 @@ def rank_e_values(baseline: Floats, candidate: Floats) -> Floats:
     return found / (2 * len(ODDS))
 
 
-@lru_cache(maxsize=None)
+@cache
 def paired_of(wins: int, losses: int) -> float:
     """Return the package's e-value of pairs with these outcomes."""
     return paired_e_value(np.array([1.0] * wins + [-1.0] * losses))
 
 
-@lru_cache(maxsize=None)
+@cache
 def sign_test(wins: int, losses: int) -> float:
     """Return the one-sided probability of at least as many wins."""
     pairs = wins + losses

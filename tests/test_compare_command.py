@@ -97,7 +97,7 @@ def test_the_tries_and_the_runs_of_a_search_may_be_bounded(store: Path) -> None:
 
     assert json.loads(printed)["e_needed"] == pytest.approx(200)
     assert status == 1
-    assert said.startswith("discard: 6 pairs of B have not proven it better than A.")
+    assert said.startswith("discard: 6 runs of B have not proven it better than A.")
 
 
 def test_a_least_effect_is_a_number_or_a_percentage(store: Path) -> None:

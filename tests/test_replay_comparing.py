@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -36,6 +37,14 @@ def record(store: Path, name: str, values: Values, *, seeds: Sequence[Any] | Non
                 rec.step(loss=1.0, num_tokens=100 * (index + 1))
                 if step % 5 == 0:
                     rec.evaluate(eval_loss=value if step == 10 else value + 1)
+
+
+def fail_early(store: Path, name: str) -> None:
+    """Record a run that fails after its first evaluation, which is a good one."""
+    with contextlib.suppress(RuntimeError), Recorder(store, name=name, quiet=True) as rec:
+        rec.step(loss=1.0)
+        rec.evaluate(eval_loss=0.1)
+        raise RuntimeError
 
 
 def compared(store: Path, baseline: str = "base", candidate: str = "new", **settings: Any) -> Comparison:
@@ -228,12 +237,13 @@ def test_higher_is_better_where_the_objective_says_so(tmp_path: Path) -> None:
 
 
 def test_each_group_that_was_tried_before_asks_for_more_evidence(tmp_path: Path) -> None:
-    """Numbered names are repeats of one try; what began before the baseline or without the metric is none."""
+    """Names that differ in a seed are one try, in another number are two; what began before the baseline or without the metric is none."""
     record(tmp_path, "older", [0.5])
     record(tmp_path, "base", [1.0])
     record(tmp_path, "first-s1", [1.0])
     record(tmp_path, "first-s2", [1.0])
-    record(tmp_path, "second", [1.0])
+    record(tmp_path, "lr0.1", [1.0])
+    record(tmp_path, "lr0.2", [1.0])
     with Recorder(tmp_path, name="unrelated", quiet=True) as rec:
         rec.step(other=1.0)
     record(tmp_path, "new", [1.0])
@@ -241,9 +251,9 @@ def test_each_group_that_was_tried_before_asks_for_more_evidence(tmp_path: Path)
 
     found = compared(tmp_path)
 
-    assert (found.number, found.needed) == (3, pytest.approx(3 * 4 / 0.05))
+    assert (found.number, found.needed) == (4, pytest.approx(4 * 5 / 0.05))
     assert compared(tmp_path, at_most_tries=10).needed == pytest.approx(10 / 0.05)
-    with pytest.raises(TelemetryError, match="this is try 3 against the baseline, more than declared; got 2"):
+    with pytest.raises(TelemetryError, match="this is try 4 against the baseline, more than declared; got 2"):
         compared(tmp_path, at_most_tries=2)
 
 
@@ -279,10 +289,7 @@ def test_runs_are_compared_at_the_last_step_that_every_finished_run_evaluated(tm
     record(tmp_path, "base", [1.0, 1.1])
     record(tmp_path, "new", [0.9])
     for name in ("base", "new"):
-        with pytest.raises(RuntimeError), Recorder(tmp_path, name=name, quiet=True) as rec:
-            rec.step(loss=1.0)
-            rec.evaluate(eval_loss=0.1)
-            raise RuntimeError
+        fail_early(tmp_path, name)
 
     found = compared(tmp_path)
 

@@ -48,7 +48,7 @@ def compare(
         int | None, typer.Option(metavar="N", min=1, help="Number of candidates that you will ever try against A.")
     ] = None,
     at_most_runs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs of B, or pairs, after which B is discarded.")
+        int | None, typer.Option(metavar="N", min=1, help="Runs of B after which it is discarded unless it is kept.")
     ] = None,
     paired: Annotated[
         bool | None,

@@ -80,7 +80,8 @@ class Settings:
         point: Where on the axis; None for the last position that every finished run evaluated.
         alpha: Largest probability of keeping a candidate that is no better, over all tries and looks.
         at_most_tries: Number of tries that will ever be made against the baseline; None if unknown.
-        at_most_runs: Runs of the candidate after which it is discarded unless it is kept; None for no limit.
+        at_most_runs: Runs of the candidate after which it is discarded unless it is kept, those without a partner
+            included; None for no limit.
         min_effect: By how much the candidate must be better.
         paired: Whether runs of one seed are paired; None to pair if one group has all seeds of the other.
         seed_key: The key of the configuration that holds the seed.
@@ -216,11 +217,6 @@ class Comparison:
     verdict: Verdict
 
     @property
-    def runs_judged(self) -> int:
-        """Pairs, or runs of the candidate, that the e-values rest on."""
-        return self.candidate_runs if self.pairs is None else len(self.pairs)
-
-    @property
     def without_partner(self) -> int:
         """Runs of the candidate that count and have no pair; 0 if runs are not paired."""
         return 0 if self.pairs is None else self.candidate_runs - len(self.pairs)
@@ -234,7 +230,7 @@ class Comparison:
     def is_used_up(self) -> bool:
         """Whether the candidate has had all the runs that it may have."""
         limit = self.settings.at_most_runs
-        return limit is not None and self.runs_judged >= limit
+        return limit is not None and self.candidate_runs >= limit
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""

@@ -19,8 +19,8 @@ from ...store.run_info import RunInfo, flattened
 #: Words that name the seed in a configuration.
 _SEED_KEYS: Final = ("seed", "random_seed", "manual_seed", "random_state", "rng_seed")
 
-#: The end of a name that numbers the repeats of one configuration, such as ``-seed3``.
-_REPEAT: Final = re.compile(r"[\W_]*(?:seed|run|trial|rep|s)?[\W_]*\d+$", re.IGNORECASE)
+#: The end of a name that numbers the repeats of one configuration, such as ``-seed3``. Other numbers tell tries apart.
+_REPEAT: Final = re.compile(r"(?:^|[\W_]+)(?:seed|rep|s)[\W_]*\d+$", re.IGNORECASE)
 
 #: Prefix of configuration keys, as a command line may write them.
 _CONFIG: Final = "config."

@@ -32,7 +32,9 @@ def verdict_sentence(found: Comparison) -> str:
         return f"discard: B is not better than A{beyond}. {against}."
     reached = f"Its e-value is {_e(found.e_better)} of the {_e(found.needed)} that are needed"
     if found.verdict is Verdict.DISCARD:
-        return f"discard: {counted(found.runs_judged, unit)} of B have not proven it better than A{beyond}. {reached}."
+        return (
+            f"discard: {counted(found.candidate_runs, 'run')} of B have not proven it better than A{beyond}. {reached}."
+        )
     more = "" if found.more_runs is None else f"; at best {counted(found.more_runs, f'more {unit}')} could reach it"
     return f"not yet: B is not proven better than A{beyond}. {reached}{more}."
 
