@@ -1,8 +1,8 @@
 """Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
-The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened. Each command is a
-function in ``policy_commands`` or ``store_commands``, mostly in a module of the same name. The module is imported only
-when the command is called, never by ``steptape --help``.
+The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened, and 3 for a comparison
+without a verdict yet. Each command is a function in ``policy_commands`` or ``store_commands``, mostly in a module of
+the same name. The module is imported only when the command is called, never by ``steptape --help``.
 """
 
 from __future__ import annotations

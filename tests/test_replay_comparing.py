@@ -237,7 +237,7 @@ def test_higher_is_better_where_the_objective_says_so(tmp_path: Path) -> None:
 
 
 def test_each_group_that_was_tried_before_asks_for_more_evidence(tmp_path: Path) -> None:
-    """Names that differ in a seed are one try, in another number are two; what began before the baseline or without the metric is none."""
+    """Names that differ in a seed alone are one; runs before the baseline, or without the metric, are none."""
     record(tmp_path, "older", [0.5])
     record(tmp_path, "base", [1.0])
     record(tmp_path, "first-s1", [1.0])

@@ -20,8 +20,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 #: Odds with which the bet on ranks expects a run of the candidate to be the better one. Moderate odds find small
-#: effects with many runs, high odds large effects with few. Of six mixtures tried, even ones of 3 to 30 differed by 3 %
-#: in power.
+#: effects with many runs, high odds large effects with few.
 ODDS: Final = (4.0, 16.0)
 
 _LARGEST_LOG: Final = 700.0
