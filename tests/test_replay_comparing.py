@@ -357,6 +357,20 @@ def test_a_resumed_run_is_read_along_its_lineage(tmp_path: Path) -> None:
     assert [member.value for member in found.candidate.members] == [2.0]
 
 
+def test_a_late_value_counts_at_its_own_step(tmp_path: Path) -> None:
+    """A value that was still on a device when its step was recorded arrives some updates later."""
+    for name in ("base", "new"):
+        with Recorder(tmp_path, name=name, quiet=True) as rec:
+            for step in range(1, 21):
+                rec.step(loss=float(step), awaits=["slow"])
+                if step > 8:
+                    rec.late(step - 8, slow=step - 8.0)
+
+    found = compared(tmp_path, point=10.0, objectives=(Objective("slow", Mode.MIN),))
+
+    assert [member.value for member in found.candidate.members] == [10.0]
+
+
 def test_one_run_a_group_is_too_little(tmp_path: Path) -> None:
     """However large the gain."""
     record(tmp_path, "base", [100.0])

@@ -271,8 +271,8 @@ def compare(store: Store, baseline: str, candidate: str, settings: Settings | No
             both reached with a value; or there are more tries than declared.
     """
     settings = settings or Settings()
-    runs = {entry.summary.run_id: Run(entry.folder) for entry in store.entries()[0]}
-    infos = {run_id: run.info for run_id, run in runs.items()}
+    entries = {entry.summary.run_id: entry for entry in store.entries()[0]}
+    infos = {run_id: entry.snapshot.info for run_id, entry in entries.items()}
     selectors = [selector_of(text, [*infos.values()]) for text in (baseline, candidate)]
     ids = [members(selector, infos.values()) for selector in selectors]
     if shared := sorted(ids[0] & ids[1]):
@@ -281,10 +281,10 @@ def compare(store: Store, baseline: str, candidate: str, settings: Settings | No
             got=shared[0],
             fix="Name groups without a run in common",
         )
-    ordered = [[run for run_id, run in runs.items() if run_id in group] for group in ids]
+    ordered = [[Run(entry.folder) for run_id, entry in entries.items() if run_id in group] for group in ids]
     objective = _objective(ordered, settings)
     number = 1 + sum(
-        any(_has_metric(runs[run_id], objective.metric, settings.renames) for run_id in group)
+        any(_has_metric(Run(entries[run_id].folder), objective.metric, settings.renames) for run_id in group)
         for group in tries_before(selectors[1], ids[0], [*infos.values()])
     )
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]

@@ -101,13 +101,13 @@ class Course:
 def evaluated_metrics(snapshot: Snapshot, renames: Renames) -> set[str]:
     """Return the metrics of a run's evaluations whose names say whether lower or higher is better."""
     columns = {name: column for name, column in renamed_columns(snapshot, renames).items() if mode_of(name) is not None}
-    table = events_table_along(snapshot, ("kind", "rank", *columns.values()))
-    rows = _is_evaluation(table)
+    table = _own_rows(events_table_along(snapshot, ("kind", "rank", *columns.values())))
+    rows = _kinds(table) == "evaluate"
     return {name for name, column in columns.items() if bool((_is_known(table, column) & rows).any())}
 
 
 def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -> Course:
-    """Return the values of a metric in a run: those of its evaluations, or all where no evaluation has any.
+    """Return the values of a metric in a run: those of its evaluations, else of the first kind of event that has any.
 
     Args:
         snapshot: The run.
@@ -126,29 +126,31 @@ def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -
         return Course(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
     clocks = [columns[name] for name in (NUM_TOKENS, *_TOKENS_SEEN) if name in columns] if axis is Axis.TOKENS else []
     wanted = dict.fromkeys(("kind", "rank", "attempt", "step", "elapsed_ns", columns[metric], *clocks))
-    table = events_table_along(snapshot, tuple(wanted))
-    own = _numbers(table, "rank") == DECIDING_RANK
-    known = _is_known(table, columns[metric]) & own
-    evaluated = known & _is_evaluation(table)
-    rows = np.flatnonzero(evaluated if evaluated.any() else known)
-    positions = np.where(own, _positions(table, axis, columns, own, snapshot.info.run_id), 0.0)
-    positions = np.maximum.accumulate(positions)  # A late value brings the step of an earlier event.
-    reached = float(positions[-1]) if len(positions) else 0.0
-    return Course(positions[rows], _numbers(table, columns[metric])[rows], reached, snapshot.status)
+    table = _own_rows(events_table_along(snapshot, tuple(wanted)))
+    kinds, rows = _kinds(table), np.flatnonzero(_is_known(table, columns[metric]))
+    if not len(rows):
+        return Course(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
+    first_kind = "evaluate" if (kinds[rows] == "evaluate").any() else kinds[rows[0]]
+    rows = rows[kinds[rows] == first_kind]
+    steps = np.maximum.accumulate(_numbers(table, "step"))
+    positions = steps if axis is Axis.STEP else _positions(table, axis, columns, snapshot.info.run_id)
+    # A late value arrives some updates later with its own step: it belongs where that step ended.
+    at = np.minimum(rows, np.searchsorted(steps, _numbers(table, "step")[rows], side="right") - 1)
+    order = np.argsort(at, kind="stable")
+    values = _numbers(table, columns[metric])[rows][order]
+    return Course(positions[at][order], values, float(positions[-1]), snapshot.status)
 
 
-def _positions(table: Any, axis: Axis, columns: dict[str, str], own: npt.NDArray[np.bool_], run_id: str) -> Floats:
-    """Return the position of each event on the axis."""
+def _positions(table: Any, axis: Axis, columns: dict[str, str], run_id: str) -> Floats:
+    """Return how many tokens or seconds each event has behind it; shape (events,), ascending."""
     attempts = _numbers(table, "attempt")
-    if axis is Axis.STEP:
-        return _numbers(table, "step")
     if axis is Axis.TIME:
         times = _along_attempts(_numbers(table, "elapsed_ns") / _NS_PER_S, attempts)
         if len(times) and not times.any():
             raise TelemetryError("the log has no times", where=run_id, fix="Compare at steps: --at step")
         return times
     if NUM_TOKENS in columns:
-        return np.cumsum(np.where(own, np.nan_to_num(_numbers(table, columns[NUM_TOKENS])), 0.0))
+        return np.cumsum(np.nan_to_num(_numbers(table, columns[NUM_TOKENS])))
     for name in _TOKENS_SEEN:
         if name in columns:
             return _along_attempts(_numbers(table, columns[name]), attempts)
@@ -167,10 +169,13 @@ def _along_attempts(values: Floats, attempts: Floats) -> Floats:
     return found
 
 
-def _is_evaluation(table: Any) -> npt.NDArray[np.bool_]:
-    is_evaluation: npt.NDArray[np.bool_] = np.array(table["kind"].to_pylist(), dtype=object) == "evaluate"
-    is_own: npt.NDArray[np.bool_] = _numbers(table, "rank") == DECIDING_RANK
-    return np.logical_and(is_evaluation, is_own)
+def _own_rows(table: Any) -> Any:
+    """Return the events of the deciding rank."""
+    return table.take(np.flatnonzero(_numbers(table, "rank") == DECIDING_RANK))
+
+
+def _kinds(table: Any) -> npt.NDArray[np.object_]:
+    return np.array(table["kind"].to_pylist(), dtype=object)
 
 
 def _is_known(table: Any, column: str) -> npt.NDArray[np.bool_]:
