@@ -110,7 +110,7 @@ def paired_of(wins: int, losses: int) -> float:
 def sign_test(wins: int, losses: int) -> float:
     """Return the one-sided probability of at least as many wins."""
     pairs = wins + losses
-    return sum(math.comb(pairs, k) for k in range(wins, pairs + 1)) / 2**pairs
+    return float(sum(math.comb(pairs, k) for k in range(wins, pairs + 1)) / 2**pairs)
 
 
 def null_by_pairs(ours: Floats, theirs: Floats) -> tuple[Truths, Truths, float]:
@@ -122,8 +122,8 @@ def null_by_pairs(ours: Floats, theirs: Floats) -> tuple[Truths, Truths, float]:
         )
         for function in (paired_of, sign_test)
     ]
-    kept = (tables[0][wins, losses] >= NEEDED).any(axis=1)
-    naive = (tables[1][wins, losses] <= ALPHA).any(axis=1)
+    kept: Truths = np.any(tables[0][wins, losses] >= NEEDED, axis=1)
+    naive: Truths = np.any(tables[1][wins, losses] <= ALPHA, axis=1)
     return kept, naive, 0.0
 
 

@@ -170,7 +170,8 @@ def test_a_candidate_that_wins_every_pair_is_kept(tmp_path: Path) -> None:
     six = compared(tmp_path)
 
     assert (five.verdict, five.more_runs) == (Verdict.NOT_YET, 1)
-    assert (six.verdict, six.e_better) == (Verdict.KEEP, pytest.approx(41.0714286))
+    assert six.verdict is Verdict.KEEP
+    assert six.e_better == pytest.approx(41.0714286)
     assert six.effect is not None
     assert six.effect.estimate == pytest.approx(0.01)
 
@@ -251,7 +252,8 @@ def test_each_group_that_was_tried_before_asks_for_more_evidence(tmp_path: Path)
 
     found = compared(tmp_path)
 
-    assert (found.number, found.needed) == (4, pytest.approx(4 * 5 / 0.05))
+    assert found.number == 4
+    assert found.needed == pytest.approx(4 * 5 / 0.05)
     assert compared(tmp_path, at_most_tries=10).needed == pytest.approx(10 / 0.05)
     with pytest.raises(TelemetryError, match="this is try 4 against the baseline, more than declared; got 2"):
         compared(tmp_path, at_most_tries=2)
@@ -323,6 +325,22 @@ def test_a_live_run_counts_once_it_has_passed_the_point(tmp_path: Path) -> None:
             states.append(compared(tmp_path).candidate.members[0].state)
 
     assert [*map(str, states)] == ["waiting"] * 10 + ["counted"] * 2
+
+
+def test_a_candidate_that_has_evaluated_nothing_yet_is_waited_for(tmp_path: Path) -> None:
+    """One that failed before its first evaluation is lost."""
+    record(tmp_path, "base", [1.0])
+    with Recorder(tmp_path, name="new", quiet=True) as rec:
+        rec.step(loss=1.0)
+        waiting = compared(tmp_path)
+        declared = compared(tmp_path, objectives=(Objective("eval_loss", Mode.MIN),))
+    with contextlib.suppress(RuntimeError), Recorder(tmp_path, name="broken", quiet=True) as rec:
+        raise RuntimeError
+
+    lost = compared(tmp_path, candidate="broken")
+
+    assert [found.candidate.count(State.WAITING) for found in (waiting, declared, lost)] == [1, 1, 0]
+    assert lost.candidate.count(State.LOST) == 1
 
 
 def test_runs_are_compared_at_equal_tokens_and_equal_time(tmp_path: Path) -> None:
@@ -403,6 +421,7 @@ def test_a_logged_metric_judges_where_none_is_evaluated(tmp_path: Path) -> None:
         ("base", "tag=x", {}, "no run has this tag; got 'x'"),
         ("base", "bare", {}, "no metric clearly judges both groups"),
         ("base", "bare", {"objectives": (Objective("eval_loss", Mode.MIN),)}, "no run of the candidate recorded this"),
+        ("bare", "base", {"objectives": (Objective("eval_loss", Mode.MIN),)}, "no run of the baseline recorded this"),
         ("base", "new", {"point": 3.0}, "no run of B has a value up to this step; got 3.0"),
         ("base", "new", {"point": 99.0}, "no run of A has a value up to this step; got 99.0"),
         ("base", "new", {"alpha": 1.0}, "alpha is a probability between 0 and 1; got 1.0"),

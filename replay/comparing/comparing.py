@@ -26,7 +26,7 @@ from ..runs.regret import NEAR_ZERO
 from ..runs.renaming import Renames, renamed_columns
 from .evidence import Floats, lower_end, more_runs_needed, paired_e_value, rank_e_value
 from .groups import Selector, members, seed_of, selector_of, tries_before
-from .readings import Axis, Course, State, evaluated_metrics, read_course
+from .readings import FINISHED, Axis, Course, State, evaluated_metrics, read_course
 
 ALPHA: Final = 0.05
 
@@ -429,15 +429,16 @@ def _gain(member: Member, sign: float) -> float:
 
 
 def _objective(groups: Sequence[Sequence[Run]], settings: Settings) -> Objective:
-    """Return the metric that judges both groups.
+    """Return the metric that judges both groups. A candidate may lack it while none of its runs has finished.
 
     Raises:
         TelemetryError: There is none.
     """
+    may_lack = not any(run.status in FINISHED for run in groups[1])
     if settings.objectives:
         recorded = [_recorded(group, settings.renames) for group in groups]
         for objective in settings.objectives:
-            if all(objective.metric in names for names in recorded):
+            if objective.metric in recorded[0] and (may_lack or objective.metric in recorded[1]):
                 return objective
         wanted = settings.objectives[0].metric
         lacking = "no run of the baseline" if wanted not in recorded[0] else "no run of the candidate"
@@ -448,10 +449,11 @@ def _objective(groups: Sequence[Sequence[Run]], settings: Settings) -> Objective
         set().union(*(run.read(lambda found: evaluated_metrics(found, settings.renames)) for run in group))
         for group in groups
     ]
+    common = names[0] if may_lack and not names[1] else names[0] & names[1]
     study = shared_objective(objective_of_study(run.info.source) for group in groups for run in group)
-    chosen = objective_among(names[0] & names[1], (), study)
+    chosen = objective_among(common, (), study)
     if chosen is None:
-        both = ", ".join(sorted(names[0] & names[1])) or "no metric whose name says what is better"
+        both = ", ".join(sorted(common)) or "no metric whose name says what is better"
         fix = f"Name one with --objective METRIC:min. Both evaluated: {both}"
         raise TelemetryError("no metric clearly judges both groups", fix=fix)
     return chosen

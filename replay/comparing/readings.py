@@ -28,6 +28,9 @@ _TOKENS_SEEN: Final = ("Tokens/seen", "num_input_tokens_seen", "tokens_seen")
 
 _NS_PER_S: Final = 1e9
 
+#: Statuses of runs that ended as their loop or their rules wanted.
+FINISHED: Final = ("completed", "stopped")
+
 
 class Axis(StrEnum):
     """What two runs have in common where they are compared.
@@ -81,7 +84,7 @@ class Course:
     @property
     def is_finished(self) -> bool:
         """Whether the run ended as its loop or its rules wanted."""
-        return self.status in ("completed", "stopped")
+        return self.status in FINISHED
 
     def at(self, point: float) -> tuple[State, float]:
         """Return the newest value up to a point; NaN unless it counts.
