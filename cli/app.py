@@ -1,8 +1,8 @@
 """Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
-The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened. Each command is a
-function in ``policy_commands`` or ``store_commands``, mostly in a module of the same name. The module is imported only
-when the command is called, never by ``steptape --help``.
+The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened, and 3 for a comparison
+without a verdict yet. Each command is a function in ``policy_commands`` or ``store_commands``, mostly in a module of
+the same name. The module is imported only when the command is called, never by ``steptape --help``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ SUMMARIES: Final = {
     "check": "List every error and warning in policy files.",
     "test": "Run the unit tests of policies.",
     "diff": "Compare the behaviour of two policies on recorded runs.",
+    "compare": "Say whether runs B are better than runs A: keep, discard or not yet.",
     "query": "Run read-only SQL over a store.",
     "export": "Write a run's events as JSON lines, CSV or Parquet.",
     "seal": "Convert the journals of ended runs to Parquet.",
@@ -61,7 +62,9 @@ _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 _MODULES: Final = dict.fromkeys(("stop", "save", "evaluate"), "requests")
 
 #: The commands about policies. The others are about stores and runs.
-_ON_POLICIES: Final = frozenset(("backtest", "certify", "check", "diff", "health", "replay", "sweep", "test", "verify"))
+_ON_POLICIES: Final = frozenset(
+    ("backtest", "certify", "check", "compare", "diff", "health", "replay", "sweep", "test", "verify")
+)
 
 
 class Commands(typer.core.TyperGroup):

@@ -16,6 +16,10 @@ EXAMPLES: Final = {
         "steptape certify --check certificate.json --store runs",
     ),
     "check": ("steptape check policy.yaml --store runs",),
+    "compare": (
+        "steptape compare base wider --store runs",
+        "steptape compare group=base config.lr=0.003 --store runs --at step=1000 --at-most-tries 20 --min-effect 1%",
+    ),
     "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
     "demo": ("steptape demo runs", "steptape demo runs --torch"),
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),

@@ -39,6 +39,7 @@ _CLI_HEAD: Final = """# Command line
 | 0 | All is fine. |
 | 1 | The command found something: a warning, a failing test, a difference. |
 | 2 | The usage is wrong, or an input cannot be opened. |
+| 3 | `compare` has no verdict yet: more runs are needed. |
 | 130 | Ctrl-C ended the command. |
 """
 

@@ -74,6 +74,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "backtests": {".", "policies", "runs"},
         "sweeps": {".", "runs"},
         "choosing": {".", "runs", "sweeps"},
+        "comparing": {".", "runs"},
         "reports": {".", "backtests", "policies", "runs"},
     },
     "api": {
@@ -222,6 +223,9 @@ PUBLIC: dict[str, set[str]] = {
         "choosing/checking",
         "choosing/population",
         "choosing/risks",
+        "comparing/comparing",
+        "comparing/readings",
+        "comparing/sentences",
         "health/health",
         "policies/expert_accounts",
         "policies/findings_on_runs",

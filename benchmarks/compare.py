@@ -1,0 +1,247 @@
+"""Measures how often ``steptape compare`` keeps a candidate that is no better, and how often it finds a better one.
+
+    .venv/bin/python benchmarks/compare.py [--comparisons N] [--loops N] [--dopamine GIT_DIR]
+
+Prints one JSON line a case:
+
+* ``null``: comparisons of two equal groups, looked at after each of 100 runs a group. ``naive`` keeps at the first look
+  at which an exact test of one look (the sign test for pairs, else Wilcoxon's in its normal approximation) is below
+  5 %. Values are normal, Cauchy (no mean), or of two points (many ties); ranks are the same for the first two.
+* ``search``: loops of 100 candidates that are no better, with five runs each, looked at after each run, against one
+  baseline of ten runs.
+* ``power``: pairs of agents of one game in Dopamine's baselines, with up to five seeds each, at the last iteration.
+  ``proven`` is the share in which either agent is proven better.
+
+Intervals are exact binomial ones (Clopper and Pearson) at 95 %. Nulls are evaluated by arrays; ``error`` is the largest
+relative difference to the package's own e-value in a random 1 % of the looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import public_curves
+
+from steptape.replay.comparing.evidence import ODDS, paired_e_value, rank_e_value
+
+Floats = npt.NDArray[np.float64]
+Truths = npt.NDArray[np.bool_]
+
+ALPHA: Final = 0.05
+NEEDED: Final = 1 / ALPHA
+LOOKS: Final = 100
+CHUNK: Final = 500
+NORMAL_QUANTILE: Final = 1.6448536269514722
+
+TRIES: Final = 100
+BASELINE_RUNS: Final = 10
+CANDIDATE_RUNS: Final = 5
+
+DRAWS: Final[dict[str, Callable[[np.random.Generator, tuple[int, ...]], Floats]]] = {
+    "normal": lambda source, shape: source.standard_normal(shape),
+    "cauchy": lambda source, shape: source.standard_cauchy(shape),
+    "two points": lambda source, shape: source.integers(0, 2, shape).astype(float),
+}
+
+
+def binomial_interval(count: int, total: int) -> list[float]:
+    """Return the exact 95 % interval of a share, by bisection on binomial tails."""
+
+    def tail(share: float, upto: int) -> float:
+        logs = [
+            math.lgamma(total + 1) - math.lgamma(k + 1) - math.lgamma(total - k + 1)
+            + k * math.log(share) + (total - k) * math.log1p(-share)
+            for k in range(upto + 1)
+        ]  # fmt: skip
+        return math.fsum(map(math.exp, logs))
+
+    def share_at(upto: int, wanted: float) -> float:
+        low, high = 1e-12, 1 - 1e-12
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if tail(middle, upto) > wanted else (low, middle)
+        return low
+
+    low = 0.0 if count == 0 else share_at(count - 1, 0.975)
+    high = 1.0 if count == total else share_at(count, 0.025)
+    return [round(low, 5), round(high, 5)]
+
+
+def candidate_places(baseline: Floats, candidate: Floats) -> Truths:
+    """Return for each row and place, the worst first, whether the candidate has it. Shapes (rows, m) and (rows, n)."""
+    values = np.concatenate([candidate, baseline], axis=1)
+    own: Truths = np.argsort(values, axis=1, kind="stable") < candidate.shape[1]
+    return own
+
+
+def rank_e_values(own: Truths) -> Floats:
+    """Return the package's e-value of ranks for each row of places."""
+    number, runs = own.shape[1], int(own[0].sum())
+    places = np.arange(1, number + 1)
+    found = np.zeros(len(own))
+    for order, sign in ((own, 1), (own[:, ::-1], -1)):
+        theirs = np.cumsum(order, axis=1)
+        for odds in ODDS:
+            weight = odds**sign
+            drawn = np.log(places - theirs + weight * theirs).sum(axis=1)
+            found += np.exp(math.lgamma(number + 1) + runs * math.log(weight) - drawn)
+    return found / (2 * len(ODDS))
+
+
+@cache
+def paired_of(wins: int, losses: int) -> float:
+    """Return the package's e-value of pairs with these outcomes."""
+    return paired_e_value(np.array([1.0] * wins + [-1.0] * losses))
+
+
+@cache
+def sign_test(wins: int, losses: int) -> float:
+    """Return the one-sided probability of at least as many wins."""
+    pairs = wins + losses
+    return float(sum(math.comb(pairs, k) for k in range(wins, pairs + 1)) / 2**pairs)
+
+
+def null_by_pairs(ours: Floats, theirs: Floats) -> tuple[Truths, Truths, float]:
+    """Return which rows are kept at some look, by the e-value and by the naive test, and the largest error."""
+    wins, losses = np.cumsum(theirs > ours, axis=1), np.cumsum(theirs < ours, axis=1)
+    tables = [
+        np.array(
+            [[function(w, lost) if w + lost <= LOOKS else 0.0 for lost in range(LOOKS + 1)] for w in range(LOOKS + 1)]
+        )
+        for function in (paired_of, sign_test)
+    ]
+    kept: Truths = np.any(tables[0][wins, losses] >= NEEDED, axis=1)
+    naive: Truths = np.any(tables[1][wins, losses] <= ALPHA, axis=1)
+    return kept, naive, 0.0
+
+
+def null_by_ranks(ours: Floats, theirs: Floats) -> tuple[Truths, Truths, float]:
+    """Return the same for groups that are not paired."""
+    kept, naive, error = np.zeros(len(ours), bool), np.zeros(len(ours), bool), 0.0
+    for look in range(1, LOOKS + 1):
+        old, new = ours[:, :look], theirs[:, :look]
+        places = candidate_places(old, new)
+        e_values = rank_e_values(places)
+        kept |= e_values >= NEEDED
+        if look > 1:
+            naive |= wilcoxon(places) >= NORMAL_QUANTILE
+        row = look % len(ours)
+        own = rank_e_value(old[row], new[row])
+        error = max(error, abs(own - float(e_values[row])) / own)
+    return kept, naive, error
+
+
+def wilcoxon(own: Truths) -> Floats:
+    """Return the normal deviate of the rank sum of each row of places."""
+    number, runs = own.shape[1], int(own[0].sum())
+    ranks = (own * np.arange(1, number + 1)).sum(axis=1)
+    mean = runs * (number + 1) / 2
+    deviate: Floats = (ranks - mean) / math.sqrt(runs * (number - runs) * (number + 1) / 12)
+    return deviate
+
+
+def nulls(comparisons: int) -> Iterator[dict[str, Any]]:
+    """Yield how often equal groups are kept within a hundred looks."""
+    for kind, judge in (("pairs", null_by_pairs), ("ranks", null_by_ranks)):
+        for name, draw in DRAWS.items():
+            if kind == "ranks" and name == "normal":
+                continue
+            source, started = np.random.default_rng(22), time.perf_counter()
+            kept = naive = 0
+            error = 0.0
+            for begin in range(0, comparisons, CHUNK):
+                shape = (min(CHUNK, comparisons - begin), LOOKS)
+                own, plain, off = judge(draw(source, shape), draw(source, shape))
+                kept, naive, error = kept + int(own.sum()), naive + int(plain.sum()), max(error, off)
+            yield {
+                "case": "null", "by": kind, "values": name, "comparisons": comparisons, "looks": LOOKS,
+                "kept": kept / comparisons, "interval": binomial_interval(kept, comparisons),
+                "naive": naive / comparisons, "error": error, "s": round(time.perf_counter() - started, 1),
+            }  # fmt: skip
+
+
+def searches(loops: int) -> Iterator[dict[str, Any]]:
+    """Yield how often a loop of a hundred candidates keeps any that is no better."""
+    tries = np.arange(1, TRIES + 1)
+    bars = {
+        "e >= j (j + 1) / alpha": tries * (tries + 1) / ALPHA,
+        "e >= 100 / alpha, declared": np.full(TRIES, TRIES / ALPHA),
+        "e >= 1 / alpha, no count of tries": np.full(TRIES, NEEDED),
+    }
+    source = np.random.default_rng(23)
+    counts = dict.fromkeys([*bars, "first run better than the baseline's best"], 0)
+    for _ in range(loops):
+        baseline = np.repeat(source.standard_normal((1, BASELINE_RUNS)), TRIES, axis=0)
+        candidates = source.standard_normal((TRIES, CANDIDATE_RUNS))
+        looks = np.array(
+            [rank_e_values(candidate_places(baseline, candidates[:, :n])) for n in range(1, CANDIDATE_RUNS + 1)]
+        )
+        highest = looks.max(axis=0)
+        for rule, bar in bars.items():
+            counts[rule] += bool((highest >= bar).any())
+        counts["first run better than the baseline's best"] += bool((candidates[:, 0] > baseline[0].max()).any())
+    for rule, count in counts.items():
+        yield {
+            "case": "search", "rule": rule, "loops": loops, "tries": TRIES, "kept": count / loops,
+            "interval": binomial_interval(count, loops),
+        }  # fmt: skip
+
+
+def powers(git_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield how often one of two agents of a game is proven better by all seeds."""
+    last: dict[tuple[str, str], list[float]] = defaultdict(list)
+    paths = [path for path in public_curves._paths(git_dir) if public_curves._CURVES.search(path)]
+    for path, text in public_curves._texts(git_dir, paths).items():
+        for agent, values in public_curves._curves(json.loads(text)):
+            last[path, agent].append(values[-1])
+    pairs = [
+        (np.array(last[one]), np.array(last[other]))
+        for one, other in itertools.combinations(sorted(last), 2)
+        if one[0] == other[0]
+    ]
+    for seeds in (3, 5):
+        enough = [(one[:seeds], other[:seeds]) for one, other in pairs if min(len(one), len(other)) >= seeds]
+        separated = sum(one.min() > other.max() or other.min() > one.max() for one, other in enough)
+        for tries in (1, 10):
+            ranks = sum(max(rank_e_value(*p), rank_e_value(*p[::-1])) >= tries * NEEDED for p in enough)
+            signs = sum(
+                max(paired_e_value(one - other), paired_e_value(other - one)) >= tries * NEEDED for one, other in enough
+            )
+            yield {
+                "case": "power", "seeds": seeds, "declared tries": tries, "agent pairs": len(enough),
+                "proven by ranks": round(ranks / len(enough), 3), "proven by pairs": round(signs / len(enough), 3),
+                "without overlap": round(separated / len(enough), 3),
+            }  # fmt: skip
+
+
+def main() -> None:
+    """Run all cases, and print the load of the machine at the beginning and at the end."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--comparisons", type=int, default=10_000)
+    parser.add_argument("--loops", type=int, default=1_000)
+    parser.add_argument("--dopamine", type=Path, help="git directory of google/dopamine")
+    arguments = parser.parse_args()
+    print(json.dumps({"load": os.getloadavg()}), flush=True)
+    for case in itertools.chain(
+        powers(arguments.dopamine) if arguments.dopamine else (),
+        searches(arguments.loops),
+        nulls(arguments.comparisons),
+    ):
+        print(json.dumps(case), flush=True)
+    print(json.dumps({"load": os.getloadavg()}))
+
+
+if __name__ == "__main__":
+    main()
