@@ -29,7 +29,7 @@ def is_shown(stream: Stream, tally: Tally, variants: Sequence[Variant]) -> Truth
         in_vain = events[~np.isin(stream.steps[events], evaluated)]
         if len(in_vain):
             lacking[asking] = in_vain[0]
-    is_whole = (lacking == len(stream)) | (tally.stops < lacking)
+    is_whole: Truths = (lacking == len(stream)) | (tally.stops < lacking)
     reads: dict[Structure, bool] = {}
     for number in np.flatnonzero(~is_whole).tolist():
         structure = variants[number].structure

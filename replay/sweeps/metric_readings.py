@@ -189,7 +189,7 @@ def _whole(node: ast.expr) -> int | None:
 def _number(node: ast.expr) -> float | None:
     """Return the number that a node writes out, with its sign; None for anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _number(node.operand)
-        return None if value is None else -value
+        operand = _number(node.operand)
+        return None if operand is None else -operand
     value = node.value if isinstance(node, ast.Constant) else None
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -14,7 +14,8 @@ from ...rules.checks.appearances import Appearances
 from ...rules.checks.possible_firings import could_fire, limiting_params
 from ...rules.language.references import Param, SeriesKey
 from .stream import Stream, Truths
-from .variants import Structure, Variant
+from .structures import Structure
+from .variants import Variant
 
 
 class ColumnAppearances:
