@@ -278,13 +278,17 @@ def controllers(draw: st.DrawFn, name: str) -> str:
         "once": st.just("true"),
         "between": st.sampled_from(["[3, 9]", "[null, 8]", "[4, null]"]),
         "mode": st.just("shadow"),
+        "requires": st.sampled_from(["[eval_loss]", "[lr, norm]"]),
+        "every": st.just("value"),
         "clear": st.sampled_from(["loss < threshold", "step % 4 == 3"]),
     }
-    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{draw(rules(name))}'"]
-    lines.append(f"    operations: {operations}")
     # One key in four; most controllers with ``clear`` go to the event engine, and those that ask about them.
     chances = {key: 9 if key == "clear" else 3 for key in keys}
-    lines += [f"    {key}: {draw(keys[key])}" for key, most in chances.items() if draw(st.integers(0, most)) == most]
+    chosen = {key: draw(keys[key]) for key, most in chances.items() if draw(st.integers(0, most)) == most}
+    # A series has to drive the rule.
+    rule = f"loss > -5 and ({draw(rules(name))})" if "every" in chosen else draw(rules(name))
+    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{rule}'", f"    operations: {operations}"]
+    lines += [f"    {key}: {value}" for key, value in chosen.items()]
     return "\n".join(lines)
 
 

@@ -68,19 +68,22 @@ class Conditions:
         stream: The run.
         metrics: Its controller metrics.
         past: Computes what rules ask of past decisions.
+
+    Attributes:
+        series: Its series.
     """
 
     def __init__(self, stream: Stream, metrics: MetricValues, past: Past) -> None:
         self._stream = stream
         self._metrics = metrics
         self._past = past
-        self._series = SeriesReadings(stream)
+        self.series = SeriesReadings(stream)
         self._kept: dict[tuple[object, ...], Vector] = {}
         self._kept_bytes = 0
 
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
-        return self._series.rows(kind)
+        return self.series.rows(kind)
 
     def vector(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
         """Return the value of a rule at each event of a kind. It is not cached, but the terms that it consists of are.
@@ -128,7 +131,7 @@ class Conditions:
         if isinstance(reference, ref.ContextValue):
             return self._fact(reference.name, self.rows(kind))
         assert isinstance(reference, ref.SeriesReference)
-        return self._series.read(kind, reference)
+        return self.series.read(kind, reference)
 
     def _fact(self, name: str, rows: Ints) -> Vector:
         plan, stream = self._stream.plan, self._stream
@@ -137,7 +140,7 @@ class Conditions:
         if name == "elapsed_s":
             return Vector(stream.clock_ns[rows] / _NS_PER_S, None)
         if name in ("samples_seen", "tokens_seen"):
-            counted = self._series.positions(Extent.SAMPLES if name == "samples_seen" else Extent.TOKENS)[rows]
+            counted = self.series.positions(Extent.SAMPLES if name == "samples_seen" else Extent.TOKENS)[rows]
             return Vector(counted, ~np.isnan(counted))
         if name == "undefined":
             return nowhere(len(rows))

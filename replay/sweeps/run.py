@@ -137,16 +137,24 @@ class RunSweep:
             # A condition that reads only params has one answer for all rows.
             if np.ndim(truths) == 0:
                 truths = np.broadcast_to(truths, len(rows))
-            first, last = question.between.first, question.between.last
-            if first is not None:
-                defined = both([defined, self._stream.steps[rows] >= first])
-            if last is not None:
-                defined = both([defined, self._stream.steps[rows] <= last])
+            defined = both([defined, self._is_asked(question)])
             if defined is not None:
                 defined = np.broadcast_to(defined, len(rows))
                 rows, truths = self._rows_where(question.kind, rows, defined), truths[defined]
             found = self._answers[question.key] = answers_of(rows, truths)
         return found
+
+    def _is_asked(self, question: SharedRule) -> Truths | None:
+        """Return whether a rule is asked at each row; None if it is at all of them."""
+        kind, asking = question.kind, question.asking
+        first, last = asking.between.first, asking.between.last
+        steps = self._stream.steps[self._conditions.rows(kind)]
+        series = self._conditions.series
+        parts = [series.has_value(kind, key) for key in asking.requires]
+        parts += [] if asking.driver is None else [series.is_new(kind, asking.driver)]
+        parts += [] if first is None else [steps >= first]
+        parts += [] if last is None else [steps <= last]
+        return both(parts)
 
     def _past(self, asked: AskedPast, kind: str, params: Mapping[str, Param]) -> Vector:
         """Return what a rule at events of a kind learns of past decisions."""

@@ -40,6 +40,14 @@ class SeriesReadings:
             self._rows[kind] = self._stream.rows(kind)
         return self._rows[kind]
 
+    def has_value(self, kind: str, key: ref.SeriesKey) -> Truths:
+        """Return whether a series has had a value at each row of a kind."""
+        return self._place(kind, key)[0] >= 0
+
+    def is_new(self, kind: str, key: ref.SeriesKey) -> Truths:
+        """Return whether a series has had a value since the row before."""
+        return np.diff(self._place(kind, key)[0], prepend=-1) > 0
+
     def read(self, kind: str, reference: ref.SeriesReference) -> Vector:
         """Return what a rule reads of a series at each row of a kind.
 

@@ -22,7 +22,7 @@ from .metric_readings import MetricReadings
 from .past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
 from .rule_terms import PastAnswer, PolicyReadings, condition_of
 from .terms import NotColumnar, Term, Terms
-from .watchers import Watcher
+from .watchers import Watcher, asking_of
 
 #: Effects whose outcome columns can compute: they end a run, or leave it as it was.
 _KNOWN_EFFECTS: Final = frozenset(
@@ -31,8 +31,6 @@ _KNOWN_EFFECTS: Final = frozenset(
 
 #: Keys of a controller that columns do not evaluate, each with whether a controller has it.
 _ENGINE_KEYS: Final[Mapping[str, Callable[[Controller], bool]]] = {
-    "requires": lambda controller: bool(controller.requires),
-    "every": lambda controller: controller.awaits_value,
     "clear": lambda controller: controller.clear is not None,
     "escalate": lambda controller: controller.escalation is not None,
     "for_each": lambda controller: controller.each is not None,
@@ -136,6 +134,10 @@ class _Watchers:
         for key, has_it in _ENGINE_KEYS.items():
             if has_it(controller):
                 raise NotColumnar(f"it has the key '{key}'")
+        asking = asking_of(controller)
+        for awaited in (*asking.requires, *([] if asking.driver is None else [asking.driver])):
+            if awaited.is_of_member or awaited.is_derived:
+                raise NotColumnar(f"it waits for values of '{awaited.name}'")
         for series in controller.admitted:
             raise NotColumnar(f"it reads the admitted values '{series.name}'")
         return condition_of(

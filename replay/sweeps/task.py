@@ -219,7 +219,7 @@ def metrics_read(variants: Sequence[Variant]) -> set[str]:
     for structure in {id(variant.structure): variant.structure for variant in variants}.values():
         for watcher in structure.watchers:
             bound = watcher.declaration.rule.bound
-            for key in bound.series:
+            for key in (*bound.series, *watcher.declaration.requires):
                 names |= {key.name, ALSO_CALLED.get(key.name, key.name)}
             if bound.metrics and watcher.condition is not None:
                 names |= {"loss"}.union(*map(_named, watcher.condition.leaves("metric")))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...rules.language.references import Param
+from ...rules.language.references import Param, SeriesKey
 from ...rules.language.timing import StepWindow
 from ...rules.policy_file.declarations import Controller
 from .terms import Term
@@ -36,6 +36,20 @@ class Watcher:
     evaluates: bool
 
 
+class Asking(NamedTuple):
+    """At which of the events of a trigger a rule is asked.
+
+    Attributes:
+        between: The steps.
+        requires: The series that must have had a value.
+        driver: The series that must have a new value since the last event of the trigger; None without this condition.
+    """
+
+    between: StepWindow
+    requires: tuple[SeriesKey, ...]
+    driver: SeriesKey | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedRule:
     """A rule at a trigger with the values of its params; variants that ask the same share one object.
@@ -43,14 +57,14 @@ class SharedRule:
     Attributes:
         condition: The rule.
         kind: Kind of the events at which it is asked.
-        between: The steps at which it is asked.
+        asking: At which of these.
         params: At least the params that the rule looks up.
         key: Equal for questions that have the same answers.
     """
 
     condition: Term
     kind: str
-    between: StepWindow
+    asking: Asking
     params: Mapping[str, Param]
     key: tuple[object, ...]
 
@@ -72,13 +86,19 @@ class SharedRules:
     def asked(self, group: Sequence[Watcher], params: Mapping[str, Param]) -> Iterator[VariantController]:
         """Yield each controller at each of its triggers, in file order."""
         for watcher in group:
-            condition, between = watcher.condition, watcher.declaration.between
+            condition, asking = watcher.condition, asking_of(watcher.declaration)
             assert condition is not None
             told = [params[name] for name in condition.params]
             for trigger in watcher.declaration.triggers:
                 kind = trigger.removeprefix("on_")
                 # The params of one policy keep their types, so 1 and True cannot be confused.
-                key = (id(condition), kind, between, *told)
+                key = (id(condition), kind, asking, *told)
                 if key not in self._made:
-                    self._made[key] = SharedRule(condition, kind, between, params, key)
+                    self._made[key] = SharedRule(condition, kind, asking, params, key)
                 yield VariantController(watcher, trigger, self._made[key])
+
+
+def asking_of(controller: Controller) -> Asking:
+    """Return at which events of its triggers a controller asks its rule."""
+    driver = controller.rule.bound.driver if controller.awaits_value else None
+    return Asking(controller.between, controller.requires, driver)
