@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from steptape.replay.columns.stream import Stream, Values
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.stream import Stream, Values
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.policy_file.policy import load_policy, parse_policy

@@ -72,7 +72,8 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "policies": {".", "runs"},
         "health": {".", "policies", "runs"},
         "backtests": {".", "policies", "runs"},
-        "sweeps": {".", "runs"},
+        "columns": {"runs"},
+        "sweeps": {".", "columns", "runs"},
         "reports": {".", "backtests", "policies", "runs"},
     },
     "api": {
@@ -155,6 +156,7 @@ PUBLIC: dict[str, set[str]] = {
     "rules": {
         "checks/appearances",
         "checks/findings",
+        "checks/length_conditions",
         "checks/metric_keys",
         "checks/possible_firings",
         "engine/decisions",
@@ -180,8 +182,10 @@ PUBLIC: dict[str, set[str]] = {
         "language/patience",
         "language/references",
         "language/timing",
+        "language/window_arguments",
         "late_events",
         "metric_catalogue",
+        "policy_file/arguments",
         "policy_file/declarations",
         "policy_file/expert_metrics",
         "policy_file/lookup",

@@ -15,7 +15,7 @@ from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.policy_file.registration import METRIC_CLASSES
-from .stream import Stream, Truths
+from ..columns.stream import Stream, Truths
 from .structures import Structure
 from .tally import Tally
 from .variants import Variant

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..columns.stream import Floats, Ints, Stream
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
-from .stream import Floats, Ints, Stream
 from .tally import Tally
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from ..columns.stream import Floats, Ints, Stream, Truths
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
 from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
@@ -19,7 +20,6 @@ from ..runs.replaying import BEFORE_A_STEP, is_within_a_step
 from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
 from .checkpoints import evaluations_of, recorded_checkpoints, with_asked_checkpoints
-from .stream import Floats, Ints, Stream, Truths
 from .tally import Tally
 
 _NS_PER_S: Final = 1e9

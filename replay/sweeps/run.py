@@ -14,19 +14,19 @@ import numpy as np
 from ...rules.control.effects import Effect
 from ...rules.language.references import Param
 from ...store.events import Event
+from ..columns.conditions import Conditions
+from ..columns.gates import Answers, answers_of, gated_firings, is_plain, plain_firings
+from ..columns.metric_values import MetricValues
+from ..columns.past import OF_ANSWERS, AskedPast, of_answers, of_firings
+from ..columns.stream import Ints, Stream, Truths
+from ..columns.terms import NotColumnar
+from ..columns.vectors import Vector, both
+from ..columns.watchers import SharedRule, SharedRules, VariantController
 from ..runs.event_stream import EventStream, event_stream
 from ..runs.replaying import effects_of, replay_events
-from .conditions import Conditions
-from .gates import Answers, answers_of, gated_firings, is_plain, plain_firings
-from .metric_values import MetricValues
-from .past import OF_ANSWERS, AskedPast, of_answers, of_firings
 from .schedule import LISTED, Schedule, Watches
-from .stream import Ints, Stream, Truths
 from .tally import Tally
-from .terms import NotColumnar
 from .variants import Variant
-from .vectors import Vector, both
-from .watchers import SharedRule, SharedRules, VariantController
 
 _NOTHING: Final[Ints] = np.zeros(0, np.int64)
 

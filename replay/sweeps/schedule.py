@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from .gates import answers_needed, is_plain, starts_anew
+from ..columns.gates import answers_needed, is_plain, starts_anew
+from ..columns.stream import Ints, Truths
+from ..columns.watchers import SharedRule, VariantController
 from .reach import VariantGroups
-from .stream import Ints, Truths
 from .variants import Variant
-from .watchers import SharedRule, VariantController
 
 #: Variants laid out together: their answers on one run are all in memory at once.
 _AT_ONCE: Final = 4_096

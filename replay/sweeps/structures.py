@@ -18,11 +18,11 @@ from ...rules.language.references import PastDecisions
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...store.events import INIT_END
-from .metric_readings import MetricReadings
-from .past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
-from .rule_terms import PastAnswer, PolicyReadings, condition_of
-from .terms import NotColumnar, Term, Terms
-from .watchers import Watcher, asking_of
+from ..columns.metric_readings import MetricReadings
+from ..columns.past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
+from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of
+from ..columns.terms import NotColumnar, Term, Terms
+from ..columns.watchers import Watcher, asking_of
 
 #: Effects whose outcome columns can compute: they end a run, or leave it as it was.
 _KNOWN_EFFECTS: Final = frozenset(

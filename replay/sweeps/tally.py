@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .gates import Answers, firings_in_a_row
+from ..columns.gates import Answers, firings_in_a_row
+from ..columns.stream import Ints, Truths
 from .schedule import Watches
-from .stream import Ints, Truths
 
 
 class Tally:

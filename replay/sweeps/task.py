@@ -15,6 +15,9 @@ from ...store.errors import TelemetryError
 from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ..columns.metric_readings import ListReading, ValueReading
+from ..columns.positions import COUNTED_BY
+from ..columns.stream import Stream, read_stream
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream, event_stream
 from ..runs.families import Family, family_of
@@ -29,13 +32,10 @@ from ..runs.same_series import Knowledge, digested, series_digests
 from ..runs.saves import Saves
 from .censoring import is_shown, reads_families
 from .checkpoints import evaluations_of
-from .metric_readings import ListReading, ValueReading
 from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
-from .positions import COUNTED_BY
 from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
-from .stream import Stream, read_stream
 from .structures import Structure
 from .variants import Variant
 

@@ -17,8 +17,8 @@ from typing import Final
 from ...rules.language.references import Param, ParamValue
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
+from ..columns.watchers import SharedRules, VariantController
 from .structures import Structure, StructureCompiler
-from .watchers import SharedRules, VariantController
 
 #: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000
