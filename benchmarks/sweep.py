@@ -29,13 +29,13 @@ import numpy as np
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Recorder, open_store, sweep
+from steptape.replay.columns.stream import Stream, read_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.stream import Stream, read_stream
 from steptape.replay.sweeps.task import metrics_read, sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from steptape.replay.columns.stream import Stream, Values
 from steptape.replay.runs.history import size_of
-from steptape.replay.sweeps.stream import Stream, Values
 from steptape.store.events import AWAITED, LATE_FOR, PLAN, RULE_KINDS, Event
 from steptape.store.lineage import DECIDING_RANK
 from steptape.store.plan import Plan

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
+from steptape.replay.columns.stream import read_stream
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.sweeps.processes import SweepTask, worthwhile_processes
 from steptape.replay.sweeps.schedule import schedule_of, schedules_of
-from steptape.replay.sweeps.stream import read_stream
 from steptape.replay.sweeps.task import RunSweeper, SweptRun, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError

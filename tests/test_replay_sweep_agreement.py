@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -25,6 +26,7 @@ from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan
+from steptape.store.sample_losses import SampleLosses
 from streams_of_events import stream_of_events
 
 NUMBERS = st.sampled_from(
@@ -98,6 +100,19 @@ WINDOWS = st.sampled_from(
         "lag({series}, steps=2)",
         "age({series})",
         "mean({series}, seconds=2.5)",
+        "{function}({series}, steps=3)",
+        "{function}({series}, steps=window, skip=1)",
+        "{function}({series}, epochs=0.25)",
+        "{function}({series}, samples=4)",
+        "{function}({series}, tokens=9)",
+        'max({series}, steps=6, half="older")',
+        "min({series}, steps=6, min=2)",
+        "delta({series}, steps=2)",
+        "delta({series}, seconds=1.5)",
+        "lag({series}, epochs=0.2)",
+        "rate({series}, 3)",
+        'slope({series}, steps=4, per="step")',
+        "zscore({series}, steps=4)",
         "streak({series} > 1)",
         "lag({series}, 1)",
         "lag({series}, window)",
@@ -122,11 +137,85 @@ PLAIN = st.sampled_from(
         "max_steps",
         "elapsed_s",
         "updates_skipped",
+        "samples_seen",
+        "tokens_seen",
+        "undefined",
     ]
 )
-READINGS = st.builds(
-    lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES
+#: Numbers that rules read of past decisions, and of controller metrics.
+OF_PAST = st.sampled_from(['times_fired("a")', 'steps_since("a")', 'streak("a")', 'streak("b")', 'steps_since("b")'])
+LISTS = st.sampled_from(
+    [
+        'held["metrics"]["eval_loss"]',
+        'held["metrics"]["eval_loss"][-2:]',
+        'held["training_loss"]["loss"]',
+        'held["training_loss"]["loss"][1:3]',
+        'held["training_loss"]["steps"]',
+        'held["metrics"]["epoch"]',
+        'all_of.metrics["steps"]',
+    ]
 )
+OF_LISTS = st.builds(
+    lambda form, values: form.format(values=values),
+    st.sampled_from(
+        [
+            "len({values})",
+            "{values}[-1]",
+            "{values}[0]",
+            "{values}[-2]",
+            "{values}[2]",
+            "sum({values}) / len({values})",
+            "mean({values})",
+            "max({values})",
+            "std({values})",
+            "slope({values})",
+            "quantile({values}, 0.25)",
+            "sum([x for x in {values}])",
+        ]
+    ),
+    LISTS,
+)
+OF_METRICS = st.one_of(
+    OF_LISTS,
+    OF_LISTS,
+    st.sampled_from(
+        ["held.window_size", "newest.eval_loss", "newest.epoch", "logged.loss", "state.global_step", "batch.loss"]
+    ),
+)
+READINGS = st.one_of(
+    st.builds(lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES),
+    st.builds(lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES),
+    OF_PAST,
+    OF_METRICS,
+)
+#: Truth values of past decisions and of controller metrics.
+TRUTHS = st.sampled_from(
+    [
+        'fired("a")',
+        'fired("b")',
+        'holding("a")',
+        'holding("b")',
+        "absent(loss, steps=2)",
+        "absent(eval_loss, epochs=0.3)",
+        "batch.is_bad",
+        "batch.spiking <= factor * batch.samples and batch.is_bad",
+        "held",
+    ]
+)
+SAMPLES = st.sampled_from(
+    [None, None, *(SampleLosses(struct.pack("<4f", *losses)) for losses in ((1, 1, 9, 1), (1, 1, 1, math.inf)))]
+)
+#: What may be asked of a controller above.
+OF_ABOVE = st.sampled_from(['fired_now("a")', 'true_now("a")', 'true_now("a") and loss > threshold'])
+METRICS = """
+controller_metrics:
+  - {name: held, class: HistoryBasedMetric, arguments: {window_size: WINDOW}}
+  - {name: all_of, class: HistoryBasedMetric, arguments: {window_size: -1}}
+  - {name: newest, class: EvalMetrics}
+  - {name: logged, class: Loss}
+  - {name: state, class: TrainingState}
+  - {name: batch, class: DataBatchInspector, arguments: {spike: factor, window_size: 3}}
+"""
 
 
 def _formed(forms: Sequence[str], *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -153,12 +242,12 @@ def conditions(depth: int = 2) -> st.SearchStrategy[str]:
         return tests
     forms = ["({0}) and ({1})", "({0}) or ({1})", "not ({0})", "({0}) and flag", "({0}) if ({1}) else ({2})"]
     inner = conditions(depth - 1)
-    return st.one_of(tests, _formed(forms, inner, inner, inner))
+    return st.one_of(tests, TRUTHS, _formed(forms, inner, inner, inner))
 
 
 @st.composite
 def controllers(draw: st.DrawFn, name: str) -> str:
-    """Draw the text of a controller."""
+    """Draw the text of a controller; those after the first may ask what it does at the same event."""
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
     triggers = draw(
         st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_custom:x]", "[on_step_begin]"])
@@ -171,6 +260,8 @@ def controllers(draw: st.DrawFn, name: str) -> str:
                 "[hfcontrols.should_save]",
                 "[hfcontrols.should_save, hfcontrols.should_training_stop]",
                 "[hfcontrols.should_log]",
+                "[hfcontrols.should_evaluate]",
+                "[hfcontrols.should_evaluate, hfcontrols.should_training_stop]",
             ]
         )
     )
@@ -187,36 +278,41 @@ def controllers(draw: st.DrawFn, name: str) -> str:
         "once": st.just("true"),
         "between": st.sampled_from(["[3, 9]", "[null, 8]", "[4, null]"]),
         "mode": st.just("shadow"),
+        "requires": st.sampled_from(["[eval_loss]", "[lr, norm]"]),
+        "every": st.just("value"),
         "clear": st.sampled_from(["loss < threshold", "step % 4 == 3"]),
     }
-    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{draw(rules())}'"]
-    lines.append(f"    operations: {operations}")
-    lines += [f"    {key}: {draw(values)}" for key, values in keys.items() if draw(st.integers(0, 3)) == 0]
+    # One key in four; most controllers with ``clear`` go to the event engine, and those that ask about them.
+    chances = {key: 9 if key == "clear" else 3 for key in keys}
+    chosen = {key: draw(keys[key]) for key, most in chances.items() if draw(st.integers(0, most)) == most}
+    # A series has to drive the rule.
+    rule = f"loss > -5 and ({draw(rules(name))})" if "every" in chosen else draw(rules(name))
+    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{rule}'", f"    operations: {operations}"]
+    lines += [f"    {key}: {value}" for key, value in chosen.items()]
     return "\n".join(lines)
 
 
 MILESTONES = ("milestone(every=0.25)", 'loss > 1 and milestone(at=[0.1, 0.6], of="epochs")')
 
 
-def rules() -> st.SearchStrategy[str]:
+def rules(name: str = "a") -> st.SearchStrategy[str]:
     """Draw rules, mostly ones with a columnar form, sometimes others."""
     only_engine = st.sampled_from(
         [
-            'fired("a")',
-            'times_fired("a") > 1',
-            "mean(loss, steps=3) > threshold",
             "mean(abs(delta(loss)), 2) > 0.5",
             *MILESTONES,
         ]
     )
-    return st.one_of(conditions(), conditions(), conditions(), only_engine)
+    of_above = conditions() if name == "a" else OF_ABOVE
+    return st.one_of(conditions(), conditions(), conditions(), of_above, only_engine)
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> str:
     """Draw the text of a policy."""
     head = "params: {threshold: 1.5, factor: 2, window: 3, tolerated: 1, flag: true}\ncooldowns: {shared: {steps: 3}}\n"
-    bodies = [draw(controllers(name)) for name in ("a", "b")[: draw(st.integers(1, 2))]]
+    bodies = [draw(controllers(name)) for name in ("a", "b", "c")[: draw(st.integers(2, 3))]]
+    head += METRICS.replace("WINDOW", draw(st.sampled_from(["window", "2", "0", "-1"])))
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
 
 
@@ -226,10 +322,21 @@ def streams(draw: st.DrawFn, *, late_plans: bool = False) -> list[Event]:
     events: list[Event] = []
     attempt, elapsed = 0, 0
 
-    def emit(kind: str, step: int, attrs: Mapping[str, object] | None = None, **metrics: float) -> None:
-        epoch = draw(st.sampled_from([None, step / 10]))
+    counts = draw(st.sampled_from([{}, {"batch_size": 2.0, "num_tokens": 3.0}, {"samples_seen": 1.0}]))
+    has_epochs = draw(st.booleans())
+
+    def emit(
+        kind: str,
+        step: int,
+        attrs: Mapping[str, object] | None = None,
+        samples: SampleLosses | None = None,
+        **metrics: float,
+    ) -> None:
+        epoch = step / 10 if has_epochs else draw(st.sampled_from([None, step / 10]))
         place = (kind, step, len(events), attempt)
-        events.append(Event(*place, epoch=epoch, elapsed_ns=elapsed, metrics=metrics, attrs=attrs or {}))
+        events.append(
+            Event(*place, epoch=epoch, elapsed_ns=elapsed, metrics=metrics, attrs=attrs or {}, samples=samples)
+        )
 
     emit("train_begin", 0)
     for step in range(1, draw(st.integers(1, 14)) + 1):
@@ -238,7 +345,9 @@ def streams(draw: st.DrawFn, *, late_plans: bool = False) -> list[Event]:
         elapsed += draw(st.integers(0, 2_000_000_000))
         emit("step_begin", step - 1)
         logged = {name: draw(NUMBERS) for name in ("loss", "norm", "epoch") if draw(st.integers(0, 4))}
-        emit("step_end", step, draw(st.sampled_from([None, None, {"applied": False}])), **logged)
+        attrs, samples = draw(st.sampled_from([None, None, {"applied": False}])), draw(SAMPLES)
+        counted = {name: value * step if name == "samples_seen" else value for name, value in counts.items()}
+        emit("step_end", step, attrs, samples, **logged, **counted)
         if draw(st.integers(0, 3)) == 0:
             emit("custom:x", step, loss=draw(NUMBERS))
         if late_plans and draw(st.integers(0, 3)) == 0:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..columns.stream import Floats, Ints, Stream
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
-from .stream import Floats, Ints, Stream
 from .tally import Tally
 
 
@@ -60,7 +60,7 @@ def with_asked_checkpoints(
     own_steps, own_firsts = _distinct(stream.steps[saves])
     added, best = np.zeros(len(endings), np.int64), own.deployable.copy()
     deployable = _Deployable(stream, objective)
-    for asked, variants in tally.saving():
+    for asked, variants in tally.asking(tally.watches.saves):
         until = endings[variants]
         steps, firsts = _distinct(stream.steps[asked])
         _, both, own_both = np.intersect1d(steps, own_steps, assume_unique=True, return_indices=True)

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from ..columns.stream import Floats, Ints, Stream, Truths
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
 from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
@@ -19,7 +20,6 @@ from ..runs.replaying import BEFORE_A_STEP, is_within_a_step
 from ..runs.results import RunResult
 from ..runs.run_result import why_right_censored
 from .checkpoints import evaluations_of, recorded_checkpoints, with_asked_checkpoints
-from .stream import Floats, Ints, Stream, Truths
 from .tally import Tally
 
 _NS_PER_S: Final = 1e9
@@ -67,6 +67,7 @@ def outcomes_of(
     status: str = "",
     *,
     could_fire: Truths,
+    is_shown: Truths,
     drops_own_checkpoints: bool = False,
     end_stated: bool = True,
 ) -> Outcomes:
@@ -78,6 +79,7 @@ def outcomes_of(
         objective: The objective.
         status: The run's status.
         could_fire: Whether each variant could fire in the run.
+        is_shown: Whether the record shows all of the run under each variant; if not, its savings and regret are NaN.
         drops_own_checkpoints: Whether checkpoints that the rules ask for replace the run's own.
         end_stated: Whether the status says how the run ended.
     """
@@ -92,17 +94,21 @@ def outcomes_of(
     recorded = recorded_checkpoints(stream, _LAST, objective)
     kept = with_asked_checkpoints(stream, tally, endings, objective, drops_own=drops_own_checkpoints)
     deployable = _regrets(kept.deployable, recorded.deployable, objective)
+
+    def shown(numbers: Floats) -> Floats:
+        return numbers if is_shown.all() else np.where(is_shown, numbers, np.nan)
+
     return Outcomes(
         stop_step=np.where(is_stopped, stream.steps[at_stop], NO_STEP),
         decisions=tally.decisions_until(endings),
-        steps_saved=np.where(is_stopped, length - steps, 0).astype(np.float64),
-        seconds_saved=_seconds_saved(stream, at_ending, is_stopped),
-        checkpoints=kept.count.astype(np.float64),
-        checkpoint_bytes=kept.size_bytes,
-        regret=regret,
-        relative_regret=relative,
-        deployable_regret=deployable[0],
-        relative_deployable_regret=deployable[1],
+        steps_saved=shown(np.where(is_stopped, length - steps, 0).astype(np.float64)),
+        seconds_saved=shown(_seconds_saved(stream, at_ending, is_stopped)),
+        checkpoints=shown(kept.count.astype(np.float64)),
+        checkpoint_bytes=shown(kept.size_bytes),
+        regret=shown(regret),
+        relative_regret=shown(relative),
+        deployable_regret=shown(deployable[0]),
+        relative_deployable_regret=shown(deployable[1]),
         is_right_censored=np.full(len(stops), bool(censored)),
         has_few_evaluations=np.full(len(stops), len(evaluations_of(stream, objective)[0]) < FEWEST_EVALUATIONS),
         could_fire=could_fire,

@@ -13,8 +13,9 @@ import numpy as np
 from ...rules.checks.appearances import Appearances
 from ...rules.checks.possible_firings import could_fire, limiting_params
 from ...rules.language.references import Param, SeriesKey
-from .stream import Stream, Truths
-from .variants import Structure, Variant
+from ..columns.stream import Stream, Truths
+from .structures import Structure
+from .variants import Variant
 
 
 class ColumnAppearances:

@@ -6,22 +6,27 @@ are decided by the event engine, once for all variants that do not differ in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from ...rules.control.effects import Effect
+from ...rules.language.references import Param
 from ...store.events import Event
-from ..runs.event_stream import EventStream
+from ..columns.conditions import Conditions
+from ..columns.gates import Answers, answers_of, gated_firings, is_plain, plain_firings
+from ..columns.metric_values import MetricValues
+from ..columns.past import OF_ANSWERS, AskedPast, of_answers, of_firings
+from ..columns.stream import Ints, Stream, Truths
+from ..columns.terms import NotColumnar
+from ..columns.vectors import Vector, both
+from ..columns.watchers import SharedRule, SharedRules, VariantController
+from ..runs.event_stream import EventStream, event_stream
 from ..runs.replaying import effects_of, replay_events
-from .conditions import Conditions
-from .gates import Answers, answers_of, gated_firings, is_plain, plain_firings
 from .schedule import LISTED, Schedule, Watches
-from .stream import Ints, Stream, Truths
 from .tally import Tally
-from .terms import NotColumnar
-from .variants import SharedRule, Variant, VariantController
+from .variants import Variant
 
 _NOTHING: Final[Ints] = np.zeros(0, np.int64)
 
@@ -31,7 +36,7 @@ class Firings(NamedTuple):
 
     Attributes:
         controller, trigger: The controller and its trigger.
-        stops, saves: Whether a firing ends the run, and whether it asks for a checkpoint.
+        stops, saves, evaluates: Whether a firing ends the run, asks for a checkpoint, and asks for an evaluation.
         events: Indices of the events at which it fires, ascending.
     """
 
@@ -39,6 +44,7 @@ class Firings(NamedTuple):
     trigger: str
     stops: bool
     saves: bool
+    evaluates: bool
     events: Ints
 
 
@@ -57,10 +63,12 @@ class RunSweep:
         self._stream = stream
         self._read = events
         self._events: Sequence[Event] | EventStream | None = None
-        self._conditions = Conditions(stream)
+        metrics = MetricValues(stream, lambda: event_stream(self.events).facts)
+        self._conditions = Conditions(stream, metrics, self._past)
+        self._asked_about = SharedRules()
         self._asked: dict[tuple[str, bytes], Ints] = {}
-        self._answers: dict[SharedRule, Answers] = {}
-        self._gated: dict[tuple[tuple[int, int], ...], list[Ints]] = {}
+        self._answers: dict[tuple[object, ...], Answers] = {}
+        self._gated: dict[tuple[tuple[object, ...], ...], list[Ints]] = {}
         self._engine: dict[tuple[object, ...], list[Firings]] = {}
         self.reasons: set[str] = set()
 
@@ -109,7 +117,7 @@ class RunSweep:
         if all(is_plain(watcher.declaration) for watcher, _, _ in group):
             listed = [plain_firings(watcher.declaration, self._answered(question)) for watcher, _, question in group]
         else:
-            key = tuple((id(watcher), id(question)) for watcher, _, question in group)
+            key = tuple((id(watcher), *question.key) for watcher, _, question in group)
             if key not in self._gated:
                 watches = [
                     (watcher.declaration, trigger, self._answered(question)) for watcher, trigger, question in group
@@ -117,28 +125,47 @@ class RunSweep:
                 self._gated[key] = gated_firings(self._stream, watches)
             listed = self._gated[key]
         return [
-            Firings(watcher.declaration.name, trigger, watcher.stops, watcher.saves, events)
+            Firings(watcher.declaration.name, trigger, watcher.stops, watcher.saves, watcher.evaluates, events)
             for (watcher, trigger, _), events in zip(group, listed, strict=True)
         ]
 
     def _answered(self, question: SharedRule) -> Answers:
-        found = self._answers.get(question)
+        found = self._answers.get(question.key)
         if found is None:
             rows = self._conditions.rows(question.kind)
             truths, defined = self._conditions.vector(question.condition, question.kind, question.params)
             # A condition that reads only params has one answer for all rows.
             if np.ndim(truths) == 0:
                 truths = np.broadcast_to(truths, len(rows))
-            first, last = question.between.first, question.between.last
-            if first is not None:
-                defined = _both(defined, self._stream.steps[rows] >= first)
-            if last is not None:
-                defined = _both(defined, self._stream.steps[rows] <= last)
+            defined = both([defined, self._is_asked(question)])
             if defined is not None:
                 defined = np.broadcast_to(defined, len(rows))
                 rows, truths = self._rows_where(question.kind, rows, defined), truths[defined]
-            found = self._answers[question] = answers_of(rows, truths)
+            found = self._answers[question.key] = answers_of(rows, truths)
         return found
+
+    def _is_asked(self, question: SharedRule) -> Truths | None:
+        """Return whether a rule is asked at each row; None if it is at all of them."""
+        kind, asking = question.kind, question.asking
+        first, last = asking.between.first, asking.between.last
+        steps = self._stream.steps[self._conditions.rows(kind)]
+        series = self._conditions.series
+        parts = [series.has_value(kind, key) for key in asking.requires]
+        parts += [] if asking.driver is None else [series.is_new(kind, asking.driver)]
+        parts += [] if first is None else [steps >= first]
+        parts += [] if last is None else [steps <= last]
+        return both(parts)
+
+    def _past(self, asked: AskedPast, kind: str, params: Mapping[str, Param]) -> Vector:
+        """Return what a rule at events of a kind learns of past decisions."""
+        rows = self._conditions.rows(kind)
+        if asked.question in OF_ANSWERS:
+            questions = self._asked_about.asked([asked.watcher], params)
+            return of_answers(asked, [self._answered(each.question) for each in questions], rows)
+        group = list(self._asked_about.asked(asked.group, params))
+        listed = zip(group, self._group(group), strict=True)
+        events = [fired.events for each, fired in listed if each.watcher is asked.watcher]
+        return of_firings(asked, events, rows, self._stream.steps)
 
     def _rows_where(self, kind: str, rows: Ints, defined: Truths) -> Ints:
         """Return the rows that have an answer; questions with equal rows share one array."""
@@ -155,12 +182,13 @@ class RunSweep:
         if key not in self._engine:
             policy = variant.policy()
             replayed = replay_events(policy, self.events, self._stream.plan)
-            found: dict[tuple[str, str, bool, bool], list[int]] = {}
+            found: dict[tuple[str, str, bool, bool, bool], list[int]] = {}
             for judged in replayed.decisions:
                 outcome = judged.outcome
                 if names is None or outcome.controller in names:
                     effects = effects_of(policy, outcome)
-                    place = (outcome.controller, outcome.trigger, Effect.STOP in effects, Effect.SAVE in effects)
+                    orders = Effect.STOP in effects, Effect.SAVE in effects, Effect.EVALUATE in effects
+                    place = (outcome.controller, outcome.trigger, *orders)
                     found.setdefault(place, []).append(judged.event_index)
             self._engine[key] = [Firings(*place, np.array(events, np.int64)) for place, events in found.items()]
         return self._engine[key]
@@ -202,6 +230,7 @@ class _Sources:
             np.append(columns.is_once, np.zeros(added, np.bool_)),
             np.append(columns.stops, [each.stops for _, _, each in self._engine]).astype(np.bool_),
             np.append(columns.saves, [each.saves for _, _, each in self._engine]).astype(np.bool_),
+            np.append(columns.evaluates, [each.evaluates for _, _, each in self._engine]).astype(np.bool_),
         )
         return Tally(
             self.answers,
@@ -215,7 +244,3 @@ class _Sources:
     def _add(self, events: Ints) -> int:
         self.answers.append(Answers(events, np.arange(len(events)), np.ones(len(events), np.int64)))
         return len(self.answers) - 1
-
-
-def _both(defined: Truths | None, asked: Truths) -> Truths:
-    return asked if defined is None else defined & asked

@@ -13,10 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from .gates import answers_needed, is_plain, starts_anew
+from ..columns.gates import answers_needed, is_plain, starts_anew
+from ..columns.stream import Ints, Truths
+from ..columns.watchers import SharedRule, VariantController
 from .reach import VariantGroups
-from .stream import Ints, Truths
-from .variants import SharedRule, Variant, VariantController
+from .variants import Variant
 
 #: Variants laid out together: their answers on one run are all in memory at once.
 _AT_ONCE: Final = 4_096
@@ -52,7 +53,7 @@ class Watches:
         source: Number of the answers that a watch reads.
         needed: Number of true answers in a row that make one decision.
         is_once: Whether it decides at most once.
-        stops, saves: Whether a decision ends the run, and whether it asks for a checkpoint.
+        stops, saves, evaluates: Whether a decision ends the run, asks for a checkpoint, and asks for an evaluation.
     """
 
     source: Ints
@@ -60,6 +61,7 @@ class Watches:
     is_once: Truths
     stops: Truths
     saves: Truths
+    evaluates: Truths
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,4 +145,5 @@ def _columns(watches: Sequence[SweptController], questions: dict[SharedRule, int
         is_once,
         np.array([watch.asked.watcher.stops for watch in watches], np.bool_),
         np.array([watch.asked.watcher.saves for watch in watches], np.bool_),
+        np.array([watch.asked.watcher.evaluates for watch in watches], np.bool_),
     )

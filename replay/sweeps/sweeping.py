@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
+from ..columns.stream import Floats
 from ..run_pool import Progress, RunPool, checked_runs
 from ..runs.families import check_family_key
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
@@ -26,7 +27,6 @@ from ..runs.same_series import repeated_by, repeats
 from ..runs.saves import Saves
 from .outcomes import NO_STEP, Outcomes
 from .processes import SweepTask, worthwhile_processes
-from .stream import Floats
 from .task import RunSweeper, SweptRun, check_declared, reasons_of
 from .variants import Variant, variants_of
 

@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from .gates import Answers, firings_in_a_row
+from ..columns.gates import Answers, firings_in_a_row
+from ..columns.stream import Ints, Truths
 from .schedule import Watches
-from .stream import Ints
 
 
 class Tally:
@@ -87,9 +87,13 @@ class Tally:
         counts = np.bincount(self.variant_of, self._counts_until(endings[self.variant_of]), minlength=self._variants)
         return counts.astype(np.int64)
 
-    def saving(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the events at which checkpoints are asked for, ascending and distinct, and the variants that ask."""
-        asking = np.flatnonzero(self.watches.saves[self.watch_of])
+    def asking(self, asks: Truths) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the events at which some watches fire, ascending and distinct, and the variants that have these.
+
+        Args:
+            asks: Whether each watch is one of them, such as ``watches.saves``.
+        """
+        asking = np.flatnonzero(asks[self.watch_of])
         watches: dict[int, list[int]] = {}
         for variant, watch in zip(self.variant_of[asking].tolist(), self.watch_of[asking].tolist(), strict=True):
             watches.setdefault(variant, []).append(watch)

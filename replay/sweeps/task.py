@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ...rules.checks.appearances import Appearances
-from ...rules.language.references import ALSO_CALLED
+from ...rules.language.references import ALSO_CALLED, ContextValue, Reference
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ..columns.metric_readings import ListReading, ValueReading
+from ..columns.positions import COUNTED_BY
+from ..columns.stream import Stream, read_stream
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream, event_stream
 from ..runs.families import Family, family_of
@@ -27,13 +31,17 @@ from ..runs.results import Excluded
 from ..runs.run_result import BacktestSettings, judge_run, study_of
 from ..runs.same_series import Knowledge, digested, series_digests
 from ..runs.saves import Saves
+from .censoring import is_shown, reads_families
 from .checkpoints import evaluations_of
 from .outcomes import Outcomes, best_of, joined_outcomes, outcomes_of, outcomes_of_results
 from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
-from .stream import Stream, read_stream
-from .variants import Structure, Variant
+from .structures import Structure
+from .variants import Variant
+
+#: The metrics that count samples and tokens.
+_COUNTED: Final = frozenset(name for names in COUNTED_BY.values() for name in names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,20 +198,22 @@ def sweep_stream(
     swept = RunSweep(stream, events)
     asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
     places: Appearances = ColumnAppearances(stream, nan_filtered)
-    if any(structure.engine_names for structure in structures):
+    if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
         places = StreamAppearances(event_stream(swept.events), stream.plan, nan_filtered)
-    parts = [
-        outcomes_of(
+    parts = []
+    for schedule in schedules:
+        tally = swept.tally(schedule)
+        outcomes = outcomes_of(
             stream,
-            swept.tally(schedule),
+            tally,
             objective,
             status,
             could_fire=schedule.groups.able(places),
+            is_shown=is_shown(stream, tally, schedule.variants),
             drops_own_checkpoints=saves is Saves.REPLACE and asks,
             end_stated=end_stated,
         )
-        for schedule in schedules
-    ]
+        parts.append(outcomes)
     return joined_outcomes(parts), "; ".join(sorted(swept.reasons))
 
 
@@ -212,9 +222,27 @@ def metrics_read(variants: Sequence[Variant]) -> set[str]:
     names = {"epoch"}
     for structure in {id(variant.structure): variant.structure for variant in variants}.values():
         for watcher in structure.watchers:
-            for key in watcher.declaration.rule.bound.series:
+            bound = watcher.declaration.rule.bound
+            for key in (*bound.series, *watcher.declaration.requires):
                 names |= {key.name, ALSO_CALLED.get(key.name, key.name)}
+            if bound.metrics and watcher.condition is not None:
+                names |= {"loss"}.union(*map(_named, watcher.condition.leaves("metric")))
+            if watcher.condition is not None and any(map(_counts, watcher.condition.leaves("reference"))):
+                names |= _COUNTED
     return names
+
+
+def _counts(reference: Reference) -> bool:
+    """Whether a reference reads how many samples or tokens the run has counted."""
+    return getattr(getattr(reference, "before", reference), "extent", None) in COUNTED_BY or (
+        isinstance(reference, ContextValue) and reference.name in _COUNTED
+    )
+
+
+def _named(reading: ListReading | ValueReading) -> set[str]:
+    """Return the names of metrics that a reading of a controller metric may look up."""
+    keys = [reading.key] if isinstance(reading, ListReading) else reading.path
+    return {key for key in keys if isinstance(key, str)}
 
 
 def reasons_of(variants: Sequence[Variant]) -> dict[str, str]:
@@ -244,6 +272,9 @@ def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
     acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
     if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
         return "rules stop or save before its first event"
+    asks = any(watcher.evaluates for each in structures for watcher in each.watchers)
+    if asks and any(reads_families(structure.policy) for structure in structures):
+        return "rules order an evaluation and read a family of series"
     return f"rules order {', '.join(sorted(steers))}" if steers else ""
 
 

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ...rules.functions.folds import make_fold
 from ...rules.functions.reductions import older, recent
+from ...rules.functions.table import Function
 from ...rules.functions.undefined import Undefined
 from ...rules.language.references import Half, SeriesFold, Window
 from .stream import Floats, Truths
@@ -71,6 +72,11 @@ def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
         numbers = np.concatenate([np.zeros(skip), numbers[: len(values) - skip]])
     missing = skip + least - 1
     return numbers, np.arange(len(values)) >= missing if missing else None
+
+
+def vector_of(function: Function) -> Callable[..., tuple[Floats, int]] | None:
+    """Return the vector form of a reduction: numbers, and how many values they need. None if it has none."""
+    return _VECTORS.get(function.name)
 
 
 def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...rules.functions.operators import power
 from ...rules.functions.table import FUNCTIONS
 from ...rules.language import references as ref
-from ...rules.language.references import Param
-from .features import WindowSums, folded, windowed
-from .stream import Ints, Stream, Truths, Values
+from ...rules.language.references import Extent, Param
+from .metric_values import MetricValues
+from .past import AskedPast
+from .series_readings import SeriesReadings
+from .stream import Ints, Stream, Truths
 from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, Term
+from .vectors import Vector, both, nowhere, taken
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
 _KEPT_BYTES: Final = 1 << 28
@@ -28,18 +30,6 @@ _KEPT_BYTES: Final = 1 << 28
 _NS_PER_S: Final = 1e9
 
 _Numbers = Any
-
-
-class Vector(NamedTuple):
-    """The value of a term at each row.
-
-    Attributes:
-        values: One per row, or one for all rows: floats or truth values. Arbitrary where undefined.
-        defined: Whether each is defined; None if all are.
-    """
-
-    values: _Numbers
-    defined: Truths | None
 
 
 #: Exact, and defined where all arguments are.
@@ -67,27 +57,33 @@ _ONE_BY_ONE: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+#: Computes what a rule asks of past decisions at the rows of a kind.
+Past = Callable[[AskedPast, str, Mapping[str, Param]], Vector]
+
+
 class Conditions:
     """Computes the terms of one run, once for each set of values of their params.
 
     Args:
         stream: The run.
+        metrics: Its controller metrics.
+        past: Computes what rules ask of past decisions.
+
+    Attributes:
+        series: Its series.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, metrics: MetricValues, past: Past) -> None:
         self._stream = stream
-        self._rows: dict[str, Ints] = {}
-        self._places: dict[tuple[str, object], tuple[Ints, bool]] = {}
-        self._series: dict[object, Values] = {}
-        self._sums: dict[object, WindowSums] = {}
+        self._metrics = metrics
+        self._past = past
+        self.series = SeriesReadings(stream)
         self._kept: dict[tuple[object, ...], Vector] = {}
         self._kept_bytes = 0
 
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
-        if kind not in self._rows:
-            self._rows[kind] = self._stream.rows(kind)
-        return self._rows[kind]
+        return self.series.rows(kind)
 
     def vector(self, term: Term, kind: str, params: Mapping[str, Param]) -> Vector:
         """Return the value of a rule at each event of a kind. It is not cached, but the terms that it consists of are.
@@ -113,7 +109,11 @@ class Conditions:
         vectors = [self._vector(argument, kind, params) for argument in term.arguments]
         match term.operation:
             case "reference":
-                return self._read(kind, term.payload)
+                return self._referred(kind, term.payload)
+            case "past":
+                return self._past(term.payload, kind, params)
+            case "metric":
+                return self._metrics.read(term.payload, self.rows(kind))
             case "param":
                 return Vector(_exact(params[term.payload]), None)
             case "constant":
@@ -127,51 +127,11 @@ class Conditions:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _read(self, kind: str, reference: ref.Reference) -> Vector:
+    def _referred(self, kind: str, reference: ref.Reference) -> Vector:
         if isinstance(reference, ref.ContextValue):
             return self._fact(reference.name, self.rows(kind))
         assert isinstance(reference, ref.SeriesReference)
-        series = self._values(reference.key)
-        place, is_own = self._place(kind, reference)
-        defined: Truths | None
-        match reference:
-            case ref.SeriesLength():
-                return Vector((place + 1).astype(np.float64), None)
-            case ref.SeriesValue(_, back):
-                return Vector(series.values, None) if is_own and not back else _taken(series.values, place - back)
-            case ref.SeriesChange(_, back):
-                newest, older = _taken(series.values, place), _taken(series.values, place - back)
-                return Vector(newest.values - older.values, _both([newest.defined, older.defined]))
-            case ref.SeriesFold():
-                numbers, defined = folded(reference, series.values)
-            case ref.Window():
-                numbers, defined = windowed(reference, self._sums_of(reference.key))
-        if isinstance(reference, ref.Window) and reference.function.name == "count":
-            # The count of an empty window is 0, never undefined.
-            counted = numbers if defined is None else np.where(defined, numbers, 0.0)
-            return Vector(_taken(counted, place).values * (place >= 0), None)
-        if is_own:
-            return Vector(numbers, defined)
-        taken = _taken(numbers, place)
-        return taken if defined is None else Vector(taken.values, _both([taken.defined, _taken(defined, place).values]))
-
-    def _values(self, key: ref.SeriesKey) -> Values:
-        if key not in self._series:
-            self._series[key] = self._stream.series(key)
-        return self._series[key]
-
-    def _sums_of(self, key: ref.SeriesKey) -> WindowSums:
-        if key not in self._sums:
-            self._sums[key] = WindowSums(self._values(key).values)
-        return self._sums[key]
-
-    def _place(self, kind: str, reference: ref.SeriesReference) -> tuple[Ints, bool]:
-        """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
-        key = (kind, reference.key)
-        if key not in self._places:
-            at, rows = self._values(reference.key).at, self.rows(kind)
-            self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
-        return self._places[key]
+        return self.series.read(kind, reference)
 
     def _fact(self, name: str, rows: Ints) -> Vector:
         plan, stream = self._stream.plan, self._stream
@@ -179,6 +139,11 @@ class Conditions:
             return Vector(stream.steps[rows].astype(np.float64), None)
         if name == "elapsed_s":
             return Vector(stream.clock_ns[rows] / _NS_PER_S, None)
+        if name in ("samples_seen", "tokens_seen"):
+            counted = self.series.positions(Extent.SAMPLES if name == "samples_seen" else Extent.TOKENS)[rows]
+            return Vector(counted, ~np.isnan(counted))
+        if name == "undefined":
+            return nowhere(len(rows))
         if name in ("max_steps", "world_size"):
             return _declared(plan.max_steps() if name == "max_steps" else plan.world_size, rows)
         if name == "progress" and plan.max_steps():
@@ -187,7 +152,7 @@ class Conditions:
         epochs = stream.epochs[rows]
         if logged is not None:
             place = np.searchsorted(logged.at, rows)
-            here = _taken(logged.at, np.where(place < len(logged.at), place, -1))
+            here = taken(logged.at, np.where(place < len(logged.at), place, -1))
             is_here = np.logical_and(here.values == rows, True if here.defined is None else here.defined)
             values = logged.values[np.where(is_here, place, 0)]
             epochs, own = np.where(own, epochs, values), own | is_here
@@ -221,31 +186,14 @@ def _whole(values: _Numbers) -> _Numbers:
     return values
 
 
-def _taken(values: npt.NDArray[Any], place: Ints) -> Vector:
-    """Return the values at those indices, undefined where an index is negative."""
-    known = place >= 0
-    if not len(values):
-        return Vector(np.zeros(len(place), values.dtype), known & False)
-    return Vector(values[np.maximum(place, 0)], None if known.all() else known)
-
-
 def _size_bytes(part: _Numbers | None) -> int:
     return part.nbytes if isinstance(part, np.ndarray) else 0
-
-
-def _both(parts: list[Any]) -> Truths | None:
-    """Return where all of them are defined; None means everywhere."""
-    result: Any = None
-    for part in parts:
-        if part is not None:
-            result = part if result is None else result & part
-    return result  # type: ignore[no-any-return]
 
 
 def _applied(term: Term, vectors: list[Vector]) -> Vector:
     """Apply an operation to evaluated arguments: undefined where one of them is, or where it fails."""
     operation, values = term.operation, [vector.values for vector in vectors]
-    defined = _both([vector.defined for vector in vectors])
+    defined = both([vector.defined for vector in vectors])
     if operation in _PLAIN:
         return Vector(_PLAIN[operation](*values), defined)
     if operation in _ARITHMETIC:
@@ -253,11 +201,11 @@ def _applied(term: Term, vectors: list[Vector]) -> Vector:
         return Vector(result if term.is_float else _whole(result), defined)
     match operation:
         case "Div":
-            return Vector(np.divide(*values), _both([defined, np.not_equal(values[1], 0.0)]))
+            return Vector(np.divide(*values), both([defined, np.not_equal(values[1], 0.0)]))
         case "sqrt" | "math_sqrt":
-            return Vector(np.sqrt(values[0]), _both([defined, np.logical_not(np.less(values[0], 0.0))]))
+            return Vector(np.sqrt(values[0]), both([defined, np.logical_not(np.less(values[0], 0.0))]))
     numbers, succeeded = _one_by_one(_ONE_BY_ONE[operation], values)
-    return Vector(numbers, _both([defined, succeeded]))
+    return Vector(numbers, both([defined, succeeded]))
 
 
 def _joined(operation: str, left: Vector, right: Vector) -> Vector:
@@ -267,7 +215,7 @@ def _joined(operation: str, left: Vector, right: Vector) -> Vector:
         return Vector(values, left.defined)
     # The right side is not read where the left side has settled the result.
     settled = np.logical_not(left.values) if is_and else left.values
-    return Vector(values, _both([left.defined, settled | right.defined]))
+    return Vector(values, both([left.defined, settled | right.defined]))
 
 
 def _chosen(test: Vector, body: Vector, otherwise: Vector) -> Vector:
@@ -275,7 +223,7 @@ def _chosen(test: Vector, body: Vector, otherwise: Vector) -> Vector:
     if body.defined is None and otherwise.defined is None:
         return Vector(values, test.defined)
     parts = [True if vector.defined is None else vector.defined for vector in (body, otherwise)]
-    return Vector(values, _both([test.defined, np.where(test.values, *parts)]))
+    return Vector(values, both([test.defined, np.where(test.values, *parts)]))
 
 
 def _one_by_one(function: Callable[..., Any], values: list[_Numbers]) -> tuple[_Numbers, Truths]:

@@ -1,0 +1,240 @@
+"""Compiles bound rules to terms.
+
+Takes a rule, the controllers that it asks about and the controller metrics that it reads; returns a term. A rule
+without an exact columnar form is refused with the reason, and goes to the event engine.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...rules.functions.table import FUNCTIONS
+from ...rules.language import references as ref
+from ...rules.language.bound_rule import BoundRule
+from ...rules.language.expression_types import gives_float
+from ...rules.language.references import Param
+from ...rules.policy_file.declarations import MetricDeclaration
+from .metric_readings import ListReading, MetricReadings
+from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, NotColumnar, Term, Terms
+
+_FACTS: Final = frozenset(
+    {
+        "step",
+        "epoch",
+        "progress",
+        "max_steps",
+        "elapsed_s",
+        "samples_seen",
+        "tokens_seen",
+        "world_size",
+        "undefined",
+    }
+)
+_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size"})
+_ARITHMETIC: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_TESTS: Final = frozenset({"isnan", "isfinite"})
+
+
+@dataclass(frozen=True, slots=True)
+class PastAnswer:
+    """A question about past decisions that columns can answer.
+
+    Attributes:
+        question: The question; equal ones are one.
+        is_truth: Whether its answer is True or False; if not, a whole number.
+        params: The params on which the answer depends.
+    """
+
+    question: Any
+    is_truth: bool
+    params: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReadings:
+    """What the rules of a policy read besides series.
+
+    Attributes:
+        metrics: The controller metrics by name, without those that share a name.
+        states: Names of the states.
+        readings: Makes what columns can compute of the metrics.
+    """
+
+    metrics: Mapping[str, MetricDeclaration]
+    states: frozenset[str]
+    readings: MetricReadings
+
+
+def condition_of(
+    rule: BoundRule,
+    terms: Terms,
+    read: PolicyReadings,
+    past: Callable[[ref.PastDecisions], PastAnswer],
+) -> Term:
+    """Return the term of a rule.
+
+    Args:
+        rule: The rule.
+        terms: Makes the terms.
+        read: What it reads besides series.
+        past: Returns how columns answer a question about past decisions, or raises ``NotColumnar``.
+
+    Raises:
+        NotColumnar: It has no exact columnar form.
+    """
+    return _Compiler(rule, terms, read, past).condition()
+
+
+class _Compiler:
+    """Compiles one rule; see ``condition_of``."""
+
+    def __init__(
+        self,
+        rule: BoundRule,
+        terms: Terms,
+        read: PolicyReadings,
+        past: Callable[[ref.PastDecisions], PastAnswer],
+    ) -> None:
+        self._rule = rule
+        self._terms = terms
+        self._read = read
+        self._past = past
+
+    def condition(self) -> Term:
+        """Return the term of the rule."""
+        tree = self._rule.expression.tree
+        term = self._metric(tree, is_truth=True) or self._term(tree)
+        if not term.is_truth:
+            raise NotColumnar("its value is not clearly True or False")
+        return term
+
+    def _term(self, node: ast.expr) -> Term:  # noqa: C901 - one case a kind of node
+        reference = self._rule.references.get(node)
+        if reference is not None:
+            return self._referred(node, reference)
+        reading = self._metric(node, is_truth=False)
+        if reading is not None:
+            return reading
+        match node:
+            case ast.Constant(value=value):
+                return self._constant(value)
+            case ast.BoolOp():
+                operation = "and" if isinstance(node.op, ast.And) else "or"
+                return self._joined(operation, [self._truth(value) for value in node.values])
+            case ast.UnaryOp(op=ast.Not()):
+                return self._terms.make("not", self._truth(node.operand), is_truth=True)
+            case ast.UnaryOp(op=ast.USub()):
+                return self._terms.make("-", self._number(node.operand), is_float=gives_float(node, self._rule))
+            case ast.UnaryOp(op=ast.UAdd()):
+                return self._number(node.operand)
+            case ast.Compare():
+                return self._compared(node)
+            case ast.BinOp() if isinstance(node.op, _ARITHMETIC):
+                return self._binary(node)
+            case ast.IfExp():
+                return self._chosen(node)
+            case ast.Call(func=ast.Name(id=name)):
+                return self._called(node, name)
+        raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
+
+    def _truth(self, node: ast.expr) -> Term:
+        term = self._metric(node, is_truth=True) or self._term(node)
+        if not term.is_truth:
+            raise NotColumnar(f"a number in the place of a truth value: {self._rule.expression.segment(node)}")
+        return term
+
+    def _number(self, node: ast.expr) -> Term:
+        term = self._term(node)
+        if term.is_truth:
+            raise NotColumnar(f"a truth value in the place of a number: {self._rule.expression.segment(node)}")
+        return term
+
+    def _metric(self, node: ast.expr, *, is_truth: bool) -> Term | None:
+        """Return the term of what a node reads of a controller metric; None if it is no such reading."""
+        found = self._read.readings.of(node, self._rule, self._read.metrics, is_truth=is_truth)
+        if found is None:
+            return None
+        is_float = isinstance(found, ListReading) and found.is_float
+        return self._terms.make("metric", payload=found, is_truth=is_truth, is_float=is_float)
+
+    def _constant(self, value: object) -> Term:
+        if isinstance(value, bool):
+            return self._terms.make("constant", payload=value, is_truth=True)
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_EXACT):
+            return self._terms.make("constant", payload=value, is_float=isinstance(value, float))
+        raise NotColumnar(f"a constant that is not a plain number: {value!r}")
+
+    def _joined(self, operation: str, terms: list[Term]) -> Term:
+        joined = terms[0]
+        for term in terms[1:]:
+            joined = self._terms.make(operation, joined, term, is_truth=True)
+        return joined
+
+    def _compared(self, node: ast.Compare) -> Term:
+        terms = [self._number(side) for side in (node.left, *node.comparators)]
+        links = []
+        for operator, left, right in zip(node.ops, terms, terms[1:], strict=False):
+            if not isinstance(operator, _COMPARISONS):
+                raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
+            links.append(self._terms.make(type(operator).__name__, left, right, is_truth=True))
+        return self._joined("and", links)
+
+    def _binary(self, node: ast.BinOp) -> Term:
+        left, right = self._number(node.left), self._number(node.right)
+        is_float = isinstance(node.op, ast.Div) or left.is_float or right.is_float
+        if isinstance(node.op, ast.Pow) and not is_float:
+            raise NotColumnar(f"a power of whole numbers: {self._rule.expression.segment(node)}")
+        return self._terms.make(type(node.op).__name__, left, right, is_float=is_float)
+
+    def _chosen(self, node: ast.IfExp) -> Term:
+        test, body, otherwise = self._truth(node.test), self._term(node.body), self._term(node.orelse)
+        if body.is_truth is not otherwise.is_truth:
+            raise NotColumnar(f"a number or a truth value: {self._rule.expression.segment(node)}")
+        is_float = body.is_float and otherwise.is_float
+        return self._terms.make("if", test, body, otherwise, is_truth=body.is_truth, is_float=is_float)
+
+    def _called(self, node: ast.Call, name: str) -> Term:
+        count = len(node.args)
+        is_known = (name in {*OF_ONE, *_TESTS} and count == 1) or count >= OF_SEVERAL.get(name, count + 1)
+        if node.keywords or not is_known:
+            raise NotColumnar(f"it calls {self._rule.expression.segment(node)}")
+        arguments = [self._number(argument) for argument in node.args]
+        is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
+        return self._terms.make(name, *arguments, is_truth=name in _TESTS, is_float=is_float)
+
+    def _referred(self, node: ast.expr, reference: ref.Reference) -> Term:  # noqa: C901 - one case a class
+        match reference:
+            case ref.ParamValue(value):
+                return self._param(node, value)
+            case ref.ContextValue(name) if name in _FACTS:
+                return self._terms.make("reference", payload=reference, is_float=name not in _WHOLE_FACTS)
+            case ref.ContextValue(name):
+                raise NotColumnar(f"it reads the fact {name!r}")
+            case ref.MetricValue(name) | ref.StateChange(_, name) if name in self._read.states:
+                raise NotColumnar(f"it reads the state {name!r}")
+            case ref.MetricValue(name):
+                raise NotColumnar(f"it reads the controller metric {name!r}")
+            case ref.PastDecisions():
+                past = self._past(reference)
+                return self._terms.make("past", payload=past.question, is_truth=past.is_truth, params=past.params)
+            case ref.Milestone() | ref.FamilyReading():
+                why = " (a family of series)" if isinstance(reference, ref.FamilyReading) else ""
+                raise NotColumnar(f"it calls {self._rule.expression.segment(node)}{why}")
+            case ref.SeriesAge(limit=limit) if not reference.key.is_derived:
+                return self._terms.make("reference", payload=reference, is_truth=limit is not None)
+        if isinstance(reference, ref.SeriesReference):
+            if reference.key.is_derived:
+                raise NotColumnar(f"it calls {self._rule.expression.segment(node)} (a series of an expression)")
+            return self._terms.make("reference", payload=reference, is_float=gives_float(node, self._rule))
+        raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
+
+    def _param(self, node: ast.expr, value: Param) -> Term:
+        name = node.id if isinstance(node, ast.Name) else None
+        if name is None or isinstance(value, str):
+            raise NotColumnar(f"a text: {name}")
+        # Not marked as float: another value of the param may be a whole number.
+        return self._terms.make("param", payload=name, is_truth=isinstance(value, bool), params=(name,))

@@ -1,0 +1,45 @@
+"""Holds the value of a term at each row of a run, undefined values included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .stream import Ints, Truths
+
+
+class Vector(NamedTuple):
+    """The value of a term at each row.
+
+    Attributes:
+        values: One per row, or one for all rows: floats or truth values. Arbitrary where undefined.
+        defined: Whether each is defined; None if all are.
+    """
+
+    values: Any
+    defined: Truths | None
+
+
+def both(parts: Iterable[Truths | None]) -> Truths | None:
+    """Return where all of them are defined; None means everywhere."""
+    result: Any = None
+    for part in parts:
+        if part is not None:
+            result = part if result is None else result & part
+    return result  # type: ignore[no-any-return]
+
+
+def taken(values: npt.NDArray[Any], place: Ints) -> Vector:
+    """Return the values at those indices, undefined where an index is negative."""
+    known = place >= 0
+    if not len(values):
+        return Vector(np.zeros(len(place), values.dtype), known & False)
+    return Vector(values[np.maximum(place, 0)], None if known.all() else known)
+
+
+def nowhere(rows: int) -> Vector:
+    """Return a vector that is undefined at each row."""
+    return Vector(np.zeros(rows), np.zeros(rows, np.bool_))
