@@ -72,9 +72,13 @@ class Conditions:
 
     Args:
         stream: The run.
+
+    Attributes:
+        may_fail: Whether an operation failed at some row: a rule fails there, unless it settles its answer before.
     """
 
     def __init__(self, stream: Stream) -> None:
+        self.may_fail = False
         self._stream = stream
         self._rows: dict[str, Ints] = {}
         self._places: dict[tuple[str, object], tuple[Ints, bool]] = {}
@@ -123,7 +127,9 @@ class Conditions:
             case "if":
                 return _chosen(*vectors)
             case _:
-                return _applied(term, vectors)
+                found = _applied(term, vectors)
+                self.may_fail = self.may_fail or _fails(found, vectors)
+                return found
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
@@ -258,6 +264,15 @@ def _applied(term: Term, vectors: list[Vector]) -> Vector:
             return Vector(np.sqrt(values[0]), _both([defined, np.logical_not(np.less(values[0], 0.0))]))
     numbers, succeeded = _one_by_one(_ONE_BY_ONE[operation], values)
     return Vector(numbers, _both([defined, succeeded]))
+
+
+def _fails(found: Vector, arguments: list[Vector]) -> bool:
+    """Whether an operation has no value at a row where all of its arguments have one."""
+    before = _both([argument.defined for argument in arguments])
+    if found.defined is None or found.defined is before:
+        return False
+    failed = np.logical_not(found.defined)
+    return bool(np.any(failed if before is None else failed & before))
 
 
 def _joined(operation: str, left: Vector, right: Vector) -> Vector:

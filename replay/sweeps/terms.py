@@ -84,6 +84,14 @@ class Terms:
             raise NotColumnar("its value is not clearly True or False")
         return term
 
+    def reading(self, node: ast.expr, rule: BoundRule) -> Term:
+        """Return the term of a part of a rule.
+
+        Raises:
+            NotColumnar: It has no exact columnar form.
+        """
+        return self._term(node, rule)
+
     def _make(
         self, operation: str, *arguments: Term, payload: Any = None, is_truth: bool = False, is_float: bool = False
     ) -> Term:
