@@ -151,6 +151,7 @@ def backtest(
             processes=processes_for(len(chosen), processes),
             cache=None if no_cache else user_cache(),
             family=family,
+            with_curves=html is not None,
         )
     _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), html, as_json)
     if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):

@@ -157,7 +157,7 @@ def backtest(
     processes: int = 1,
     cache: Cache | None = None,
     family: str | None = None,
-    with_curves: bool = False,
+    with_curves: bool = True,
 ) -> Backtest:
     """Replay a policy over recorded runs, and compute what it would have saved and cost.
 
@@ -179,7 +179,7 @@ def backtest(
             its own process alone: with more than one, only installed ones are found.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
-        with_curves: Whether to keep curves of the runs, which ``report_page`` plots: up to 90 kB a run.
+        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
             of the configuration. By default the first of a run's group, source folder and configuration.
 
@@ -311,7 +311,8 @@ class _Facts:
     def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
         identity = None if self.cache is None else policy_identity(self.policy)
         try:
-            asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run), self.with_curves)
+            settings = self.settings.cache_key_parts(run)
+            asked = None if identity is None else ("facts", *identity, settings, self.with_curves)
             codec = ValueCodec(ReplayedRun, given=self.policy)
             facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
             if was_kept:

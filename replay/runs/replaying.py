@@ -225,14 +225,11 @@ def replay_stream(
 
 
 class Decider(Protocol):
-    """What decides a policy on one stream: the event engine, or columns.
-
-    Attributes:
-        error_counts: Rule errors by controller, once all outcomes are taken.
-    """
+    """What decides a policy on one stream: the event engine, or columns."""
 
     @property
-    def error_counts(self) -> Mapping[str, int]: ...
+    def error_counts(self) -> Mapping[str, int]:
+        """Rule errors by controller, once all outcomes are taken."""
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
@@ -266,7 +263,8 @@ class Replayer(Protocol):
 
     def __call__(
         self, policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
-    ) -> Replay: ...
+    ) -> Replay:
+        """Replay the policy over the stream."""
 
 
 def judged_replay(

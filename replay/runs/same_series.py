@@ -51,7 +51,8 @@ def stream_digests(stream: EventStream) -> frozenset[str]:
     """Return a digest of each series of losses and scores of a stream."""
     is_evaluation = np.zeros(len(stream), np.bool_)
     is_evaluation[stream.rows("evaluate")] = True
-    return series_digests(stream.steps, is_evaluation, (_whole(stream, name) for name in digested(stream.facts.metrics)))
+    series = (_whole(stream, name) for name in digested(stream.facts.metrics))
+    return series_digests(stream.steps, is_evaluation, series)
 
 
 def _whole(stream: EventStream, metric: str) -> npt.NDArray[np.float64]:

@@ -7,7 +7,7 @@ columnar form: whole policies, or single runs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat
 from types import MappingProxyType
@@ -24,14 +24,14 @@ from ...rules.language.leaves import leaves
 from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.message import render
+from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.plan import Plan
 from ..runs.event_stream import EventStream
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
 from ..runs.saves import Saves
-from .conditions import Conditions
-from .run import Firings, RunSweep
+from .run import RunSweep
 from .stream import Ints, Stream, Values
 from .task import metrics_read
 from .terms import NotColumnar, Term, Terms
@@ -100,8 +100,8 @@ class _Form:
 
 
 @functools.lru_cache(maxsize=16)
-def _form_of(policy: Policy, semantics_version: int) -> _Form | None:
-    """Return the columnar form of a policy; None if it has none. Policies are equal without their version."""
+def _form_of(policy: Policy, _semantics_version: int) -> _Form | None:
+    """Return the columnar form of a policy; None if it has none. Equal policies may differ in their version."""
     if policy.metrics or policy.states or policy.admitted or policy.reads_ranks:
         return None
     (variant,) = variants_of(policy, {})
@@ -173,20 +173,22 @@ class _ByColumns:
         self._decided = sorted(self._decisions(), key=lambda each: each[:3])
         self._warned_until = self._last_warning()
         self._at = BEFORE_STREAM
+        self._fed: dict[str, list[tuple[int, str]]] = {}
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
-        keys = [key for each in self._policy.controllers if each.name == controller for key in each.series_read]
-        fed = [(self._first(key), key) for key in keys]
-        kinds = {self._kind_of(key) for first, key in fed if first is not None and first <= self._at}
-        return frozenset(kinds | {key.kind for key in keys if key.kind})
+        if controller not in self._fed:
+            keys = [key for each in self._policy.controllers if each.name == controller for key in each.series_read]
+            firsts = [(first, self._kind_at(first)) for key in keys if (first := self._first(key)) is not None]
+            self._fed[controller] = [*firsts, *((BEFORE_STREAM, key.kind) for key in keys if key.kind)]
+        return frozenset(kind for first, kind in self._fed[controller] if first <= self._at)
 
     def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
-        """Yield outcomes with the index of their event. Only recorded decisions ask for everything: these have none."""
+        """Yield outcomes with the index of their event. It holds all that columns can decide."""
         if self._warned_until is not None:
             engine = Engine(self._policy, self._plan, self._stream.plans)
             yield BEFORE_STREAM, None, engine.start()
-            for index, event, observed in observed_in(engine, self._stream):
+            for index, event, observed in observed_in(engine, self._stream, everything=everything):
                 if index > self._warned_until:
                     break
                 self._at = index
@@ -202,9 +204,8 @@ class _ByColumns:
         at = self._columns.series(key).at
         return int(at[0]) if len(at) else None
 
-    def _kind_of(self, key: SeriesKey) -> str:
-        first = self._first(key)
-        return PLAN if first is None or first < 0 else self._columns.names[self._columns.codes[first]]
+    def _kind_at(self, index: int) -> str:
+        return PLAN if index < 0 else self._columns.names[self._columns.codes[index]]
 
     def _last_warning(self) -> int | None:
         """Return the last event at which a controller warns of a series that has not appeared; None without any."""
@@ -255,52 +256,58 @@ class _ByColumns:
         readings, shown = self._form.readings[number]
         kind = trigger.removeprefix("on_")
         columns = {text: self._read(reading, kind, at) for text, reading in readings.items()}
-        fields = [self._read(reading, kind, at) for reading in shown]
-        facts, known = self._stream.facts, self._columns.has_epoch[at].tolist()
+        facts, own = self._stream.facts, self._columns
+        epochs = zip(own.epochs[at].tolist(), own.has_epoch[at].tolist(), strict=True)
         places = zip(
-            self._columns.attempts[at].tolist(),
+            own.attempts[at].tolist(),
             facts.whole("rank")[at].tolist(),
             facts.whole("seq")[at].tolist(),
-            self._columns.steps[at].tolist(),
-            [epoch if is_known else None for epoch, is_known in zip(self._columns.epochs[at].tolist(), known)],
+            own.steps[at].tolist(),
+            [epoch if is_known else None for epoch, is_known in epochs],
             strict=True,
         )
-        operations, mode = controller.operations, SHADOW if controller.is_shadow else ACT
-        has_log, template = self._form.log_messages.are_among(operations), controller.message
-        for place, (index, (attempt, rank, seq, step, epoch)) in enumerate(zip(at.tolist(), places, strict=True)):
-            event = facts[index] if has_log or template is not None else None
+        texts = self._texts(controller, trigger, at, [self._read(reading, kind, at) for reading in shown])
+        mode = SHADOW if controller.is_shadow else ACT
+        for number_of_firing, (place, (messages, message)) in enumerate(zip(places, texts, strict=True)):
+            readings_here = ((text, column[number_of_firing]) for text, column in columns.items())
             yield Decision(
                 controller.name,
                 trigger,
-                attempt,
-                rank,
-                seq,
-                step,
-                epoch,
-                operations=operations,
-                values={text: column[place] for text, column in columns.items() if column[place] is not None},
-                messages=self._form.log_messages.of(controller.name, trigger, event, operations, {})
-                if has_log and event is not None
-                else (),
+                *place,
+                operations=controller.operations,
+                values={text: value for text, value in readings_here if value is not None},
+                messages=messages,
                 mode=mode,
                 severity=controller.severity,
-                message=render(template, [_shown(field[place]) for field in fields], event)
-                if template is not None and event is not None
-                else "",
+                message=message,
             )
+
+    def _texts(
+        self, controller: Controller, trigger: str, at: Ints, shown: Sequence[list[Any]]
+    ) -> Iterable[tuple[tuple[LogMessage, ...], str]]:
+        """Return the log messages and the message of each decision."""
+        log_messages, template = self._form.log_messages, controller.message
+        if template is None and not log_messages.are_among(controller.operations):
+            return repeat(((), ""), len(at))
+        made = []
+        for place, index in enumerate(at.tolist()):
+            event = self._stream.facts[index]
+            logged = log_messages.of(controller.name, trigger, event, controller.operations, {})
+            fields = [_shown(values[place]) for values in shown]
+            made.append((logged, "" if template is None else render(template, fields, event)))
+        return made
 
     def _read(self, reading: _Reading, kind: str, at: Ints) -> list[Any]:
         """Return the values of a reading at those events of a kind; None where it is undefined."""
         if reading.param is not None:
             return [reading.param] * len(at)
-        rows = np.searchsorted(self._conditions.rows(kind), at)
-        found = self._conditions.vector(reading.term, kind, self._form.variant.params)
-        values = np.broadcast_to(found.values, (len(self._conditions.rows(kind)),))[rows].tolist()
-        read = list(map(reading.convert, values))
+        every = self._conditions.rows(kind)
+        found, rows = self._conditions.vector(reading.term, kind, self._form.variant.params), np.searchsorted(every, at)
+        values = np.broadcast_to(found.values, every.shape)[rows].tolist()
         if found.defined is None:
-            return read
-        defined = np.broadcast_to(found.defined, (len(self._conditions.rows(kind)),))[rows].tolist()
-        return [value if is_defined else None for value, is_defined in zip(read, defined, strict=True)]
+            return list(map(reading.convert, values))
+        defined = np.broadcast_to(found.defined, every.shape)[rows].tolist()
+        return [reading.convert(value) if known else None for value, known in zip(values, defined, strict=True)]
 
 
 def _shown(value: Any) -> Callable[[Event], Any]:

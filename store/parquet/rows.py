@@ -168,7 +168,8 @@ class EventRows(Sequence[Event]):
     def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventRows:
         """The events of these kinds, or of all others, in order."""
         wanted = pc.is_in(self._table["kind"], pa.array(list(kinds), pa.string()))
-        return EventRows(self._table.filter(pc.invert(wanted) if others else wanted), self._metric_of, self._rows_beside)
+        rows = self._table.filter(pc.invert(wanted) if others else wanted)
+        return EventRows(rows, self._metric_of, self._rows_beside)
 
     @cached_property
     def _envelope(self) -> list[list[Any]]:
