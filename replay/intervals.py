@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 #: Below this many families an interval would overstate the evidence: the runs themselves are shown instead.
 FEWEST_FAMILIES: Final = 8
 
@@ -21,7 +24,14 @@ SEED: Final = 1
 #: Share of the values that a trimmed mean leaves out at each end.
 TRIMMED: Final = 0.1
 
+#: The constants of SplitMix64.
+_STRIDE: Final = 0x9E3779B97F4A7C15
+_FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9
+_SECOND_FACTOR: Final = 0x94D049BB133111EB
 _MASK: Final = (1 << 64) - 1
+
+#: Draws held in memory together: 2 MiB of each array.
+_DRAWN_AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +81,30 @@ def interval(values: Sequence[float | None], families: Sequence[Hashable]) -> In
     return Interval(mean, means[outside], means[-outside - 1], len(known), count)
 
 
-def _resampled_means(clusters: Sequence[tuple[float, int]]) -> Iterator[float]:
-    """Yield the mean over the runs of each resample, from the sum and the number of runs of each family."""
-    draws = numbers(SEED)
-    for _ in range(RESAMPLES):
-        drawn = [clusters[next(draws) % len(clusters)] for _ in clusters]
-        yield sum(total for total, _ in drawn) / sum(runs for _, runs in drawn)
+def _resampled_means(clusters: Sequence[tuple[float, int]]) -> list[float]:
+    """Return the mean over the runs of each resample, from the sum and the number of runs of each family.
+
+    Sums are taken from left to right, one draw after the other: any other order changes the last bits.
+    """
+    count = len(clusters)
+    totals = np.array([total for total, _ in clusters])
+    runs = np.array([number for _, number in clusters])
+    means: list[float] = []
+    at_once = max(1, _DRAWN_AT_ONCE // count)
+    for first in range(0, RESAMPLES, at_once):
+        last = min(first + at_once, RESAMPLES)
+        drawn = (_numbers(SEED, first * count, last * count) % np.uint64(count)).astype(np.intp).reshape(-1, count)
+        means += (np.cumsum(totals[drawn], axis=1)[:, -1] / runs[drawn].sum(axis=1)).tolist()
+    return means
+
+
+def _numbers(seed: int, first: int, last: int) -> npt.NDArray[np.uint64]:
+    """Return the pseudo-random numbers of a seed from one place to another, as ``numbers`` yields them."""
+    places = np.arange(first + 1, last + 1, dtype=np.uint64)
+    state = places * np.uint64(_STRIDE) + np.uint64(seed)
+    mixed = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST_FACTOR)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SECOND_FACTOR)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def paired_interval(
@@ -105,7 +133,7 @@ def numbers(seed: int) -> Iterator[int]:
     """
     state = seed
     while True:
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = (state + _STRIDE) & _MASK
+        mixed = ((state ^ (state >> 30)) * _FIRST_FACTOR) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * _SECOND_FACTOR) & _MASK
         yield mixed ^ (mixed >> 31)

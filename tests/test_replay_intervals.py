@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptape.replay.intervals import interval, numbers, paired_interval, trimmed_mean
+from steptape.replay.intervals import RESAMPLES, SEED, interval, numbers, paired_interval, trimmed_mean
 
 
 def test_few_families_have_no_interval() -> None:
@@ -51,6 +51,26 @@ def test_pairs_take_the_noise_between_runs_out() -> None:
 
     assert (found.low, found.mean, found.high) == (0.5, 0.5, 0.5)
     assert paired_interval([1.0, None], [None, 1.0], "ab").runs == 0
+
+
+@pytest.mark.parametrize("families", [8, 97, 600])
+def test_an_interval_equals_that_of_single_draws_to_the_bit(families: int) -> None:
+    """Each draw taken by itself from the generator, and added from left to right, gives the same ends."""
+    chosen = random.Random(families)
+    values = [chosen.gauss(0, 1) ** 5 for _ in range(2 * families)]
+    of_family = [(sum(sorted(values[one::families])), 2) for one in range(families)]
+    clusters = sorted(of_family, key=lambda each: sorted(values[of_family.index(each) :: families]))
+    draws, means = numbers(SEED), []
+    for _ in range(RESAMPLES):
+        drawn = [clusters[next(draws) % families] for _ in clusters]
+        total = 0.0
+        for one, _ in drawn:
+            total += one
+        means.append(total / sum(runs for _, runs in drawn))
+
+    found = interval(values, [run % families for run in range(len(values))])
+
+    assert (found.low, found.high) == (sorted(means)[50], sorted(means)[-51])
 
 
 def test_the_draws_are_those_of_the_published_generator() -> None:

@@ -13,11 +13,13 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.replay.runs.saves import Saves
+from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
@@ -280,6 +282,7 @@ def controllers(draw: st.DrawFn, name: str) -> str:
         "mode": st.just("shadow"),
         "requires": st.sampled_from(["[eval_loss]", "[lr, norm]"]),
         "every": st.just("value"),
+        "message": st.just("'step {step}: {loss:.2f}, mean {mean(loss, window)}, {lr} of {len(norm)}'"),
         "clear": st.sampled_from(["loss < threshold", "step % 4 == 3"]),
     }
     # One key in four; most controllers with ``clear`` go to the event engine, and those that ask about them.
@@ -406,6 +409,38 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
 
     for name in [field.name for field in fields(Outcomes)]:
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name
+
+
+@given(policies(), streams(), st.sampled_from(Saves), st.integers(0, 2))
+@examples(100)
+def test_a_replay_by_columns_is_that_of_the_event_engine(
+    text: str, events: list[Event], saves: Saves, delay_steps: int
+) -> None:
+    """Outcomes, readings, messages, labels and endings are equal, whatever the rules, gates and values."""
+    policy = parse_policy(text)
+
+    found = replay_by_columns(policy, event_stream(events), PLAN, delay_steps=delay_steps, saves=saves)
+
+    assert repr(found) == repr(replay_events(policy, events, PLAN, delay_steps=delay_steps, saves=saves))
+
+
+@pytest.mark.parametrize("appears_at", [1, 100, 101, 130, 999])
+@pytest.mark.parametrize("triggers", ["[on_step_end]", "[on_evaluate]", "[on_step_end, on_evaluate]"])
+def test_columns_warn_of_a_series_that_does_not_appear(appears_at: int, triggers: str) -> None:
+    """The warning comes with the hundredth evaluation, between the decisions of other controllers."""
+    events = [Event("train_begin")]
+    for step in range(1, 141):
+        late = {"late": 0.5} if step >= appears_at else {}
+        events.append(Event("step_end", step, len(events), metrics={"loss": step % 7, **late}))
+        events.append(Event("evaluate", step, len(events), metrics={"eval_loss": 1.0}))
+    text = f"""
+controllers:
+  - {{name: waits, triggers: {triggers}, rule: late < 1, operations: [hfcontrols.should_save]}}
+  - {{name: fires, triggers: [on_step_end], rule: loss > 5, operations: []}}
+"""
+    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+
+    assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
 
 
 @given(policies(), streams(late_plans=True))

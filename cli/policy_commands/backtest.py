@@ -161,6 +161,7 @@ def backtest(
             processes=processes_for(len(chosen), processes),
             cache=None if no_cache else user_cache(),
             family=family,
+            with_curves=html is not None,
         )
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)

@@ -30,6 +30,7 @@ from ..runs.results import Excluded, RunResult
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
 from ..runs.same_series import Knowledge, repeated_by, repeats
 from ..runs.saves import Saves
+from ..sweeps.column_replay import replay_by_columns
 from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
@@ -156,6 +157,7 @@ def backtest(
     processes: int = 1,
     cache: Cache | None = None,
     family: str | None = None,
+    with_curves: bool = True,
 ) -> Backtest:
     """Replay a policy over recorded runs, and compute what it would have saved and cost.
 
@@ -177,6 +179,7 @@ def backtest(
             its own process alone: with more than one, only installed ones are found.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
+        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
             of the configuration. By default the first of a run's group, source folder and configuration.
 
@@ -187,7 +190,7 @@ def backtest(
     renaming = tuple((renames or {}).items())
     settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
     chosen = tuple(checked_runs("backtest", policy, runs))
-    request = Request(policy, chosen, settings, cache, declared_objectives(objective), family)
+    request = Request(policy, chosen, settings, cache, declared_objectives(objective), family, with_curves)
     with RunPool(processes, on_progress) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:
@@ -206,6 +209,7 @@ class Request:
         cache: Cache of results; None for no cache.
         declared: The declared objectives, the preferred one first; empty to guess.
         family: The key of families; None for the default.
+        with_curves: Whether to keep curves of the runs.
     """
 
     policy: Policy
@@ -214,6 +218,7 @@ class Request:
     cache: Cache | None = None
     declared: tuple[Objective, ...] = ()
     family: str | None = None
+    with_curves: bool = False
 
 
 def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
@@ -223,7 +228,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
-    asked = _Facts(request.policy, request.settings, request.cache, request.family)
+    asked = _Facts(request.policy, request.settings, request.cache, request.family, request.with_curves)
     for run, (found, events) in zip(request.runs, readers.mapped(asked, request.runs), strict=True):
         read_events += events
         if isinstance(found, TelemetryError):
@@ -301,11 +306,13 @@ class _Facts:
     settings: BacktestSettings
     cache: Cache | None
     family: str | None = None
+    with_curves: bool = False
 
     def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
         identity = None if self.cache is None else policy_identity(self.policy)
         try:
-            asked = None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run))
+            settings = self.settings.cache_key_parts(run)
+            asked = None if identity is None else ("facts", *identity, settings, self.with_curves)
             codec = ValueCodec(ReplayedRun, given=self.policy)
             facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
             if was_kept:
@@ -315,4 +322,11 @@ class _Facts:
         return facts, 0 if was_kept else facts.identity.event_count
 
     def _read(self, run: Run) -> ReplayedRun:
-        return facts_of_run(self.policy, run, self.settings, self.family)
+        return facts_of_run(
+            self.policy,
+            run,
+            self.settings,
+            self.family,
+            replayer=replay_by_columns,
+            with_curves=self.with_curves,
+        )

@@ -26,6 +26,7 @@ from ..runs.objective import Evaluation, Objective, best
 from ..runs.regret import relative
 from ..runs.results import RunResult
 from ..runs.run_result import BacktestSettings, facts_of_run, result_of
+from ..sweeps.column_replay import replay_by_columns
 from ..value_encoding import ValueCodec
 from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 
@@ -294,7 +295,7 @@ class _BaselineScores:
         return standing, 0 if was_kept else events
 
     def _read(self, policy: Policy, run: Run, objective: Objective | None) -> tuple[BaselineScore | None, int]:
-        facts = facts_of_run(policy, run, self.settings)
+        facts = facts_of_run(policy, run, self.settings, replayer=replay_by_columns, with_curves=False)
         return standing_of(result_of(facts, objective)), facts.identity.event_count
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ..sweeps.stream import Floats, Ints
+from ..columns.stream import Floats, Ints
 
 #: Halvings of the unit interval after which a float no longer changes.
 _HALVINGS: Final = 60

@@ -20,6 +20,7 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
+from ..columns.stream import Floats, Ints
 from ..intervals import SEED
 from ..run_pool import Progress, checked_runs
 from ..runs.families import Family
@@ -27,7 +28,6 @@ from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.regret import NEAR_ZERO
 from ..runs.results import Excluded
 from ..runs.saves import Saves
-from ..sweeps.stream import Floats, Ints
 from ..sweeps.sweeping import Sweep, sweep
 from .bounds import (
     fewest_runs,

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...store.errors import TelemetryError
+from ..columns.stream import Floats, Truths
 from ..runs.metric_names import Mode
 from ..runs.regret import NEAR_ZERO
 from ..sweeps.outcomes import NO_STEP, Outcomes
-from ..sweeps.stream import Floats, Truths
 from ..sweeps.task import SweptRun
 
 _RISK: Final = re.compile(

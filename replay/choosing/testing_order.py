@@ -19,7 +19,7 @@ from ...rules.language.references import Param, ParamValue
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
-from ..sweeps.variants import effects_of_controller
+from ..sweeps.structures import effects_of_controller
 
 
 class Direction(StrEnum):

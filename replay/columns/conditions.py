@@ -71,9 +71,11 @@ class Conditions:
 
     Attributes:
         series: Its series.
+        may_fail: Whether an operation failed at some row: a rule fails there, unless it settles its answer before.
     """
 
     def __init__(self, stream: Stream, metrics: MetricValues, past: Past) -> None:
+        self.may_fail = False
         self._stream = stream
         self._metrics = metrics
         self._past = past
@@ -123,7 +125,9 @@ class Conditions:
             case "if":
                 return _chosen(*vectors)
             case _:
-                return _applied(term, vectors)
+                found = _applied(term, vectors)
+                self.may_fail = self.may_fail or _fails(found, vectors)
+                return found
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
@@ -206,6 +210,15 @@ def _applied(term: Term, vectors: list[Vector]) -> Vector:
             return Vector(np.sqrt(values[0]), both([defined, np.logical_not(np.less(values[0], 0.0))]))
     numbers, succeeded = _one_by_one(_ONE_BY_ONE[operation], values)
     return Vector(numbers, both([defined, succeeded]))
+
+
+def _fails(found: Vector, arguments: list[Vector]) -> bool:
+    """Whether an operation has no value at a row where all of its arguments have one."""
+    before = both([argument.defined for argument in arguments])
+    if found.defined is None or found.defined is before:
+        return False
+    failed = np.logical_not(found.defined)
+    return bool(np.any(failed if before is None else failed & before))
 
 
 def _joined(operation: str, left: Vector, right: Vector) -> Vector:

@@ -89,6 +89,19 @@ def condition_of(
     return _Compiler(rule, terms, read, past).condition()
 
 
+def reading_of(node: ast.expr, rule: BoundRule, terms: Terms) -> Term:
+    """Return the term of a part of a rule that reads series and facts of the event.
+
+    Raises:
+        NotColumnar: It has no exact columnar form, or reads something else.
+    """
+
+    def refused(asked: ref.PastDecisions) -> PastAnswer:
+        raise NotColumnar(f"it asks {asked.question} of {asked.controller!r}")
+
+    return _Compiler(rule, terms, PolicyReadings({}, frozenset(), MetricReadings()), refused).reading(node)
+
+
 class _Compiler:
     """Compiles one rule; see ``condition_of``."""
 
@@ -111,6 +124,10 @@ class _Compiler:
         if not term.is_truth:
             raise NotColumnar("its value is not clearly True or False")
         return term
+
+    def reading(self, node: ast.expr) -> Term:
+        """Return the term of a part of the rule."""
+        return self._term(node)
 
     def _term(self, node: ast.expr) -> Term:  # noqa: C901 - one case a kind of node
         reference = self._rule.references.get(node)

@@ -249,7 +249,7 @@ def _health(snapshot: Snapshot, policy: Policy) -> HealthSummary:
     return HealthSummary(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
-        step=max(stream.steps, default=0),
+        step=stream.last_step,
         policy=policy.name or policy.source,
         digest=policy.digest,
         groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: _RANKS[group.state])),

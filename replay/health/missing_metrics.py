@@ -51,7 +51,7 @@ class MissingMetrics:
         """Whether a metric counts as recorded. One that is absent by its probe may hold NaN in place of values."""
         if name in self._constants or not any(have_common_names(name, each) for each in self._reasons):
             return True
-        return any(value is not None and not math.isnan(value) for value in self._stream.values(name))
+        return any(not math.isnan(value) for value in self._stream.numbers(name).values.tolist())
 
     def _reason(self, name: str) -> str:
         found = (reason for each, reason in self._reasons.items() if have_common_names(name, each))

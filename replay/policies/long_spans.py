@@ -19,7 +19,7 @@ def steps_of(info: RunInfo, stream: EventStream) -> float:
     planned = info.last.newest_plan.max_steps()
     if planned is None and info.last.status == "running":
         return math.inf
-    return max(planned or 0, max(stream.steps, default=0))
+    return max(planned or 0, stream.last_step)
 
 
 def long_spans(policy: Policy, places: PolicyPlaces, most_steps: float, *, is_planned: bool) -> Iterator[Finding]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
@@ -47,7 +49,8 @@ class StreamAppearances:
 
     def first_from(self, step: float) -> int | None:
         """Return the first event at a step or later; None without one."""
-        return next((index for index, own in enumerate(self._stream.steps) if own >= step), None)
+        reached = self._stream.steps >= step
+        return int(reached.argmax()) if reached.any() else None
 
     def values(self, key: SeriesKey) -> Sequence[int]:
         """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""
@@ -58,18 +61,18 @@ class StreamAppearances:
     def events(self, kind: str) -> Sequence[int]:
         """Return the events of a kind."""
         if kind not in self._events:
-            kinds = self._stream.kinds
-            self._events[kind] = [i for i, own in enumerate(kinds) if own == kind and i not in self._early]
+            rows = self._stream.rows(kind).tolist()
+            self._events[kind] = [row for row in rows if row not in self._early] if self._early else rows
         return self._events[kind]
 
     def step(self, index: int) -> int:
         """Return the step of an event."""
-        return self._stream.steps[index]
+        return int(self._stream.steps[index])
 
     def first_epoch(self) -> int | None:
         """Return the first event with a known epoch; None without one."""
-        epochs = zip(self._stream.facts.column("epoch"), self._stream.values("epoch"), strict=True)
-        return next((index for index, known in enumerate(epochs) if known != (None, None)), None)
+        known = [found.rows for found in (self._stream.facts.known("epoch"), self._stream.numbers("epoch"))]
+        return min((int(rows[0]) for rows in known if len(rows)), default=None)
 
     def _found(self, key: SeriesKey) -> Sequence[int]:
         if is_pattern(key.name) and (names := [name for name in self._stream.facts.metrics if matches(name, key.name)]):
@@ -79,14 +82,13 @@ class StreamAppearances:
         late = [] if key.kind else [i for i, own in self._late_plans if key.name in constants_in(own.attrs)]
         if key.kind is None and key.name in self._constants:
             return [BEFORE_STREAM, *late]
-        kinds = self._stream.kinds
-        wanted = {kind for kind in set(kinds) if (is_loop_kind(kind) if key.kind is None else kind == key.kind)}
-        carried = [
-            [i for i, value in enumerate(self._stream.values(name)) if value is not None and kinds[i] in wanted]
-            for name in dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
-        ]
-        found = min([*carried, late], key=lambda indices: indices[0] if indices else len(kinds))
-        own = [index for index in found if kinds[index] == kinds[found[0]]]
+        codes, kinds = self._stream.coded_kinds
+        wanted = [is_loop_kind(kind) if key.kind is None else kind == key.kind for kind in kinds]
+        names = dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
+        logged = [self._stream.numbers(name).rows for name in names]
+        carried = [rows[np.array(wanted, np.bool_)[codes[rows]]] for rows in logged if len(rows)]
+        found = min([*carried, np.array(late, np.int64)], key=lambda rows: int(rows[0]) if len(rows) else len(codes))
+        own: list[int] = found[codes[found] == codes[found[:1]]].tolist() if len(found) else []
         return sorted(self._early.get(index, index) for index in own) if self._early else own
 
 
@@ -99,10 +101,12 @@ def nan_filtered_in(snapshot: Snapshot, renames: Renames = ()) -> tuple[str, ...
 
 def _late_events(stream: EventStream) -> list[tuple[int, int]]:
     """Return the index of each event that only brings late values, with that of the event that awaited them."""
+    if not stream.facts.mentions_late_values:
+        return []
     late = [(index, stream.facts[index]) for index in sorted(stream.with_attrs)]
     late = [(index, event) for index, event in late if event.is_late]
     if not late:
         return []
-    seqs = zip(stream.attempts, stream.facts.column("seq"), strict=True)
+    seqs = zip(stream.facts.column("attempt"), stream.facts.column("seq"), strict=True)
     places = {place: index for index, place in enumerate(seqs)}
     return [(index, places.get((event.attempt, event.attrs[LATE_FOR]), index)) for index, event in late]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ...store.parquet.rows import Numbers
 from .event_stream import EventStream
 
 #: Maximum number of points in a curve: about one per pixel of a plot's width.
@@ -35,27 +36,19 @@ class Curve:
 
 def curves_of(stream: EventStream) -> tuple[Curve, ...]:
     """Return curves of the training loss (of ``step_end`` events, else of ``log``) and of each evaluation metric."""
-    points: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
-    begins: dict[tuple[str, str], int] = {}
-    losses = stream.values(TRAINING_SERIES)
+    found: list[tuple[str, str, Numbers]] = []
     for kind in ("step_end", "log"):
-        course = [
-            index
-            for index, (own, loss) in enumerate(zip(stream.kinds, losses, strict=True))
-            if own == kind and loss is not None
-        ]
-        if course:
-            begins[kind, TRAINING_SERIES] = course[0]
-            taken = [loss for index in course if (loss := losses[index]) is not None]
-            points[kind, TRAINING_SERIES] = [stream.steps[index] for index in course], taken
+        losses = stream.values_at(kind, TRAINING_SERIES)
+        if len(losses.rows):
+            found.append((TRAINING_SERIES, kind, losses))
             break
-    for index, event in stream.of_kind("evaluate"):
-        for name, value in event.metrics.items():
-            begins.setdefault(("evaluate", name), index)
-            steps, values = points.setdefault(("evaluate", name), ([], []))
-            steps.append(event.step)
-            values.append(value)
-    return tuple(_thinned(name, kind, *points[kind, name]) for kind, name in sorted(points, key=begins.__getitem__))
+    if len(stream.rows("evaluate")):
+        every = ((name, "evaluate", stream.values_at("evaluate", name)) for name in stream.facts.metrics)
+        found += [each for each in every if len(each[2].rows)]
+    found.sort(key=lambda each: int(each[2].rows[0]))
+    return tuple(
+        _thinned(name, kind, stream.steps[own.rows].tolist(), own.values.tolist()) for name, kind, own in found
+    )
 
 
 def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]) -> Curve:

@@ -10,16 +10,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from ...rules.engine.own_values import OwnValues, made_up
 from ...rules.policy_file.policy import Policy
 from ...store.events import PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.newest_values import NewestValues
-from ...store.parquet.rows import EventList, EventRows, with_columns
+from ...store.parquet.rows import EventList, EventRows, Numbers, with_columns
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream, events_along, ranks_of
+
+_NO_ROWS: Final = np.zeros(0, np.int64)
 
 #: The events of each other rank.
 Others = Callable[[], Mapping[int, Iterable[Event]]]
@@ -37,8 +43,6 @@ class EventStream:
 
     Attributes:
         facts, recorded, gathered, plans: As given.
-        kinds: Kind of each fact.
-        with_attrs: Indices of the facts that have attributes.
     """
 
     def __init__(
@@ -52,8 +56,8 @@ class EventStream:
         self.facts = facts
         self.recorded = recorded
         self.gathered = gathered
-        self.kinds: Sequence[str] = facts.column("kind")
-        self.with_attrs = frozenset(facts.rows_with_attrs)
+        self._rows: dict[str, npt.NDArray[np.int64]] = {}
+        self._numbers: dict[str, Numbers] = {}
 
     @cached_property
     def made_up_names(self) -> frozenset[str]:
@@ -66,33 +70,71 @@ class EventStream:
         )
         return frozenset(label.rpartition("@")[0] for label in labels)
 
-    @cached_property
-    def steps(self) -> Sequence[int]:
-        """Step of each fact."""
-        return self.facts.column("step")
+    def __len__(self) -> int:
+        return len(self.facts)
 
     @cached_property
-    def attempts(self) -> Sequence[int]:
-        """Attempt of each fact."""
-        return self.facts.column("attempt")
+    def kinds(self) -> Sequence[str]:
+        """Kind of each fact."""
+        return self.facts.column("kind")
 
     @cached_property
-    def elapsed_ns(self) -> Sequence[int]:
-        """Elapsed time of each fact within its attempt, in ns."""
-        return self.facts.column("elapsed_ns")
+    def coded_kinds(self) -> tuple[npt.NDArray[np.integer], tuple[str, ...]]:
+        """The kind of each fact, as an index into the kinds that follow."""
+        return self.facts.coded_kinds
+
+    @cached_property
+    def with_attrs(self) -> frozenset[int]:
+        """Indices of the facts that have attributes."""
+        return frozenset(self.facts.rows_with_attrs)
+
+    @cached_property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Step of each fact; shape (facts,)."""
+        return self.facts.whole("step")
+
+    @cached_property
+    def attempts(self) -> npt.NDArray[np.integer]:
+        """Attempt of each fact; shape (facts,)."""
+        return self.facts.whole("attempt")
+
+    @cached_property
+    def elapsed_ns(self) -> npt.NDArray[np.int64]:
+        """Elapsed time of each fact within its attempt, in ns; shape (facts,)."""
+        return self.facts.whole("elapsed_ns")
+
+    @property
+    def last_step(self) -> int:
+        """The highest step of any fact; 0 without one."""
+        return int(self.steps.max(initial=0))
+
+    def rows(self, kind: str) -> npt.NDArray[np.int64]:
+        """Return the indices of the facts of a kind, ascending."""
+        if kind not in self._rows:
+            codes, names = self.coded_kinds
+            self._rows[kind] = np.flatnonzero(codes == names.index(kind)) if kind in names else _NO_ROWS
+        return self._rows[kind]
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, Event]]:
         """Yield the facts of a kind, each with its index."""
-        kinds, index = self.kinds, -1
-        for _ in range(kinds.count(kind)):
-            index = kinds.index(kind, index + 1)
+        for index in self.rows(kind).tolist():
             yield index, self.facts[index]
 
-    def values(self, metric: str) -> Sequence[float | None]:
-        """Return the value of a metric at each fact; None where it was not logged."""
-        return self.facts.values(metric)
+    def numbers(self, metric: str) -> Numbers:
+        """Return the values of a metric, with the indices of the facts that logged it."""
+        if metric not in self._numbers:
+            self._numbers[metric] = self.facts.numbers(metric)
+        return self._numbers[metric]
 
-    @property
+    def values_at(self, kind: str, metric: str) -> Numbers:
+        """Return the values that facts of a kind have of a metric, with their indices."""
+        found, codes = self.numbers(metric), self.coded_kinds
+        if kind not in codes[1]:
+            return Numbers(_NO_ROWS, np.zeros(0))
+        own = codes[0][found.rows] == codes[1].index(kind)
+        return Numbers(found.rows[own], found.values[own])
+
+    @cached_property
     def duration_ns(self) -> int | None:
         """Time from the begin of each attempt to its last fact, summed, in ns; None when the log has no times."""
         return sum(self._spans.values()) or None
@@ -104,15 +146,15 @@ class EventStream:
         """
         if self.duration_ns is None:
             return None
-        return 0 if index < 0 else self._before_ns[self.attempts[index]] + self.elapsed_ns[index]
+        return 0 if index < 0 else self._before_ns[int(self.attempts[index])] + int(self.elapsed_ns[index])
 
     @cached_property
     def _spans(self) -> dict[int, int]:
         """Time from the begin of each attempt to its last fact, in ns, in order of attempts."""
         spans: dict[int, int] = {}
         for start, end in self.stretches():
-            attempt = self.attempts[start]
-            spans[attempt] = max(spans.get(attempt, 0), max(self.elapsed_ns[start:end]))
+            attempt = int(self.attempts[start])
+            spans[attempt] = max(spans.get(attempt, 0), int(self.elapsed_ns[start:end].max()))
         return spans
 
     @cached_property
@@ -122,18 +164,15 @@ class EventStream:
 
     def stretches(self) -> list[tuple[int, int]]:
         """Return for each attempt the index of its first fact and the index after its last."""
-        attempts = self.attempts
-        if not attempts or attempts[0] == attempts[-1]:
-            return [(0, len(attempts))] if attempts else []
-        begins = (index for index, (one, following) in enumerate(pairwise(attempts), 1) if one != following)
-        return list(pairwise([0, *begins, len(attempts)]))
+        begins = np.flatnonzero(np.diff(self.attempts)) + 1
+        return list(pairwise([0, *begins.tolist(), len(self)])) if len(self) else []
 
 
 def newest_plan(plan: Plan, stream: EventStream) -> Plan:
     """Return a plan with what the newest attempt of a stream declared late, as its engine knows it at the end."""
     late = [event for _, event in stream.of_kind(PLAN)]
     for event in late:
-        plan = plan.updated(event.attrs) if event.attempt == stream.attempts[-1] else plan
+        plan = plan.updated(event.attrs) if event.attempt == int(stream.attempts[-1]) else plan
     return plan
 
 
@@ -157,10 +196,10 @@ def event_stream(
         return events
     recorded: Sequence[Event] = ()
     facts = with_columns(events)
-    if not set(RULE_KINDS).isdisjoint(facts.column("kind")):
+    if not set(RULE_KINDS).isdisjoint(facts.coded_kinds[1]):
         facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS)
     # The engine takes the values of a single process for those of all ranks.
-    gathered = {} if plan.world_size == 1 else _gathered(facts, others, frozenset(names))
+    gathered = {} if plan.world_size == 1 or not names else _gathered(facts, others, frozenset(names))
     return EventStream(facts, recorded, gathered, plans)
 
 

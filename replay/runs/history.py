@@ -70,28 +70,44 @@ class History:
         return () if objective is None else self.evaluations.get(objective.metric, ())
 
 
-def history_of(stream: EventStream) -> History:
-    """Return the facts of a stream. Outcomes of recorded rules take no index, as in a replay."""
-    evaluations: dict[str, list[Evaluation]] = {}
-    evaluated = list(stream.of_kind("evaluate"))
-    for index, event in evaluated:
-        for name, value in event.metrics.items():
-            evaluations.setdefault(name, []).append(Evaluation(index, event.step, value, event.time_ns))
+def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
+    """Return the facts of a stream. Outcomes of recorded rules take no index, as in a replay.
+
+    Args:
+        stream: The stream.
+        with_curves: Whether to downsample curves for plots.
+    """
+    evaluated = stream.rows("evaluate")
     return History(
-        steps=max(stream.steps, default=0),
+        steps=stream.last_step,
         elapsed_ns=stream.duration_ns,
         checkpoints=tuple(
             Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
         ),
-        evaluations={name: tuple(values) for name, values in evaluations.items()},
-        curves=curves_of(stream),
+        evaluations=_evaluations(stream),
+        curves=curves_of(stream) if with_curves else (),
         # Copy the metrics: those of a stream's event keep all columns of the stream alive.
         annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
-        evaluated_at=tuple(index for index, _ in evaluated),
-        evaluated_steps=frozenset(event.step for _, event in evaluated),
+        evaluated_at=tuple(evaluated.tolist()),
+        evaluated_steps=frozenset(stream.steps[evaluated].tolist()),
         began_ns=stream.facts[0].time_ns if stream.facts else 0,
         ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
     )
+
+
+def _evaluations(stream: EventStream) -> dict[str, tuple[Evaluation, ...]]:
+    """Return the values of each evaluation metric; the metrics in the order of their first evaluation."""
+    if not len(stream.rows("evaluate")):
+        return {}
+    found = {name: stream.values_at("evaluate", name) for name in stream.facts.metrics}
+    first = {name: int(values.rows[0]) for name, values in found.items() if len(values.rows)}
+    times_ns = stream.facts.whole("time_ns")
+    evaluations: dict[str, tuple[Evaluation, ...]] = {}
+    for name in sorted(first, key=first.__getitem__):
+        rows, values = found[name]
+        columns = rows.tolist(), stream.steps[rows].tolist(), values.tolist(), times_ns[rows].tolist()
+        evaluations[name] = tuple(map(Evaluation, *columns))
+    return evaluations
 
 
 @dataclass(frozen=True, slots=True)

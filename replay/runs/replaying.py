@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...rules.control.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
@@ -220,26 +220,83 @@ def replay_events(
 def replay_stream(
     policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
 ) -> Replay:
-    """Replay a policy over a stream that the caller shares with other readers."""
-    engine = Engine(policy, plan, stream.plans)
+    """Replay a policy over a stream that the caller shares with other readers, by the event engine."""
+    return judged_replay(policy, stream, plan, _ByEngine(policy, stream, plan), delay_steps=delay_steps, saves=saves)
+
+
+class Decider(Protocol):
+    """What decides a policy on one stream: the event engine, or columns."""
+
+    @property
+    def error_counts(self) -> Mapping[str, int]:
+        """Rule errors by controller, once all outcomes are taken."""
+
+    def kinds_read(self, controller: str) -> frozenset[str]:
+        """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
+
+    def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
+        """Yield outcomes with the index of their event, in stream order; ``BEFORE_STREAM`` for ``init_end``.
+
+        Args:
+            everything: Whether to yield every event, with or without outcomes. If not, None may replace an event.
+        """
+
+
+class _ByEngine:
+    """The event engine as a decider."""
+
+    def __init__(self, policy: Policy, stream: EventStream, plan: Plan) -> None:
+        self._engine, self._stream = Engine(policy, plan, stream.plans), stream
+        self.kinds_read = self._engine.kinds_read
+
+    @property
+    def error_counts(self) -> Mapping[str, int]:
+        return self._engine.error_counts
+
+    def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
+        yield BEFORE_STREAM, None, self._engine.start()
+        yield from observed_in(self._engine, self._stream, everything=everything)
+
+
+class Replayer(Protocol):
+    """A function such as ``replay_stream``."""
+
+    def __call__(
+        self, policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+    ) -> Replay:
+        """Replay the policy over the stream."""
+
+
+def judged_replay(
+    policy: Policy,
+    stream: EventStream,
+    plan: Plan,
+    decider: Decider,
+    *,
+    delay_steps: int = 0,
+    saves: Saves = Saves.KEEP,
+) -> Replay:
+    """Label the outcomes of a decider, and find where they end the run and where the record no longer shows it."""
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     on_made_up = _controllers_on_made_up(policy, stream)
     judge = ValidityLabeler(
-        policy, engine, stream, saves, with_those_that_ask(policy.controllers, counting | on_made_up)
+        policy, decider.kinds_read, stream, saves, with_those_that_ask(policy.controllers, counting | on_made_up)
     )
-    outcomes = [_judged(judge, stream, BEFORE_STREAM, INIT_END, outcome) for outcome in engine.start()]
-    for index, event, observed in observed_in(engine, stream, everything=judge.looks_at_every_event):
+    outcomes: list[LabelledOutcome] = []
+    codes, kinds = stream.coded_kinds
+    for index, event, observed in decider.outcomes(everything=judge.looks_at_every_event):
         if observed:
-            outcomes += [_judged(judge, stream, index, event.kind, outcome) for outcome in observed]
-        if judge.looks_at_every_event:
+            kind = INIT_END if index < 0 else kinds[codes[index]]
+            outcomes += [_judged(judge, stream, index, kind, outcome) for outcome in observed]
+        if judge.looks_at_every_event and event is not None:
             judge.pass_event(event, index, _decisions(observed))
     censored_from = judge.censored_from()
     return Replay(
         policy,
         tuple(outcomes),
-        dict(engine.error_counts),
-        len(stream.kinds),
+        dict(decider.error_counts),
+        len(stream),
         censored_from,
         _ending(policy, outcomes, stream, delay_steps),
         None if censored_from is None else _place(censored_from, stream),
@@ -271,7 +328,7 @@ def observed_in(
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
     observe, facts, gathered = engine.observe, stream.facts, stream.gathered
     most_are_idle = not everything
-    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream.kinds), _STRETCH), len(stream.kinds)]):
+    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream), _STRETCH), len(stream)]):
         kinds = stream.kinds[start:end]
         # Building a whole stretch of events costs half as much per event as building some of them one by one.
         made = () if most_are_idle else facts[start:end]

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.control.effects import Effect
 from ...rules.policy_file.policy import Policy
@@ -41,7 +43,7 @@ from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
 from .objective import Evaluation, Objective, best, objective_among, objective_of_study
 from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
-from .replaying import Ending, Replay, replay_stream
+from .replaying import Ending, Replay, Replayer, replay_stream
 from .results import Outlay, RunResult
 from .same_series import stream_digests
 from .saves import Saves, drops_own_checkpoints
@@ -150,7 +152,13 @@ DEFAULT_SETTINGS = BacktestSettings()
 
 
 def facts_of_run(
-    policy: Policy, run: Run, settings: BacktestSettings = DEFAULT_SETTINGS, family: str | None = None
+    policy: Policy,
+    run: Run,
+    settings: BacktestSettings = DEFAULT_SETTINGS,
+    family: str | None = None,
+    *,
+    replayer: Replayer = replay_stream,
+    with_curves: bool = True,
 ) -> ReplayedRun:
     """Read what a run recorded, and replay a policy over it.
 
@@ -159,15 +167,24 @@ def facts_of_run(
         run: The run.
         settings: The settings of the backtest.
         family: The key of families; None for the default.
+        replayer: Decides the policy on the run: the event engine, or columns.
+        with_curves: Whether to downsample curves for plots.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
     with collection_paused():
-        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, family))
+        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, family, replayer, with_curves))
 
 
-def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, family: str | None) -> ReplayedRun:
+def _facts_at(
+    policy: Policy,
+    snapshot: Snapshot,
+    settings: BacktestSettings,
+    family: str | None,
+    replayer: Replayer,
+    with_curves: bool,
+) -> ReplayedRun:
     """Return the facts of one snapshot of a run."""
     info = snapshot.info
     events, rolled_back = read_lineage(
@@ -186,6 +203,8 @@ def _facts_at(policy: Policy, snapshot: Snapshot, settings: BacktestSettings, fa
         nan_filtered=nan_filtered_in(snapshot, settings.renames),
         end_stated=is_end_stated(info.source),
         terminated=is_terminated(info.last),
+        replayer=replayer,
+        with_curves=with_curves,
     )
     identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
     return dataclasses.replace(
@@ -222,11 +241,13 @@ def facts_of(
     nan_filtered: Collection[str] = (),
     end_stated: bool = True,
     terminated: bool = False,
+    replayer: Replayer = replay_stream,
+    with_curves: bool = True,
 ) -> ReplayedRun:
     """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
     stream = event_stream(events)
-    replayed = replay_stream(policy, stream, plan, delay_steps=settings.delay_steps, saves=settings.saves)
-    history = history_of(stream)
+    replayed = replayer(policy, stream, plan, delay_steps=settings.delay_steps, saves=settings.saves)
+    history = history_of(stream, with_curves=with_curves)
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
     appearances = StreamAppearances(stream, plan, nan_filtered)
     labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
@@ -239,7 +260,7 @@ def facts_of(
         replayed=replayed,
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
         lists_lacked=_lists_lacked(policy, stream),
-        is_empty="step_end" not in stream.kinds and not any(event.metrics for event in stream.facts),
+        is_empty=not len(stream.rows("step_end")) and not any(event.metrics for event in stream.facts),
         human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
         series=stream_digests(stream),
@@ -409,13 +430,10 @@ def _detection(
     history: History,
     settings: BacktestSettings,
 ) -> Detection:
-    firsts = {incident.first_step for incident in incidents}
-    begins = (
-        index
-        for index, (kind, step) in enumerate(zip(stream.kinds, stream.steps, strict=True))
-        if kind == "step_end" and step in firsts and not stream.facts[index].is_late
-    )
-    seconds_at = {stream.steps[at]: ns / 1e9 for at in begins if (ns := stream.time_up_to(at)) is not None}
+    steps = stream.rows("step_end")
+    reached = np.isin(stream.steps[steps], [incident.first_step for incident in incidents])
+    begins = (index for index in steps[reached].tolist() if not stream.facts[index].is_late)
+    seconds_at = {int(stream.steps[at]): ns / 1e9 for at in begins if (ns := stream.time_up_to(at)) is not None}
     alarms = [
         Alarm(judged.decided_at, None if judged.elapsed_ns is None else judged.elapsed_ns / 1e9)
         for judged in replayed.reached

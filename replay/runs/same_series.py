@@ -49,10 +49,17 @@ def digested(metrics: Iterable[str]) -> list[str]:
 
 def stream_digests(stream: EventStream) -> frozenset[str]:
     """Return a digest of each series of losses and scores of a stream."""
-    is_evaluation = np.array([kind == "evaluate" for kind in stream.kinds], np.bool_)
-    # A missing value becomes NaN.
-    series = (np.array(stream.values(name), np.float64) for name in digested(stream.facts.metrics))
-    return series_digests(np.array(stream.steps, np.int64), is_evaluation, series)
+    is_evaluation = np.zeros(len(stream), np.bool_)
+    is_evaluation[stream.rows("evaluate")] = True
+    series = (_whole(stream, name) for name in digested(stream.facts.metrics))
+    return series_digests(stream.steps, is_evaluation, series)
+
+
+def _whole(stream: EventStream, metric: str) -> npt.NDArray[np.float64]:
+    """Return the value of a metric at each fact; NaN where it was not logged."""
+    values, found = np.full(len(stream), np.nan), stream.numbers(metric)
+    values[found.rows] = found.values
+    return values
 
 
 def series_digests(

@@ -6,9 +6,9 @@ where every step counts, such a controller decides earlier or otherwise.
 
 from __future__ import annotations
 
-import statistics
-from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from ...rules.checks.appearances import Appearances
 from ...rules.language.bound_rule import BoundRule
@@ -39,13 +39,14 @@ _TRIGGER: Final = f"on_{_STEP}"
 
 def step_interval(stream: EventStream) -> int:
     """Return the median number of steps from one logged training step to the next; 1 if every step is logged."""
-    count, last = stream.kinds.count(_STEP), max(stream.steps, default=0)
+    rows = stream.rows(_STEP)
+    count, last = len(rows), stream.last_step
     # With a median gap of 2 or more, a run has at least three steps for every two events.
     if count < 2 or 3 * count > 2 * last:
         return 1
-    steps = [step for kind, step in zip(stream.kinds, stream.steps, strict=True) if kind == _STEP]
-    gaps = [later - earlier for earlier, later in pairwise(steps) if later > earlier]
-    return statistics.median_low(gaps) if gaps else 1
+    gaps = np.diff(stream.steps[rows])
+    forward = np.sort(gaps[gaps > 0])
+    return int(forward[(len(forward) - 1) // 2]) if len(forward) else 1
 
 
 def thinning_note(interval: int) -> str:

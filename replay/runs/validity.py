@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple
 
 from ...rules.control.effects import Effect
 from ...rules.engine.decisions import Decision
-from ...rules.engine.engine import Engine
 from ...rules.language.references import ContextValue, PastDecisions
 from ...rules.language.timing import Unit
 from ...rules.policy_file.declarations import ACT, Controller
@@ -98,7 +97,7 @@ class ValidityLabeler:
 
     Args:
         policy: The policy being replayed.
-        engine: Its engine, which knows what each rule reads.
+        kinds_read: Returns the kinds of events whose numbers a controller's rule reads, as of the newest decision.
         stream: The whole recorded stream.
         saves: Whether the loop's own checkpoints remain.
         counting: Names of the controllers whose decisions might come at another step for what the log lacks: logged
@@ -109,23 +108,30 @@ class ValidityLabeler:
     """
 
     def __init__(
-        self, policy: Policy, engine: Engine, stream: EventStream, saves: Saves, counting: Set[str] = frozenset()
+        self,
+        policy: Policy,
+        kinds_read: Callable[[str], frozenset[str]],
+        stream: EventStream,
+        saves: Saves,
+        counting: Set[str] = frozenset(),
     ) -> None:
         self._policy = policy
         self._counting = counting
-        self._engine = engine
+        self._kinds_read = kinds_read
+        self._asking: dict[frozenset[str], frozenset[str]] = {}
         self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
         self._diverted_at: int | None = None
         self._unsure_from: float = inf
         self._shifted_at: int | None = None
         self._clocked = clocked_controllers(policy.controllers)
-        own_saves = [(index, event.step) for index, event in stream.of_kind("save")]
+        at_saves = stream.rows("save")
+        own_saves = list(zip(at_saves.tolist(), stream.steps[at_saves].tolist(), strict=True))
         self._saved_steps = {step for _, step in own_saves}
         self._asked_saves: set[int] = set()
         self._droppable = deque(own_saves if drops_own_checkpoints(policy, saves) else ())
         self._saves_differ_at: int | None = None
         self._lacks_evaluation_from: int | None = None
-        self._evaluated_steps = {event.step for _, event in stream.of_kind("evaluate")}
+        self._evaluated_steps = set(stream.steps[stream.rows("evaluate")].tolist())
         self._recorded: dict[tuple[int, int, int], list[_Orders]] = {}
         self._refused: set[tuple[tuple[int, int, int], str]] = set()
         refused = {
@@ -260,9 +266,11 @@ class ValidityLabeler:
 
     def _on_saves(self) -> frozenset[str]:
         """Return the controllers that depend on the events of checkpoints, as far as their series are bound."""
-        every, kinds_read = self._policy.controllers, self._engine.kinds_read
-        own = {one.name for one in every if "on_save" in one.triggers or "save" in kinds_read(one.name)}
-        return with_those_that_ask(every, own)
+        every = self._policy.controllers
+        own = frozenset(one.name for one in every if "on_save" in one.triggers or "save" in self._kinds_read(one.name))
+        if own not in self._asking:
+            self._asking[own] = with_those_that_ask(every, own)
+        return self._asking[own]
 
     def _reads_evaluations(self, controller: str) -> bool:
-        return "evaluate" in self._engine.kinds_read(controller)
+        return "evaluate" in self._kinds_read(controller)

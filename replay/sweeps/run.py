@@ -79,6 +79,11 @@ class RunSweep:
             self._events = self._read()
         return self._events
 
+    @property
+    def conditions(self) -> Conditions:
+        """The rules' values in this run."""
+        return self._conditions
+
     def firings(self, variant: Variant) -> list[Firings]:
         """Return the firings of each controller of a variant at each of its triggers."""
         structure = variant.structure

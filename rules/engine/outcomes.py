@@ -5,7 +5,7 @@ Takes an answer other than False, with the controller at its trigger and the eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -42,6 +42,53 @@ def place_of(watch: TriggeredController, event: Event) -> OutcomeFields:
     return OutcomeFields(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
 
 
+class LogMessages:
+    """Renders the log messages that decisions of one policy order.
+
+    Args:
+        policy: The policy.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._params = policy.params
+        # Operations of other classes act on the loop. An engine does not, so it does not create them.
+        self._controls = {
+            entry.name: LogControl(entry.arguments)
+            for entry in policy.operations
+            if entry.class_name == LogControl.__name__
+        }
+
+    def are_among(self, operations: Iterable[str]) -> bool:
+        """Whether some of these operations are log messages."""
+        return any(reference.partition(".")[0] in self._controls for reference in operations)
+
+    def of(
+        self, controller: str, trigger: str, event: Event, operations: Iterable[str], cells: Mapping[str, Any]
+    ) -> tuple[LogMessage, ...]:
+        """Return the messages among the operations of a decision.
+
+        Args:
+            controller, trigger: The controller and its trigger.
+            event: The event.
+            operations: What the decision orders.
+            cells: The values of controller metrics and states, by name.
+        """
+        # The policy's own names win over those of the event.
+        names = {
+            **event.attrs,
+            "logs": event.metrics,
+            "metrics": event.metrics,
+            "event_name": trigger,
+            "control_name": controller,
+            "step": event.step,
+            "epoch": event.epoch,
+            **self._params,
+            **cells,
+        }
+        split = ((reference, self._controls.get(reference.partition(".")[0])) for reference in operations)
+        return tuple(control.message(reference, names) for reference, control in split if control is not None)
+
+
 class OutcomeMaker:
     """Makes the outcomes of one engine.
 
@@ -53,12 +100,7 @@ class OutcomeMaker:
     def __init__(self, policy: Policy, workspace: Workspace) -> None:
         self._policy = policy
         self._workspace = workspace
-        # Operations of other classes act on the loop. An engine does not, so it does not create them.
-        self._log_controls = {
-            entry.name: LogControl(entry.arguments)
-            for entry in policy.operations
-            if entry.class_name == LogControl.__name__
-        }
+        self._log_messages = LogMessages(policy)
 
     def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
         """Return the outcome of an answer that is not False, or of an exception in its place."""
@@ -101,28 +143,10 @@ class OutcomeMaker:
         )
 
     def _messages(self, watch: TriggeredController, event: Event, operations: Iterable[str]) -> tuple[LogMessage, ...]:
-        names: dict[str, Any] = {}
-        messages = []
-        for reference in operations:
-            control = self._log_controls.get(reference.partition(".")[0])
-            if control is not None:
-                names = names or self._message_names(watch, event)
-                messages.append(control.message(reference, names))
-        return tuple(messages)
-
-    def _message_names(self, watch: TriggeredController, event: Event) -> dict[str, Any]:
-        """Return the names that a log message can show; the policy's own names win over those of the event."""
-        return {
-            **event.attrs,
-            "logs": event.metrics,
-            "metrics": event.metrics,
-            "event_name": watch.trigger,
-            "control_name": watch.state.declaration.name,
-            "step": event.step,
-            "epoch": event.epoch,
-            **self._policy.params,
-            **{name: cell.value for name, cell in self._workspace.cells.items()},
-        }
+        if not self._log_messages.are_among(operations):
+            return ()
+        cells = {name: cell.value for name, cell in self._workspace.cells.items()}
+        return self._log_messages.of(watch.state.declaration.name, watch.trigger, event, operations, cells)
 
     def _failure(
         self, watch: TriggeredController, event: Event, answer: object, key: str, rule: Rule, function: Reading

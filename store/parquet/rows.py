@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import RESERVED
 from ..errors import DamagedLog
 from ..event_json import decoded_attrs
-from ..events import ENVELOPE, Event
+from ..events import AWAITED, ENVELOPE, LATE_FOR, Event
 from ..garbage import collection_paused
 from ..vectors import NO_VECTORS
 from .lazy_metrics import LoggedMetrics, MetricColumns
@@ -31,6 +33,18 @@ _AT_ONCE: Final = 16_384
 #: The empty attributes of most events. Events of tables share this one object, as events created without attributes
 #: share their field's default.
 _NO_ATTRS: Final[dict[str, Any]] = {}
+
+
+class Numbers(NamedTuple):
+    """The numbers of a column that are known.
+
+    Attributes:
+        rows: The rows that have one, ascending. Shape (n,).
+        values: Shape (n,).
+    """
+
+    rows: npt.NDArray[np.int64]
+    values: npt.NDArray[Any]
 
 
 class EventRows(Sequence[Event]):
@@ -52,11 +66,12 @@ class EventRows(Sequence[Event]):
             raise DamagedLog("a table of events lacks a column", got=missing[0])
         self._table = table.combine_chunks()
         self._metric_of = metric_of
-        self._long = long
+        self._rows_beside = long
         self._lists: dict[str, list[Any]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
         column_of = {metric_of.get(name, name): name for name in table.column_names if name not in RESERVED}
-        values = None if long is None else LongValues(long, self._table["seq"].to_numpy())
-        self._metrics = MetricColumns(self._table, column_of, values)
+        self._long = None if long is None else LongValues(long, self._table["seq"].to_numpy())
+        self._metrics = MetricColumns(self._table, column_of, self._long)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -99,10 +114,43 @@ class EventRows(Sequence[Event]):
             values = self._lists[name] = _texts_of(column) if name == "kind" else column.to_pylist()
         return values
 
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """One envelope column of numbers that every event has; shape (events,)."""
+        if name not in self._arrays:
+            self._arrays[name] = self._table[name].combine_chunks().to_numpy(zero_copy_only=False)
+        return self._arrays[name]
+
+    def known(self, name: str) -> Numbers:
+        """One envelope column of numbers, where it is not null."""
+        return _known(self._table[name])
+
+    def numbers(self, metric: str) -> Numbers:
+        """The values of a metric, where it was logged."""
+        column = self._metrics.column_of.get(metric)
+        if column is not None:
+            return _known(self._table[column])
+        found = self._long.of(metric) if self._long is not None and metric in self._long else {}
+        rows = sorted(found)
+        return Numbers(np.array(rows, np.int64), np.array([found[row] for row in rows], np.float64))
+
+    @cached_property
+    def coded_kinds(self) -> tuple[npt.NDArray[np.integer], tuple[str, ...]]:
+        """The kind of each event, as an index into the kinds that follow."""
+        coded = self._table["kind"].combine_chunks().dictionary_encode()
+        return coded.indices.to_numpy(zero_copy_only=False), tuple(map(sys.intern, coded.dictionary.to_pylist()))
+
+    @cached_property
+    def mentions_late_values(self) -> bool:
+        """Whether attributes mention late values; a text in the loop's own attributes may match, too."""
+        column = self._table["attrs"]
+        if column.null_count == len(column):
+            return False
+        return bool(pc.any(pc.match_substring_regex(column, f'"({AWAITED}|{LATE_FOR})"')).as_py())
+
     @property
     def metrics(self) -> list[str]:
         """The metrics that an event may hold, each once."""
-        return list(dict.fromkeys((*self._metrics.column_of, *(self._long.metrics if self._long else ()))))
+        return list(dict.fromkeys(self._metrics.names))
 
     def values(self, metric: str) -> list[float | None]:
         """The value of a metric at each event; None where it was not logged."""
@@ -120,7 +168,8 @@ class EventRows(Sequence[Event]):
     def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventRows:
         """The events of these kinds, or of all others, in order."""
         wanted = pc.is_in(self._table["kind"], pa.array(list(kinds), pa.string()))
-        return EventRows(self._table.filter(pc.invert(wanted) if others else wanted), self._metric_of, self._long)
+        rows = self._table.filter(pc.invert(wanted) if others else wanted)
+        return EventRows(rows, self._metric_of, self._rows_beside)
 
     @cached_property
     def _envelope(self) -> list[list[Any]]:
@@ -167,6 +216,30 @@ class EventList(list[Event]):
         """The value of a metric at each event; None where it was not logged."""
         return [event.metrics.get(metric) for event in self]
 
+    def whole(self, name: str) -> npt.NDArray[Any]:
+        """One envelope column of numbers that every event has; shape (events,)."""
+        return np.array(self.column(name), np.int64)
+
+    def known(self, name: str) -> Numbers:
+        """One envelope column of numbers, where it is not null."""
+        return _known_of(self.column(name))
+
+    def numbers(self, metric: str) -> Numbers:
+        """The values of a metric, where it was logged."""
+        return _known_of(self.values(metric))
+
+    @property
+    def coded_kinds(self) -> tuple[npt.NDArray[np.integer], tuple[str, ...]]:
+        """The kind of each event, as an index into the kinds that follow."""
+        kinds = self.column("kind")
+        codes = {kind: code for code, kind in enumerate(dict.fromkeys(kinds))}
+        return np.array(list(map(codes.__getitem__, kinds)), np.int64), tuple(codes)
+
+    @property
+    def mentions_late_values(self) -> bool:
+        """Whether attributes mention late values."""
+        return any(AWAITED in event.attrs or LATE_FOR in event.attrs for event in self)
+
     @property
     def rows_with_attrs(self) -> list[int]:
         """The indices of events with attributes."""
@@ -193,6 +266,22 @@ def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[i
         return entries.__getitem__
     cell: Callable[[int], Any] = column.combine_chunks().to_numpy(zero_copy_only=False).item
     return cell
+
+
+def _known(column: pa.ChunkedArray) -> Numbers:
+    """Return the numbers of a column that are not null."""
+    chunk = column.combine_chunks()
+    numbers = chunk.to_numpy(zero_copy_only=False)
+    if not chunk.null_count:
+        return Numbers(np.arange(len(numbers)), numbers)
+    rows = np.flatnonzero(chunk.is_valid().to_numpy(zero_copy_only=False))
+    return Numbers(rows, numbers[rows])
+
+
+def _known_of(values: Sequence[float | None]) -> Numbers:
+    """Return those of some values that are not None."""
+    rows = [row for row, value in enumerate(values) if value is not None]
+    return Numbers(np.array(rows, np.int64), np.array([values[row] for row in rows], np.float64))
 
 
 def _texts_of(column: pa.ChunkedArray) -> list[str]:

@@ -1,0 +1,163 @@
+"""Measures a backtest of many runs, by columns and by the command, and checks its decisions with the event engine.
+
+    .venv/bin/python benchmarks/backtest.py [--runs N] [--steps N] [--rounds N] [--store FOLDER] [--policy POLICY]
+
+A run is 1,000 updates with a noisy falling loss that spikes in every other run, and twenty evaluations. Prints JSON
+lines, with the load of the machine before and after:
+
+- the facts of a run by columns and by the event engine, and the same decisions written in numpy for the default policy,
+  ``loss_spike``: seconds of processor time a run, the best of the rounds, and the ratio to numpy;
+- the command, as a process of its own: without a cache in one process and in two, then with a warm cache. Wall-clock
+  seconds, and the peak of its own resident memory and of its workers';
+- the number of runs, 1 % drawn at random and at least ten, whose facts differ. The exit status is 1 if one does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from steptape import Policy, Recorder, load_policy, open_store
+from steptape.replay.runs.replaying import replay_stream
+from steptape.replay.runs.run_result import facts_of_run
+from steptape.replay.sweeps.column_replay import replay_by_columns
+from steptape.rules.policy_file.policy import shipped_policies
+from steptape.store.parquet.sealing import seal
+from steptape.store.run import Run
+
+#: Runs whose facts are timed.
+TIMED = 100
+
+
+def write_runs(store: Path, runs: int, steps: int) -> None:
+    """Write sealed runs."""
+    for number in range(runs):
+        random = np.random.default_rng(number)
+        losses = 3.0 / np.sqrt(1 + np.arange(steps) / 50) * (1 + 0.05 * random.standard_normal(steps))
+        for begin in random.integers(0, steps, 4 * (number % 2)):
+            losses[begin : begin + random.integers(1, 15)] *= random.choice([1.2, 1.6, 2.5, 5.0])
+        with Recorder(store, name=f"run-{number}", quiet=True, config={"family": number // 4}) as rec:
+            for step, loss in enumerate(losses.tolist(), 1):
+                rec.step(loss=loss, lr=0.1, grad_norm=abs(loss))
+                if step % (steps // 20) == 0:
+                    rec.evaluate(eval_loss=loss)
+                if step % (steps // 5) == 0:
+                    rec.save(f"step-{step}.pt", size_bytes=1_000)
+        seal(rec.folder)
+
+
+def spikes_in_numpy(run: Run) -> int:
+    """Return how often the three rules of ``loss_spike`` decide, read and computed with numpy alone."""
+    (file,) = run.folder.glob("events-*.parquet")
+    table = pq.read_table(file, columns=["kind", "step", "loss"], use_threads=False)
+    losses = table["loss"].to_numpy()[table["kind"].to_numpy(zero_copy_only=False) == "step_end"]
+    if len(losses) <= 50:
+        return int((~np.isfinite(losses)).sum())
+    sums = np.zeros(len(losses) - 49)
+    for age in range(50):
+        sums += losses[age : len(losses) - 49 + age]
+    is_high = (losses[49:] > 2.0 * (sums / 50))[1:]
+    edges = np.flatnonzero(np.diff(is_high, prepend=False, append=False))
+    in_a_row = int(((edges[1::2] - edges[::2]) // 5).sum())
+    return int((~np.isfinite(losses)).sum()) + int(is_high.sum()) + in_a_row
+
+
+def cpu_s(rounds: int, work: Callable[[Run], object], runs: Sequence[Run]) -> float:
+    """Return seconds of processor time a run, the best of the rounds."""
+    best = math.inf
+    for _ in range(rounds):
+        start = time.process_time()
+        for run in runs:
+            work(run)
+        best = min(best, (time.process_time() - start) / len(runs))
+    return best
+
+
+def measure_library(policy: Policy, runs: Sequence[Run], rounds: int, *, is_default: bool) -> None:
+    """Time the facts of a run."""
+    timed = runs[:TIMED]
+    by_columns = functools.partial(facts_of_run, policy, replayer=replay_by_columns, with_curves=False)
+    ways: dict[str, Callable[[Run], object]] = {
+        "columns": by_columns,
+        "event engine": functools.partial(facts_of_run, policy, with_curves=False),
+    }
+    if is_default:
+        ways["numpy, decisions alone"] = spikes_in_numpy
+    taken_s = {way: cpu_s(rounds, work, timed) for way, work in ways.items()}
+    for way, seconds in taken_s.items():
+        line = {"case": "facts of a run", "by": way, "ms_per_run": round(seconds * 1e3, 3)}
+        if is_default:
+            line["times_numpy"] = round(seconds / taken_s["numpy, decisions alone"], 1)
+        print(json.dumps(line), flush=True)
+
+
+def measure_command(policy: str, store: Path, cache: Path) -> None:
+    """Time the command."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    base = [sys.executable, "-m", "steptape", "backtest", policy, "--store", str(store), "--json"]
+    cases = {
+        "one process, no cache": ["--no-cache", "--processes", "1"],
+        "two processes, no cache": ["--no-cache", "--processes", "2"],
+        "one process, filling the cache": ["--processes", "1"],
+        "cached": ["--processes", "1"],
+    }
+    for case, options in cases.items():
+        start = time.perf_counter()
+        child = subprocess.Popen([*base, *options], stdout=subprocess.DEVNULL, env=environment)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        line = {"case": f"command, {case}", "wall_s": round(time.perf_counter() - start, 2), "status": child.returncode}
+        print(json.dumps({**line, "peak_mib": round(_peak_mib(usage))}), flush=True)
+
+
+def _peak_mib(usage: resource.struct_rusage) -> float:
+    return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def disagreeing(policy: Policy, runs: Sequence[Run]) -> int:
+    """Return how many of those runs have other facts by columns than by the event engine."""
+    replayers = (replay_by_columns, replay_stream)
+    facts = ([repr(facts_of_run(policy, run, replayer=replayer)) for replayer in replayers] for run in runs)
+    return sum(by_columns != by_engine for by_columns, by_engine in facts)
+
+
+def main() -> None:
+    """Write the runs, time, check, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--policy", default="loss_spike")
+    parser.add_argument("--store", type=Path, help="where the runs are, or are to be; a temporary folder by default")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = given.store or Path(folder) / "runs"
+        if not store.exists():
+            write_runs(store, given.runs, given.steps)
+        runs = list(open_store(store))
+        policy = load_policy(shipped_policies().get(given.policy, given.policy))
+        print(json.dumps({"case": "sizes", "runs": len(runs), "cores": os.cpu_count(), "load": os.getloadavg()}))
+        measure_library(policy, runs, given.rounds, is_default=given.policy == "loss_spike")
+        measure_command(given.policy, store, Path(folder) / "cache")
+        count = min(len(runs), max(10, len(runs) // 100))
+        chosen = [runs[place] for place in np.random.default_rng(0).choice(len(runs), count, replace=False).tolist()]
+        disagreed = disagreeing(policy, chosen)
+        print(json.dumps({"case": "agreement", "runs": len(chosen), "disagreed": disagreed, "load": os.getloadavg()}))
+    sys.exit(disagreed > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""Replays one policy over one run by columns: finds where its controllers fire, and builds decisions only there.
+
+Takes a policy and a stream; returns the replay that the event engine would return. The engine decides what has no exact
+columnar form: whole policies, or single runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, repeat
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ...rules.engine.decisions import Decision, Outcome
+from ...rules.engine.engine import Engine
+from ...rules.engine.missing_series import MISSING_SERIES_AFTER
+from ...rules.engine.outcomes import LogMessages
+from ...rules.language import references as ref
+from ...rules.language.leaves import leaves
+from ...rules.language.references import SeriesKey
+from ...rules.policy_file.declarations import ACT, SHADOW, Controller
+from ...rules.policy_file.message import render
+from ...rules.policy_file.operations import LogMessage
+from ...rules.policy_file.policy import Policy
+from ...store.events import BEFORE_STREAM, PLAN, Event
+from ...store.plan import Plan
+from ..columns.rule_terms import reading_of
+from ..columns.stream import Ints, Stream, Values
+from ..columns.terms import NotColumnar, Term, Terms
+from ..columns.watchers import asking_of
+from ..runs.event_stream import EventStream
+from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
+from ..runs.saves import Saves
+from .run import RunSweep
+from .task import metrics_read
+from .variants import Variant, variants_of
+
+_NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
+
+#: References whose values are whole numbers unless they are marked as floats.
+_WHOLE: Final = (ref.SeriesLength, ref.ContextValue, ref.Window)
+
+
+def replay_by_columns(
+    policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+) -> Replay:
+    """Replay a policy over a stream by columns, or by the event engine where columns do not suffice.
+
+    Args:
+        policy, stream, plan, delay_steps, saves: As for ``replay_stream``, which returns the same.
+    """
+    form = _form_of(policy, policy.semantics_version)
+    if form is not None and _suits(stream, plan):
+        try:
+            decider = _ByColumns(form, policy, stream, plan)
+        except NotColumnar:
+            pass
+        else:
+            return judged_replay(policy, stream, plan, decider, delay_steps=delay_steps, saves=saves)
+    return replay_stream(policy, stream, plan, delay_steps=delay_steps, saves=saves)
+
+
+def _suits(stream: EventStream, plan: Plan) -> bool:
+    """Whether columns hold everything that rules may read of a stream, as far as its events show."""
+    declares = PLAN in stream.coded_kinds[1] or any(each != plan for each in stream.plans.values())
+    return not (declares or stream.recorded or stream.gathered or stream.facts.mentions_late_values)
+
+
+class _Reading(NamedTuple):
+    """A part of a rule, or of a message, whose value is recorded.
+
+    Attributes:
+        term: Its columnar form.
+        convert: Turns its values, which are floats or truth values, into those that the engine reads.
+        param: The value of a param; None for any other term.
+    """
+
+    term: Term
+    convert: Callable[[Any], Any]
+    param: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Form:
+    """The columnar form of one policy.
+
+    Attributes:
+        variant: The policy as the single variant of a sweep.
+        readings: For each controller its readings, by text, and those of its message's fields.
+        metrics: The metrics that its rules read.
+        log_messages: Renders its log messages.
+    """
+
+    variant: Variant
+    readings: tuple[tuple[Mapping[str, _Reading], tuple[_Reading, ...]], ...]
+    metrics: frozenset[str]
+    log_messages: LogMessages
+
+
+@functools.lru_cache(maxsize=16)
+def _form_of(policy: Policy, _semantics_version: int) -> _Form | None:
+    """Return the columnar form of a policy; None if it has none. Equal policies may differ in their version."""
+    if policy.metrics or policy.states or policy.admitted or policy.reads_ranks:
+        return None
+    (variant,) = variants_of(policy, {})
+    if variant.structure.engine_names:
+        return None
+    if any(asking.requires or asking.driver is not None for asking in map(asking_of, policy.controllers)):
+        return None
+    terms = Terms()
+    try:
+        readings = tuple(_readings_of(controller, terms, policy) for controller in policy.controllers)
+    except NotColumnar:
+        return None
+    return _Form(variant, readings, frozenset(metrics_read([variant])), LogMessages(policy))
+
+
+def _readings_of(
+    controller: Controller, terms: Terms, policy: Policy
+) -> tuple[Mapping[str, _Reading], tuple[_Reading, ...]]:
+    """Return what a decision of a controller records, by text, and what its message shows.
+
+    Raises:
+        NotColumnar: Some of it has no exact columnar form.
+    """
+    rule = controller.rule.bound
+    if any(key.is_derived for key in controller.series_read):
+        raise NotColumnar("a series of an expression")
+    own = {text: _reading(reading_of(node, rule, terms), policy) for text, node in leaves(rule).items()}
+    fields = () if controller.message is None else controller.message.fields
+    shown = [_reading(reading_of(field.bound.expression.tree, field.bound, terms), policy) for field in fields]
+    return own, tuple(shown)
+
+
+def _reading(term: Term, policy: Policy) -> _Reading:
+    if term.operation == "param":
+        return _Reading(term, bool, policy.params[term.payload])
+    if term.is_truth:
+        return _Reading(term, bool)
+    if term.is_float:
+        return _Reading(term, float)
+    if term.operation == "reference" and isinstance(term.payload, _WHOLE):
+        return _Reading(term, int)
+    raise NotColumnar("a float or a whole number")
+
+
+class _ByColumns:
+    """Columns as what decides a policy on one stream; see ``replaying.Decider``.
+
+    Args:
+        form: The policy's form.
+        policy: The policy.
+        stream: The stream.
+        plan: What the loop declared.
+
+    Raises:
+        NotColumnar: The event engine has to decide.
+    """
+
+    error_counts = _NO_ERRORS
+
+    def __init__(self, form: _Form, policy: Policy, stream: EventStream, plan: Plan) -> None:
+        self._form = form
+        self._policy = policy
+        self._stream = stream
+        self._plan = plan
+        self._columns = columns_of(stream, plan, form.metrics)
+        swept = RunSweep(self._columns, lambda: stream)
+        self._firings = swept.firings(form.variant)
+        if swept.reasons or swept.conditions.may_fail:
+            raise NotColumnar("a rule that may fail, or that has no columnar form in this run")
+        self._conditions = swept.conditions
+        self._decided = sorted(self._decisions(), key=lambda each: each[:3])
+        self._warned_until = self._last_warning()
+        self._at = BEFORE_STREAM
+        self._fed: dict[str, list[tuple[int, str]]] = {}
+
+    def kinds_read(self, controller: str) -> frozenset[str]:
+        """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
+        if controller not in self._fed:
+            keys = [key for each in self._policy.controllers if each.name == controller for key in each.series_read]
+            firsts = [(first, self._kind_at(first)) for key in keys if (first := self._first(key)) is not None]
+            self._fed[controller] = [*firsts, *((BEFORE_STREAM, key.kind) for key in keys if key.kind)]
+        return frozenset(kind for first, kind in self._fed[controller] if first <= self._at)
+
+    def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
+        """Yield outcomes with the index of their event. It holds all that columns can decide."""
+        if self._warned_until is not None:
+            engine = Engine(self._policy, self._plan, self._stream.plans)
+            yield BEFORE_STREAM, None, engine.start()
+            for index, event, observed in observed_in(engine, self._stream, everything=everything):
+                if index > self._warned_until:
+                    break
+                self._at = index
+                yield index, event, observed
+        reached = BEFORE_STREAM if self._warned_until is None else self._warned_until
+        following = (each for each in self._decided if each[0] > reached)
+        for index, decided in groupby(following, key=lambda each: each[0]):
+            self._at = index
+            yield index, None, [decision for *_, decision in decided]
+
+    def _first(self, key: SeriesKey) -> int | None:
+        """Return the event that brought the first value of a series; ``BEFORE_STREAM`` for a declared constant."""
+        at = self._columns.series(key).at
+        return int(at[0]) if len(at) else None
+
+    def _kind_at(self, index: int) -> str:
+        return PLAN if index < 0 else self._columns.names[self._columns.codes[index]]
+
+    def _last_warning(self) -> int | None:
+        """Return the last event at which a controller warns of a series that has not appeared; None without any."""
+        if self._policy.series is not None:
+            return None
+        found = [self._warning(controller) for controller in self._policy.controllers]
+        return max((index for index in found if index is not None), default=None)
+
+    def _warning(self, controller: Controller) -> int | None:
+        asked = np.sort(np.concatenate([self._asked(controller, trigger) for trigger in controller.triggers]))
+        if len(asked) < MISSING_SERIES_AFTER:
+            return None
+        last = int(asked[MISSING_SERIES_AFTER - 1])
+        firsts = [self._first(key) for key in controller.series_read]
+        return last if any(first is None or first > last for first in firsts) else None
+
+    def _asked(self, controller: Controller, trigger: str) -> Ints:
+        """Return the events at which a controller is asked at one of its triggers."""
+        rows, between = self._conditions.rows(trigger.removeprefix("on_")), controller.between
+        steps = self._columns.steps[rows]
+        if between.first is not None:
+            rows, steps = rows[steps >= between.first], steps[steps >= between.first]
+        return rows if between.last is None else rows[steps <= between.last]
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    def _decisions(self) -> Iterator[tuple[int, int, int, Decision]]:
+        """Yield each decision with the index of its event, its controller's and its trigger's number."""
+        numbers = {id(controller): number for number, controller in enumerate(self._policy_controllers)}
+        for firing, controller, trigger in self._fired():
+            number = numbers[id(controller)]
+            made = self._made(controller, number, firing, trigger)
+            yield from zip(firing.tolist(), repeat(number), repeat(controller.triggers.index(trigger)), made)
+
+    @property
+    def _policy_controllers(self) -> Sequence[Controller]:
+        return self._form.variant.structure.policy.controllers
+
+    def _fired(self) -> Iterator[tuple[Ints, Controller, str]]:
+        """Yield the events at which each controller fires at each of its triggers, where it does."""
+        asked = (each for group in self._form.variant.asked for each in group)
+        for (watcher, trigger, _), firing in zip(asked, self._firings, strict=True):
+            if len(firing.events):
+                yield firing.events, watcher.declaration, trigger
+
+    def _made(self, controller: Controller, number: int, at: Ints, trigger: str) -> Iterator[Decision]:
+        """Yield the decisions of a controller at one trigger."""
+        readings, shown = self._form.readings[number]
+        kind = trigger.removeprefix("on_")
+        columns = {text: self._read(reading, kind, at) for text, reading in readings.items()}
+        facts, own = self._stream.facts, self._columns
+        epochs = zip(own.epochs[at].tolist(), own.has_epoch[at].tolist(), strict=True)
+        places = zip(
+            own.attempts[at].tolist(),
+            facts.whole("rank")[at].tolist(),
+            facts.whole("seq")[at].tolist(),
+            own.steps[at].tolist(),
+            [epoch if is_known else None for epoch, is_known in epochs],
+            strict=True,
+        )
+        texts = self._texts(controller, trigger, at, [self._read(reading, kind, at) for reading in shown])
+        mode = SHADOW if controller.is_shadow else ACT
+        for number_of_firing, (place, (messages, message)) in enumerate(zip(places, texts, strict=True)):
+            readings_here = ((text, column[number_of_firing]) for text, column in columns.items())
+            yield Decision(
+                controller.name,
+                trigger,
+                *place,
+                operations=controller.operations,
+                values={text: value for text, value in readings_here if value is not None},
+                messages=messages,
+                mode=mode,
+                severity=controller.severity,
+                message=message,
+            )
+
+    def _texts(
+        self, controller: Controller, trigger: str, at: Ints, shown: Sequence[list[Any]]
+    ) -> Iterable[tuple[tuple[LogMessage, ...], str]]:
+        """Return the log messages and the message of each decision."""
+        log_messages, template = self._form.log_messages, controller.message
+        if template is None and not log_messages.are_among(controller.operations):
+            return repeat(((), ""), len(at))
+        made = []
+        for place, index in enumerate(at.tolist()):
+            event = self._stream.facts[index]
+            logged = log_messages.of(controller.name, trigger, event, controller.operations, {})
+            fields = [_shown(values[place]) for values in shown]
+            made.append((logged, "" if template is None else render(template, fields, event)))
+        return made
+
+    def _read(self, reading: _Reading, kind: str, at: Ints) -> list[Any]:
+        """Return the values of a reading at those events of a kind; None where it is undefined."""
+        if reading.param is not None:
+            return [reading.param] * len(at)
+        every = self._conditions.rows(kind)
+        found, rows = self._conditions.vector(reading.term, kind, self._form.variant.params), np.searchsorted(every, at)
+        values = np.broadcast_to(found.values, every.shape)[rows].tolist()
+        if found.defined is None:
+            return list(map(reading.convert, values))
+        defined = np.broadcast_to(found.defined, every.shape)[rows].tolist()
+        return [reading.convert(value) if known else None for value, known in zip(values, defined, strict=True)]
+
+
+def _shown(value: Any) -> Callable[[Event], Any]:
+    """Return what a message reads for a value: the value, or that it is undefined."""
+
+    def read(_: Event) -> Any:
+        if value is None:
+            raise LookupError
+        return value
+
+    return read
+
+
+def columns_of(stream: EventStream, plan: Plan, metrics: frozenset[str]) -> Stream:
+    """Return a stream as the columns that a sweep reads.
+
+    Args:
+        stream: The stream.
+        plan: What the loop declared.
+        metrics: The metrics to include.
+    """
+    codes, names = stream.coded_kinds
+    epoch = stream.facts.known("epoch")
+    epochs, has_epoch = np.full(len(stream), np.nan), np.zeros(len(stream), np.bool_)
+    epochs[epoch.rows], has_epoch[epoch.rows] = epoch.values, True
+    logged = {name: stream.numbers(name) for name in metrics}
+    return Stream(
+        codes=codes,
+        names=names,
+        steps=stream.steps,
+        attempts=stream.attempts.astype(np.int64),
+        elapsed_ns=stream.elapsed_ns,
+        epochs=epochs,
+        has_epoch=has_epoch,
+        metrics={name: Values(found.rows, found.values) for name, found in logged.items() if len(found.rows)},
+        checkpoint_bytes=(),
+        plan=plan,
+        has_decisions=False,
+    )
