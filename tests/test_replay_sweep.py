@@ -163,7 +163,7 @@ def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(r
 
 def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
     """The event engine takes thousands of times as long."""
-    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, steps=3)"))
+    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(abs(loss), 3)"))
 
     assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
 
@@ -254,12 +254,13 @@ def test_frames_have_a_row_a_variant_and_a_row_a_variant_and_run(runs: list[Run]
 
 
 def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: list[Run]) -> None:
-    """A controller that asks about another takes it to the event engine too; the numbers stay those of a backtest."""
-    text = POLICY + "  - {name: again, triggers: [on_step_end], rule: 'fired(\"high\")', operations: []}\n"
+    """What it asks about goes with it; the numbers stay those of a backtest."""
+    rule = 'streak(loss > 1) > 0 and fired("high")'
+    text = POLICY + f"  - {{name: again, triggers: [on_step_end], rule: '{rule}', operations: []}}\n"
     swept = sweep(parse_policy(text), {"spike": [1.2, 9.0]}, runs)
     singles = [backtest(variant.policy(), runs) for variant in swept.variants]
 
-    assert swept.engine_reasons["again"] == "it asks fired of 'high'"
+    assert swept.engine_reasons["again"] == "it calls streak(loss > 1) (a series of an expression)"
     assert "high" in swept.engine_reasons
     assert swept.totals["decisions"].tolist() == [sum(len(r.decisions) for r in one.results) for one in singles]
 
@@ -267,11 +268,13 @@ def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: li
 @pytest.mark.parametrize(
     ("fact", "reasons"),
     [
-        *((fact, {}) for fact in ("step", "epoch", "progress", "max_steps", "elapsed_s", "world_size")),
-        ("samples_seen", {"c": "it reads the fact 'samples_seen'"}),
+        *((fact, {}) for fact in ("step", "epoch", "progress", "max_steps", "elapsed_s", "world_size", "samples_seen")),
+        ("updates_skipped", {"c": "it reads the fact 'updates_skipped'"}),
     ],
 )
-def test_facts_about_the_run_have_columns_but_one(fact: str, reasons: dict[str, str], runs: list[Run]) -> None:
+def test_facts_about_the_run_have_columns_but_those_of_attributes(
+    fact: str, reasons: dict[str, str], runs: list[Run]
+) -> None:
     """The event engine is a hundred times slower: what can be decided by columns is."""
     text = (
         f"params: {{at: 1}}\ncontrollers: [{{name: c, triggers: [on_step_end], rule: {fact} > at, operations: []}}]\n"
