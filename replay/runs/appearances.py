@@ -84,8 +84,8 @@ class StreamAppearances:
             return [BEFORE_STREAM, *late]
         codes, kinds = self._stream.coded_kinds
         wanted = [is_loop_kind(kind) if key.kind is None else kind == key.kind for kind in kinds]
-        names = dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
-        logged = [self._stream.numbers(name).rows for name in names]
+        called = dict.fromkeys((key.name, ALSO_CALLED.get(key.name, key.name)))
+        logged = [self._stream.numbers(name).rows for name in called]
         carried = [rows[np.array(wanted, np.bool_)[codes[rows]]] for rows in logged if len(rows)]
         found = min([*carried, np.array(late, np.int64)], key=lambda rows: int(rows[0]) if len(rows) else len(codes))
         own: list[int] = found[codes[found] == codes[found[:1]]].tolist() if len(found) else []
