@@ -72,7 +72,6 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "policies": {".", "runs"},
         "health": {".", "policies", "runs"},
         "backtests": {".", "policies", "runs", "sweeps"},
-        "sweeps": {".", "runs"},
         "choosing": {".", "runs", "sweeps"},
         "comparing": {".", "runs"},
         "columns": {"runs"},
