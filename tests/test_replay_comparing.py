@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, open_store
-from steptape.replay.comparing.comparing import GroupComparison, MinEffect, ComparisonSettings, KeepVerdict, compare
+from steptape.replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect, compare
 from steptape.replay.comparing.evidence import lower_end, paired_e_value, rank_e_value
 from steptape.replay.comparing.readings import Axis, Standing
 from steptape.replay.runs.metric_names import Mode

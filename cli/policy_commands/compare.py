@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ...replay.comparing.comparing import ALPHA, GroupComparison, MinEffect, ComparisonSettings, KeepVerdict
+from ...replay.comparing.comparing import ALPHA, ComparisonSettings, GroupComparison, KeepVerdict, MinEffect
 from ...replay.comparing.comparing import compare as compare_groups
 from ...replay.comparing.readings import Axis
 from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...store.plural import counted
 from ..runs.metric_names import Mode
-from .comparing import GroupComparison, Group, KeepVerdict
+from .comparing import Group, GroupComparison, KeepVerdict
 from .readings import Axis, Standing
 
 #: Headings of the table of groups.
