@@ -13,7 +13,7 @@ Prints one JSON line a case:
   ``proven`` is the share in which either agent is proven better.
 
 Intervals are exact binomial ones (Clopper and Pearson) at 95 %. Nulls are evaluated by arrays; ``error`` is the largest
-relative difference to the package's own e-value in a random 1 % of the looks.
+relative difference to the package's own e-value, in one comparison of 500 at each look.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, open_store
-from steptape.replay.comparing.comparing import Comparison, MinEffect, Settings, Verdict, compare
+from steptape.replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect, compare
 from steptape.replay.comparing.evidence import lower_end, paired_e_value, rank_e_value
-from steptape.replay.comparing.readings import Axis, State
+from steptape.replay.comparing.readings import Axis, Standing
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.store.errors import TelemetryError
+from steptape.store.events import Event
 
 Values = Sequence[float]
 
@@ -47,9 +48,9 @@ def fail_early(store: Path, name: str) -> None:
         raise RuntimeError
 
 
-def compared(store: Path, baseline: str = "base", candidate: str = "new", **settings: Any) -> Comparison:
+def compared(store: Path, baseline: str = "base", candidate: str = "new", **settings: Any) -> GroupComparison:
     """Compare two groups of a store."""
-    return compare(open_store(store), baseline, candidate, Settings(**settings))
+    return compare(open_store(store), baseline, candidate, ComparisonSettings(**settings))
 
 
 def orders(baseline: int, candidate: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -169,8 +170,8 @@ def test_a_candidate_that_wins_every_pair_is_kept(tmp_path: Path) -> None:
     record(tmp_path, "new", [values[5] - 0.01], seeds=[5])
     six = compared(tmp_path)
 
-    assert (five.verdict, five.more_runs) == (Verdict.NOT_YET, 1)
-    assert six.verdict is Verdict.KEEP
+    assert (five.verdict, five.more_runs) == (KeepVerdict.NOT_YET, 1)
+    assert six.verdict is KeepVerdict.KEEP
     assert six.e_better == pytest.approx(41.0714286)
     assert six.effect is not None
     assert six.effect.estimate == pytest.approx(0.01)
@@ -183,7 +184,7 @@ def test_runs_without_seeds_in_common_are_compared_by_rank(tmp_path: Path) -> No
 
     found = compared(tmp_path)
 
-    assert (found.pairs, found.verdict) == (None, Verdict.KEEP)
+    assert (found.pairs, found.verdict) == (None, KeepVerdict.KEEP)
     assert found.effect is not None
     assert 0 < found.effect.low < found.effect.estimate < found.effect.high
 
@@ -194,7 +195,7 @@ def test_a_worse_candidate_is_discarded(tmp_path: Path) -> None:
     record(tmp_path, "other", [1.1])
     record(tmp_path, "new", [2.0, 2.1, 2.2, 2.05])
 
-    assert compared(tmp_path).verdict is Verdict.DISCARD
+    assert compared(tmp_path).verdict is KeepVerdict.DISCARD
 
 
 def test_a_candidate_that_has_had_its_runs_is_discarded(tmp_path: Path) -> None:
@@ -202,8 +203,8 @@ def test_a_candidate_that_has_had_its_runs_is_discarded(tmp_path: Path) -> None:
     record(tmp_path, "base", [1.0, 1.1, 1.2])
     record(tmp_path, "new", [1.05, 1.15])
 
-    assert compared(tmp_path, at_most_runs=3).verdict is Verdict.NOT_YET
-    assert compared(tmp_path, at_most_runs=2).verdict is Verdict.DISCARD
+    assert compared(tmp_path, at_most_runs=3).verdict is KeepVerdict.NOT_YET
+    assert compared(tmp_path, at_most_runs=2).verdict is KeepVerdict.DISCARD
 
 
 def test_a_gain_below_the_least_effect_is_discarded(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_a_gain_below_the_least_effect_is_discarded(tmp_path: Path) -> None:
         )
     ]
 
-    assert verdicts == [Verdict.KEEP, Verdict.KEEP, Verdict.DISCARD, Verdict.DISCARD]
+    assert verdicts == [KeepVerdict.KEEP, KeepVerdict.KEEP, KeepVerdict.DISCARD, KeepVerdict.DISCARD]
 
 
 def test_higher_is_better_where_the_objective_says_so(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_higher_is_better_where_the_objective_says_so(tmp_path: Path) -> None:
 
     found = compared(tmp_path, objectives=(Objective("eval_loss", Mode.MAX),))
 
-    assert found.verdict is Verdict.KEEP
+    assert found.verdict is KeepVerdict.KEEP
     assert found.effect is not None
     assert found.effect.estimate == pytest.approx(1.0)
 
@@ -297,7 +298,7 @@ def test_runs_are_compared_at_the_last_step_that_every_finished_run_evaluated(tm
 
     states = [[member.state for member in group.members] for group in (found.baseline, found.candidate)]
     assert found.point == 10
-    assert states == [[State.COUNTED, State.COUNTED, State.LOST], [State.COUNTED, State.LOST]]
+    assert states == [[Standing.COUNTED, Standing.COUNTED, Standing.LOST], [Standing.COUNTED, Standing.LOST]]
     assert found.e_better < 1
 
 
@@ -308,8 +309,8 @@ def test_a_diverged_run_is_lost(tmp_path: Path) -> None:
 
     found = compared(tmp_path)
 
-    assert found.candidate.count(State.LOST) == 5
-    assert found.verdict is Verdict.DISCARD
+    assert found.candidate.count(Standing.LOST) == 5
+    assert found.verdict is KeepVerdict.DISCARD
     assert found.to_json()["effect"]["estimate"] is None
 
 
@@ -339,21 +340,33 @@ def test_a_candidate_that_has_evaluated_nothing_yet_is_waited_for(tmp_path: Path
 
     lost = compared(tmp_path, candidate="broken")
 
-    assert [found.candidate.count(State.WAITING) for found in (waiting, declared, lost)] == [1, 1, 0]
-    assert lost.candidate.count(State.LOST) == 1
+    assert [found.candidate.count(Standing.WAITING) for found in (waiting, declared, lost)] == [1, 1, 0]
+    assert lost.candidate.count(Standing.LOST) == 1
 
 
-def test_runs_are_compared_at_equal_tokens_and_equal_time(tmp_path: Path) -> None:
+def test_runs_are_compared_at_equal_tokens(tmp_path: Path) -> None:
     """A run that sees more tokens in an update is read at an earlier one."""
     record(tmp_path, "base", [1.0, 1.0])
     record(tmp_path, "new", [0.5, 0.5])
 
-    tokens = compared(tmp_path, axis=Axis.TOKENS, point=1000.0)
-    time = compared(tmp_path, axis=Axis.TIME)
+    found = compared(tmp_path, axis=Axis.TOKENS, point=1000.0)
 
-    assert [member.value for member in tokens.candidate.members] == [0.5, 1.5]
-    assert time.point is not None
-    assert 0 < time.point < 60
+    assert [member.value for member in found.candidate.members] == [0.5, 1.5]
+
+
+def test_runs_are_compared_at_equal_time(store_path: Path, store_record: Callable[..., Path]) -> None:
+    """Seconds of training; the slower run is read at an earlier evaluation."""
+    for run_id, seconds in (("base", 1.0), ("new", 2.0)):
+        events = [
+            Event("evaluate", step=step, elapsed_ns=round(step * seconds * 1e9), metrics={"eval_loss": 1 / step})
+            for step in range(1, 6)
+        ]
+        store_record(events, run_id=run_id)
+
+    found = compared(store_path, axis=Axis.TIME)
+
+    assert found.point == 5.0
+    assert [found.baseline.median, found.candidate.median] == [1 / 5, 1 / 2]
 
 
 def test_a_resumed_run_is_read_along_its_lineage(tmp_path: Path) -> None:
@@ -396,7 +409,7 @@ def test_one_run_a_group_is_too_little(tmp_path: Path) -> None:
 
     found = compared(tmp_path)
 
-    assert found.verdict is Verdict.NOT_YET
+    assert found.verdict is KeepVerdict.NOT_YET
     assert found.effect is not None
     assert (found.effect.low, found.effect.high) == (-math.inf, math.inf)
 

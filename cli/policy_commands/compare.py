@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ...replay.comparing.comparing import ALPHA, Comparison, MinEffect, Settings, Verdict
+from ...replay.comparing.comparing import ALPHA, ComparisonSettings, GroupComparison, KeepVerdict, MinEffect
 from ...replay.comparing.comparing import compare as compare_groups
 from ...replay.comparing.readings import Axis
 from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence
@@ -17,7 +17,7 @@ from ..options import JsonOption, ModeOption, ObjectiveOption, RenameOption, obj
 from ..output import print_json, print_table, say
 
 _GROUP: Final = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
-_STATUS: Final = {Verdict.KEEP: 0, Verdict.DISCARD: FINDINGS, Verdict.NOT_YET: NOT_YET}
+_STATUS: Final = {KeepVerdict.KEEP: 0, KeepVerdict.DISCARD: FINDINGS, KeepVerdict.NOT_YET: NOT_YET}
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -68,7 +68,7 @@ def compare(
     when you like. Exit status 0 for keep, 1 for discard, 3 for not yet.
     """
     axis, point = _place(at)
-    settings = Settings(
+    settings = ComparisonSettings(
         objectives=objectives_of(objective, mode),
         renames=tuple(renames_of(renames).items()),
         axis=axis,
@@ -88,7 +88,7 @@ def compare(
     raise typer.Exit(_STATUS[found.verdict])
 
 
-def _print(found: Comparison) -> None:
+def _print(found: GroupComparison) -> None:
     say(verdict_sentence(found))
     say()
     headings = (*HEADINGS[:-1], f"{HEADINGS[-1]} {found.objective.metric}")

@@ -1,6 +1,6 @@
 """Compares a candidate group of runs with a baseline group, and says whether to keep or discard the candidate.
 
-Takes a store and two texts that name groups, returns a ``Comparison``: values, effect, e-values and a verdict.
+Takes a store and two texts that name groups, returns a ``GroupComparison``: values, effect, e-values and a verdict.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..runs.regret import NEAR_ZERO
 from ..runs.renaming import Renames, renamed_columns
 from .evidence import Floats, lower_end, more_runs_needed, paired_e_value, rank_e_value
 from .groups import Selector, members, seed_of, selector_of, tries_before
-from .readings import FINISHED, Axis, Course, State, evaluated_metrics, read_course
+from .readings import FINISHED, Axis, MetricCourse, Standing, evaluated_metrics, read_course
 
 ALPHA: Final = 0.05
 
 
-class Verdict(StrEnum):
+class KeepVerdict(StrEnum):
     """What to do with the candidate.
 
     Attributes:
@@ -70,8 +70,8 @@ class MinEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of a comparison. Change none of them after a look at the values.
+class ComparisonSettings:
+    """ComparisonSettings of a comparison. Change none of them after a look at the values.
 
     Attributes:
         objectives: The metrics that judge runs, in order of preference; guessed if empty.
@@ -104,7 +104,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A run of a group.
 
     Attributes:
@@ -118,7 +118,7 @@ class Member:
     name: str
     status: str
     seed: str | None
-    state: State
+    state: Standing
     value: float
 
 
@@ -132,11 +132,11 @@ class Group:
     """
 
     selector: Selector
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
     def values(self) -> list[float]:
         """Return the values that count."""
-        return [member.value for member in self.members if member.state is State.COUNTED]
+        return [member.value for member in self.members if member.state is Standing.COUNTED]
 
     @property
     def median(self) -> float | None:
@@ -144,7 +144,7 @@ class Group:
         values = self.values()
         return statistics.median(values) if values else None
 
-    def count(self, state: State) -> int:
+    def count(self, state: Standing) -> int:
         """Return the number of runs in a state."""
         return sum(member.state is state for member in self.members)
 
@@ -155,7 +155,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class EffectSize:
     """How much better the candidate is, in units of the metric; positive is better whatever the metric's direction.
 
     Attributes:
@@ -182,7 +182,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class GroupComparison:
     """A candidate beside a baseline.
 
     Attributes:
@@ -204,17 +204,17 @@ class Comparison:
     baseline: Group
     candidate: Group
     objective: Objective
-    settings: Settings
+    settings: ComparisonSettings
     point: float | None
     point_set_by: str | None
     pairs: tuple[tuple[float, float], ...] | None
-    effect: Effect | None
+    effect: EffectSize | None
     e_better: float
     e_worse: float
     number: int
     needed: float
     more_runs: int | None
-    verdict: Verdict
+    verdict: KeepVerdict
 
     @property
     def without_partner(self) -> int:
@@ -224,7 +224,7 @@ class Comparison:
     @property
     def candidate_runs(self) -> int:
         """Runs of the candidate that count, with those that were lost."""
-        return len(self.candidate.members) - self.candidate.count(State.WAITING)
+        return len(self.candidate.members) - self.candidate.count(Standing.WAITING)
 
     @property
     def is_used_up(self) -> bool:
@@ -257,7 +257,7 @@ class Comparison:
         }
 
 
-def compare(store: Store, baseline: str, candidate: str, settings: Settings | None = None) -> Comparison:
+def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSettings | None = None) -> GroupComparison:
     """Compare two groups of runs.
 
     Args:
@@ -270,7 +270,7 @@ def compare(store: Store, baseline: str, candidate: str, settings: Settings | No
         TelemetryError: A group has no run, or none with the metric; the groups share a run; there is no position that
             both reached with a value; or there are more tries than declared.
     """
-    settings = settings or Settings()
+    settings = settings or ComparisonSettings()
     entries = {entry.summary.run_id: entry for entry in store.entries()[0]}
     infos = {run_id: entry.snapshot.info for run_id, entry in entries.items()}
     selectors = [selector_of(text, [*infos.values()]) for text in (baseline, candidate)]
@@ -302,16 +302,16 @@ def _judged(
     baseline: Group,
     candidate: Group,
     objective: Objective,
-    settings: Settings,
+    settings: ComparisonSettings,
     point: float | None,
     set_by: str | None,
     number: int,
-) -> Comparison:
+) -> GroupComparison:
     sign = 1.0 if objective.mode is Mode.MAX else -1.0
     pairs = _pairs(baseline, candidate, sign) if _is_paired(baseline, candidate, settings) else None
     if pairs is None:
         ours = np.array([sign * value for value in baseline.values()])
-        theirs = np.array([_gain(one, sign) for one in candidate.members if one.state is not State.WAITING])
+        theirs = np.array([_gain(one, sign) for one in candidate.members if one.state is not Standing.WAITING])
     else:
         ours, theirs = (np.array([pair[side] for pair in pairs]) for side in (0, 1))
     e_value = rank_e_value if pairs is None else lambda old, new: paired_e_value(new - old)
@@ -322,7 +322,7 @@ def _judged(
         old = bar if pairs is None else np.concatenate([bar, np.zeros(count)])
         return e_value(old, np.concatenate([theirs, np.full(count, np.inf)]))
 
-    found = Comparison(
+    found = GroupComparison(
         baseline=baseline,
         candidate=candidate,
         objective=objective,
@@ -336,19 +336,19 @@ def _judged(
         number=number,
         needed=needed,
         more_runs=more_runs_needed(with_wins, needed),
-        verdict=Verdict.NOT_YET,
+        verdict=KeepVerdict.NOT_YET,
     )
     return dataclasses.replace(found, verdict=_verdict(found))
 
 
-def _verdict(found: Comparison) -> Verdict:
+def _verdict(found: GroupComparison) -> KeepVerdict:
     if found.e_better >= found.needed:
-        return Verdict.KEEP
+        return KeepVerdict.KEEP
     is_worse = found.e_worse >= 1 / found.settings.alpha
-    return Verdict.DISCARD if is_worse or found.is_used_up else Verdict.NOT_YET
+    return KeepVerdict.DISCARD if is_worse or found.is_used_up else KeepVerdict.NOT_YET
 
 
-def _needed(number: int, settings: Settings) -> float:
+def _needed(number: int, settings: ComparisonSettings) -> float:
     """Return the e-value that keeps a try, so that all tries together keep a false one with at most alpha.
 
     With a declared number of tries each gets an equal share of alpha; otherwise try j gets alpha / (j * (j + 1)), whose
@@ -366,7 +366,7 @@ def _needed(number: int, settings: Settings) -> float:
     return declared / settings.alpha
 
 
-def _effect(ours: Floats, theirs: Floats, alpha: float, *, is_paired: bool) -> Effect | None:
+def _effect(ours: Floats, theirs: Floats, alpha: float, *, is_paired: bool) -> EffectSize | None:
     """Return the effect of values of which higher ones are better; None without a value on either side."""
     if not len(ours) or not len(theirs):
         return None
@@ -379,7 +379,7 @@ def _effect(ours: Floats, theirs: Floats, alpha: float, *, is_paired: bool) -> E
         return lower_end(e_value, jumps, 2 / alpha)
 
     scale = float(abs(np.median(ours)))
-    return Effect(
+    return EffectSize(
         estimate=float(np.median(differences)),
         low=low(ours, theirs, differences),
         high=-low(-ours, -theirs, -differences),
@@ -387,7 +387,7 @@ def _effect(ours: Floats, theirs: Floats, alpha: float, *, is_paired: bool) -> E
     )
 
 
-def _is_paired(baseline: Group, candidate: Group, settings: Settings) -> bool:
+def _is_paired(baseline: Group, candidate: Group, settings: ComparisonSettings) -> bool:
     """Whether runs of one seed are paired.
 
     Raises:
@@ -410,7 +410,7 @@ def _pairs(baseline: Group, candidate: Group, sign: float) -> tuple[tuple[float,
 
     A candidate's run that was lost is the worse one; a pair whose baseline was lost does not count.
     """
-    rest: dict[str | None, list[Member]] = {}
+    rest: dict[str | None, list[GroupMember]] = {}
     for member in baseline.members:
         rest.setdefault(member.seed, []).append(member)
     found = []
@@ -418,17 +418,17 @@ def _pairs(baseline: Group, candidate: Group, sign: float) -> tuple[tuple[float,
         if member.seed is None or not rest.get(member.seed):
             continue
         other = rest[member.seed].pop(0)
-        if other.state is State.COUNTED and member.state is not State.WAITING:
+        if other.state is Standing.COUNTED and member.state is not Standing.WAITING:
             found.append((sign * other.value, _gain(member, sign)))
     return tuple(found)
 
 
-def _gain(member: Member, sign: float) -> float:
+def _gain(member: GroupMember, sign: float) -> float:
     """Return a candidate's value with higher ones better; minus infinity for a run that was lost."""
-    return sign * member.value if member.state is State.COUNTED else -math.inf
+    return sign * member.value if member.state is Standing.COUNTED else -math.inf
 
 
-def _objective(groups: Sequence[Sequence[Run]], settings: Settings) -> Objective:
+def _objective(groups: Sequence[Sequence[Run]], settings: ComparisonSettings) -> Objective:
     """Return the metric that judges both groups. A candidate may lack it while none of its runs has finished.
 
     Raises:
@@ -467,11 +467,11 @@ def _has_metric(run: Run, metric: str, renames: Renames) -> bool:
     return metric in _recorded([run], renames)
 
 
-def _course(run: Run, metric: str, settings: Settings) -> Course:
+def _course(run: Run, metric: str, settings: ComparisonSettings) -> MetricCourse:
     return run.read(lambda found: read_course(found, metric, settings.axis, settings.renames))
 
 
-def _common_point(courses: Sequence[Sequence[tuple[RunInfo, Course]]]) -> tuple[float | None, str | None]:
+def _common_point(courses: Sequence[Sequence[tuple[RunInfo, MetricCourse]]]) -> tuple[float | None, str | None]:
     """Return the last position that every finished run evaluated, and the run that ends there.
 
     A run that failed or crashed sets the point only where no run finished. None while all runs are live.
@@ -483,7 +483,7 @@ def _common_point(courses: Sequence[Sequence[tuple[RunInfo, Course]]]) -> tuple[
     return min(ends, key=lambda end: end[0]) if ends else (None, None)
 
 
-def _check_common(courses: Sequence[Sequence[tuple[RunInfo, Course]]], point: float, axis: Axis) -> None:
+def _check_common(courses: Sequence[Sequence[tuple[RunInfo, MetricCourse]]], point: float, axis: Axis) -> None:
     """Check that the baseline has or may yet have a value at the point, and that the candidate does not begin later.
 
     Raises:
@@ -492,7 +492,7 @@ def _check_common(courses: Sequence[Sequence[tuple[RunInfo, Course]]], point: fl
     baseline, candidate = courses
     own = [course for _, course in baseline]
     is_late = all(len(course.positions) and course.positions[0] > point for _, course in candidate)
-    if not is_late and any(course.is_live or course.at(point)[0] is State.COUNTED for course in own):
+    if not is_late and any(course.is_live or course.at(point)[0] is Standing.COUNTED for course in own):
         return
     named, what = ("B", "first") if is_late else ("A", "last")
     values = [course.positions for _, course in (candidate if is_late else baseline) if len(course.positions)]
@@ -501,6 +501,6 @@ def _check_common(courses: Sequence[Sequence[tuple[RunInfo, Course]]], point: fl
     raise TelemetryError(f"no run of {named} has a value up to this {axis}", got=point, fix=known)
 
 
-def _member(info: RunInfo, course: Course, point: float | None, seed_key: str | None) -> Member:
-    state, value = (State.WAITING, math.nan) if point is None else course.at(point)
-    return Member(info.run_id, info.name, course.status, seed_of(info, seed_key), state, value)
+def _member(info: RunInfo, course: MetricCourse, point: float | None, seed_key: str | None) -> GroupMember:
+    state, value = (Standing.WAITING, math.nan) if point is None else course.at(point)
+    return GroupMember(info.run_id, info.name, course.status, seed_of(info, seed_key), state, value)

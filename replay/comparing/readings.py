@@ -46,7 +46,7 @@ class Axis(StrEnum):
     TIME = "time"
 
 
-class State(StrEnum):
+class Standing(StrEnum):
     """What a run contributes to a comparison.
 
     Attributes:
@@ -61,7 +61,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MetricCourse:
     """The values of one metric in one run.
 
     Attributes:
@@ -86,19 +86,19 @@ class Course:
         """Whether the run ended as its loop or its rules wanted."""
         return self.status in FINISHED
 
-    def at(self, point: float) -> tuple[State, float]:
+    def at(self, point: float) -> tuple[Standing, float]:
         """Return the newest value up to a point; NaN unless it counts.
 
         A live run has passed the point once it recorded anything beyond it, or a value exactly there.
         """
         before = int(np.searchsorted(self.positions, point, side="right"))
         if self.reached < point:
-            return (State.WAITING if self.is_live else State.LOST), math.nan
+            return (Standing.WAITING if self.is_live else Standing.LOST), math.nan
         if self.is_live and self.reached == point and not (before and self.positions[before - 1] == point):
-            return State.WAITING, math.nan
+            return Standing.WAITING, math.nan
         if before == 0 or not math.isfinite(self.values[before - 1]):
-            return State.LOST, math.nan
-        return State.COUNTED, float(self.values[before - 1])
+            return Standing.LOST, math.nan
+        return Standing.COUNTED, float(self.values[before - 1])
 
 
 def evaluated_metrics(snapshot: Snapshot, renames: Renames) -> set[str]:
@@ -109,7 +109,7 @@ def evaluated_metrics(snapshot: Snapshot, renames: Renames) -> set[str]:
     return {name for name, column in columns.items() if bool((_is_known(table, column) & rows).any())}
 
 
-def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -> Course:
+def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -> MetricCourse:
     """Return the values of a metric in a run: those of its evaluations, else of the first kind of event that has any.
 
     Args:
@@ -126,13 +126,13 @@ def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -
     """
     columns = renamed_columns(snapshot, renames)
     if metric not in columns:
-        return Course(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
+        return MetricCourse(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
     clocks = [columns[name] for name in (NUM_TOKENS, *_TOKENS_SEEN) if name in columns] if axis is Axis.TOKENS else []
     wanted = dict.fromkeys(("kind", "rank", "attempt", "step", "elapsed_ns", columns[metric], *clocks))
     table = _own_rows(events_table_along(snapshot, tuple(wanted)))
     kinds, rows = _kinds(table), np.flatnonzero(_is_known(table, columns[metric]))
     if not len(rows):
-        return Course(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
+        return MetricCourse(np.zeros(0), np.zeros(0), 0.0, snapshot.status)
     first_kind = "evaluate" if (kinds[rows] == "evaluate").any() else kinds[rows[0]]
     rows = rows[kinds[rows] == first_kind]
     steps = np.maximum.accumulate(_numbers(table, "step"))
@@ -141,7 +141,7 @@ def read_course(snapshot: Snapshot, metric: str, axis: Axis, renames: Renames) -
     at = np.minimum(rows, np.searchsorted(steps, _numbers(table, "step")[rows], side="right") - 1)
     order = np.argsort(at, kind="stable")
     values = _numbers(table, columns[metric])[rows][order]
-    return Course(positions[at][order], values, float(positions[-1]), snapshot.status)
+    return MetricCourse(positions[at][order], values, float(positions[-1]), snapshot.status)
 
 
 def _positions(table: Any, axis: Axis, columns: dict[str, str], run_id: str) -> Floats:

@@ -8,8 +8,8 @@ from typing import Final
 
 from ...store.plural import counted
 from ..runs.metric_names import Mode
-from .comparing import Comparison, Group, Verdict
-from .readings import Axis, State
+from .comparing import Group, GroupComparison, KeepVerdict
+from .readings import Axis, Standing
 
 #: Headings of the table of groups.
 HEADINGS: Final = ("", "group", "runs", "counted", "lost", "waiting", "median")
@@ -18,20 +18,20 @@ HEADINGS: Final = ("", "group", "runs", "counted", "lost", "waiting", "median")
 _NAMED: Final = 3
 
 
-def verdict_sentence(found: Comparison) -> str:
+def verdict_sentence(found: GroupComparison) -> str:
     """Return the verdict and its reason in one line."""
     beyond = f" by more than {found.settings.min_effect}" if found.settings.min_effect else ""
-    if found.verdict is Verdict.KEEP:
+    if found.verdict is KeepVerdict.KEEP:
         return (
             f"keep: B is better than A{beyond}. Its e-value is {_e(found.e_better)}, and {_e(found.needed)} is enough."
         )
     unit = "run" if found.pairs is None else "pair"
-    if found.verdict is Verdict.DISCARD and found.e_worse >= 1 / found.settings.alpha:
+    if found.verdict is KeepVerdict.DISCARD and found.e_worse >= 1 / found.settings.alpha:
         enough = _e(1 / found.settings.alpha)
         against = f"The e-value for that is {_e(found.e_worse)}, and {enough} is enough"
         return f"discard: B is not better than A{beyond}. {against}."
     reached = f"Its e-value is {_e(found.e_better)} of the {_e(found.needed)} that are needed"
-    if found.verdict is Verdict.DISCARD:
+    if found.verdict is KeepVerdict.DISCARD:
         return (
             f"discard: {counted(found.candidate_runs, 'run')} of B have not proven it better than A{beyond}. {reached}."
         )
@@ -39,17 +39,17 @@ def verdict_sentence(found: Comparison) -> str:
     return f"not yet: B is not proven better than A{beyond}. {reached}{more}."
 
 
-def group_rows(found: Comparison) -> list[tuple[object, ...]]:
+def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
     """Return the rows of the table of groups."""
     return [_row("A", found.baseline), _row("B", found.candidate)]
 
 
 def _row(letter: str, group: Group) -> tuple[object, ...]:
-    counts = [group.count(state) for state in (State.COUNTED, State.LOST, State.WAITING)]
+    counts = [group.count(state) for state in (Standing.COUNTED, Standing.LOST, Standing.WAITING)]
     return letter, str(group.selector), len(group.members), *counts, group.median
 
 
-def explanations(found: Comparison) -> Iterator[str]:
+def explanations(found: GroupComparison) -> Iterator[str]:
     """Yield what was compared, the effect, the evidence and the tries, a line each."""
     objective = found.objective
     better = "lower" if objective.mode is Mode.MIN else "higher"
@@ -65,7 +65,7 @@ def explanations(found: Comparison) -> Iterator[str]:
     yield _tries(found)
 
 
-def _point(found: Comparison) -> str:
+def _point(found: GroupComparison) -> str:
     if found.point is None:
         return "once a run has ended"
     place = position(found.point, found.settings.axis)
@@ -85,19 +85,19 @@ def position(point: float, axis: Axis) -> str:
     return f"{point:,.0f} tokens" if axis is Axis.TOKENS else f"{point:,.6g} s of training"
 
 
-def _lost(found: Comparison) -> Iterator[str]:
+def _lost(found: GroupComparison) -> Iterator[str]:
     for group, what in (
         (found.candidate, "counts as worse than all others"),
         (found.baseline, "is left out, which favours A"),
     ):
-        lost = [member.name for member in group.members if member.state is State.LOST]
+        lost = [member.name for member in group.members if member.state is Standing.LOST]
         if lost:
             named = ", ".join(lost[:_NAMED]) + (f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
             side = "B" if group is found.candidate else "A"
             yield f"Lost in {side}: {named}. A run that ended before the point or has no finite value there {what}."
 
 
-def _effect(found: Comparison) -> str:
+def _effect(found: GroupComparison) -> str:
     effect = found.effect
     if effect is None:
         return "Effect: unknown; a group has no value yet."
@@ -117,7 +117,7 @@ def _end(value: float) -> str:
     return f"{value:+.4g}" if math.isfinite(value) else "unknown"
 
 
-def _evidence(found: Comparison) -> str:
+def _evidence(found: GroupComparison) -> str:
     if found.pairs is None:
         return "Evidence: the ranks of all runs, which are not paired by seed."
     wins = sum(new > old for old, new in found.pairs)
@@ -132,7 +132,7 @@ def _evidence(found: Comparison) -> str:
     )
 
 
-def _tries(found: Comparison) -> str:
+def _tries(found: GroupComparison) -> str:
     alpha, declared = found.settings.alpha, found.settings.at_most_tries
     this = f"Tries: this is number {found.number} against A in the store"
     if declared is not None:
