@@ -90,6 +90,7 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         saves=request["saves"],
         on_progress=told,
         family=request["family"],
+        keep_outcomes=False,
     )
     objective = result.objective
     found = {

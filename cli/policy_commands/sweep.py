@@ -98,6 +98,7 @@ def sweep(
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
             family=family,
+            keep_outcomes=False,
         )
     rows = result.frame().to_dicts()
     if as_json:
@@ -139,7 +140,7 @@ def _of_families(result: Sweep) -> Iterator[str]:
     """Yield the families of several runs, with a warning of one that has most of the runs that could fire."""
     if len(result.runs) > 1:
         yield f"These runs are {families_text(families_json(run.family for run in result.runs))}."
-    able = [run.family for run in result.runs if run.outcomes.could_fire.any()]
+    able = [run.family for run in result.runs if run.could_fire]
     if notice := family_notice(families_json(able), len(able)):
         yield notice
 
@@ -166,7 +167,7 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _limits(result: Sweep) -> Iterator[str]:
-    few = sum(bool(run.outcomes.has_few_evaluations.all()) for run in result.runs)
+    few = sum(run.has_few_evaluations for run in result.runs)
     if few and result.objective is not None:
         evaluations = f"fewer than {FEWEST_EVALUATIONS} evaluations of {result.objective.metric}"
         yield f"Left out of regret: {counted(few, 'run', ',')} with {evaluations}."

@@ -78,6 +78,16 @@ def family_of(info: RunInfo, key: str | None = None) -> Family:
     return Family("configuration", _configuration(info))
 
 
+def configuration_of(info: RunInfo) -> str:
+    """Return a digest of a run's configuration, numbers included; empty without one.
+
+    Seeds, paths, dates, ids and the run's name are left out: runs with equal digests are near-duplicates.
+    """
+    config = flattened(info.config).items()
+    kept = {name: _shared(value, info.name) for name, value in config if not _is_of_the_run(name, value)}
+    return _digest(kept) if kept else ""
+
+
 def check_family_key(key: str, families: list[Family], infos: Iterator[RunInfo]) -> None:
     """Check that any run has the key of families that a user named.
 
@@ -133,18 +143,26 @@ def _configuration(info: RunInfo) -> str:
     kept = {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
     if not kept:
         return program
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
-    return f"{program} {digest}".strip()
+    return f"{program} {_digest(kept)}".strip()
+
+
+def _digest(kept: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
 
 
 def _is_own(name: str, value: Any) -> bool:
     """Whether an entry of a configuration says nothing of a run's family: a number, a seed, a path, a name of a run."""
+    if isinstance(value, list) and all(_is_number(entry) for entry in value):
+        return True
+    return _is_number(value) or _is_of_the_run(name, value)
+
+
+def _is_of_the_run(name: str, value: Any) -> bool:
+    """Whether an entry of a configuration is a seed, a path, a date, an id, or a name of the run."""
     key = name.rpartition(".")[2].casefold().replace("-", "_")
     if name.casefold() == "name" or key in _OWN_KEYS or not _OWN_WORDS.isdisjoint(key.split("_")):
         return True
-    if isinstance(value, list):
-        return all(_is_number(entry) for entry in value)
-    return _is_number(value) or (isinstance(value, str) and value.startswith(_PATH_STARTS))
+    return isinstance(value, str) and value.startswith(_PATH_STARTS)
 
 
 def _shared(value: Any, run_name: str) -> Any:
