@@ -43,8 +43,7 @@ class RunFold:
 
     def take(self, number: int, run: SweptRun) -> None:
         """Take a run with its outcomes."""
-        outcomes = run.compact
-        assert outcomes is not None
+        outcomes = run.kept
         self.runs[number] = run if self._keeps else replace(run, compact=None)
         self._held.append((number, outcomes))
         self._held_bytes += outcomes.size_bytes

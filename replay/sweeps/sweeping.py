@@ -30,7 +30,7 @@ from .stream import Floats
 from .task import RunSweeper, SweptRun, check_declared, reasons_of
 from .totals import pareto_front
 from .variants import Variant, variants_of
-from .winners import Winner
+from .winners import Winner, stopped_counts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -98,7 +98,7 @@ class Sweep:
         return pareto_front(saved, self.totals["mean_regret"])
 
     def frame(self) -> pl.DataFrame:
-        """Return one row per variant: its settings, its totals, and whether it is on the front."""
+        """Return one row per variant: settings, totals, number of winners that it stops, whether it is on the front."""
         import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
         settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
@@ -106,8 +106,12 @@ class Sweep:
         if self.steps is not None:
             counts.add("steps")
         totals = {name: total.astype(np.int64) if name in counts else total for name, total in self.totals.items()}
-        on_front = np.isin(np.arange(len(self.variants)), self.front)
-        return pl.DataFrame({"variant": np.arange(len(self.variants)), **settings, **totals, "on_front": on_front})
+        count = len(self.variants)
+        last = {
+            "winners_stopped": stopped_counts(self.winners, count),
+            "on_front": np.isin(np.arange(count), self.front),
+        }
+        return pl.DataFrame({"variant": np.arange(count), **settings, **totals, **last})
 
     def runs_frame(self) -> pl.DataFrame:
         """Return one row per variant and run, with the outcomes of the variant on the run.

@@ -82,15 +82,24 @@ class SweptRun:
     could_fire: bool = True
 
     @property
-    def outcomes(self) -> Outcomes:
-        """The outcomes of each variant on the run.
+    def kept(self) -> CompactOutcomes:
+        """The outcomes of each variant on the run, in their compact form.
 
         Raises:
             TelemetryError: The sweep did not keep them.
         """
         if self.compact is None:
             raise TelemetryError("this sweep keeps no outcomes of single runs", fix="Pass keep_outcomes=True")
-        return self.compact.expanded()
+        return self.compact
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """The outcomes of each variant on the run.
+
+        Raises:
+            TelemetryError: The sweep did not keep them.
+        """
+        return self.kept.expanded()
 
 
 class RunSweeper:
