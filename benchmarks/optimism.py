@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/optimism.py SUBMISSIONS_ALGORITHMS [--store FOLDER] [--draws N] [--families N]
 
-SUBMISSIONS_ALGORITHMS is a git directory of ``mlcommons/submissions_algorithms``. ``--store`` keeps the imported runs, or
-reads them if they are there. A family is a submission with one set of hyper-parameters: its seeds and studies.
+SUBMISSIONS_ALGORITHMS is a git directory of ``mlcommons/submissions_algorithms``. ``--store`` keeps the imported runs,
+or reads them if they are there. A family is a submission with one set of hyper-parameters: its seeds and studies.
 
 For each workload with at least 100 runs, one sweep of 320 variants (patience, relative min-delta). Each draw takes
 families with replacement, so the workload is the population, and chooses the variant that saves most with a mean regret

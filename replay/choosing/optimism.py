@@ -1,8 +1,8 @@
 """States the optimism of a sweep's front: how much better each point looks on the runs that chose it.
 
 Takes a sweep that keeps outcomes, and a way to split its runs. Returns each point of the front in sample and out of
-sample. A point is read as a limit: the variant that saves most with no more mean regret. Each split's training chooses
-by that limit, and the test judges the choice.
+sample. A point is read as a limit of mean regret, within which it saves most. Each split's training chooses by that
+limit, and the test judges the choice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class FrontPoint:
 
     Attributes:
         variant: The variant, by its number in the sweep.
+        limit: The limit of mean regret by which it was chosen: halfway to the point that saves more. Infinite for the
+            point that saves most.
         regret, saved_share: Mean relative regret and saved share of steps over all runs, which chose it.
         out_of_sample_regret, out_of_sample_saved_share: The same for choices at the same limit of regret, on runs that
             did not make them.
@@ -37,6 +40,7 @@ class FrontPoint:
     """
 
     variant: int
+    limit: float
     regret: float
     saved_share: float
     out_of_sample_regret: float
@@ -101,6 +105,7 @@ def point_json(point: FrontPoint) -> dict[str, Any]:
     """Return a point with its optimism, as JSON has it."""
     return {
         "variant": point.variant,
+        "limit": point.limit if math.isfinite(point.limit) else None,
         "regret": point.regret,
         "saved_share": point.saved_share,
         "out_of_sample_regret": point.out_of_sample_regret,
@@ -135,7 +140,8 @@ def optimism_of(
         return run_table(runs, variants, has_one_unit=has_one_unit)
 
     totals = sweep.totals
-    limits = [float(totals["mean_regret"][index]) for index in sweep.front]
+    regrets = totals["mean_regret"][list(sweep.front)].tolist()
+    limits = limits_of(regrets)
     with np.errstate(all="ignore"):
         shares = totals["steps_saved"] / totals["steps"] if has_one_unit else totals["share_saved"]
     judged = judge_choices(read, len(sweep.variants), len(runs), splits, limits)
@@ -143,12 +149,13 @@ def optimism_of(
         FrontPoint(
             index,
             limit,
+            regret,
             float(shares[index]),
             found.regret,
             found.saved_share,
             found.variants.count(index) / len(found.variants),
         )
-        for index, limit, found in zip(sweep.front, limits, judged, strict=True)
+        for index, limit, regret, found in zip(sweep.front, limits, regrets, judged, strict=True)
     ]
     is_by_family = SplitKind(kind) is SplitKind.FAMILIES
     return Optimism(
@@ -161,6 +168,21 @@ def optimism_of(
         len(_covered(split.purged for split in splits)),
         tuple(points),
     )
+
+
+def limits_of(regrets: Sequence[float]) -> list[float]:
+    """Return for each point of a front the limit of mean regret that stands for it.
+
+    Every limit from a point's regret up to that of the point before it chooses the point. The regret itself would leave
+    no slack, and a choice on fewer runs would fall below it; halfway the slack is as large as a free limit's.
+
+    Args:
+        regrets: The regrets of the points, falling.
+
+    >>> limits_of([0.5, 0.25, 0.0])
+    [inf, 0.375, 0.125]
+    """
+    return [math.inf, *((before + own) / 2 for before, own in pairwise(regrets))][: len(regrets)]
 
 
 def run_table(runs: Sequence[SweptRun], variants: Ints, *, has_one_unit: bool = True) -> RunTable:

@@ -55,8 +55,9 @@ def sample_sentences(sweep: Sweep, judged: Optimism | None) -> Iterator[str]:
         )
     else:
         yield (
-            "Out of sample: a part of the runs chooses the variant that saves most at the regret of the row, and the "
-            "other part judges it. Optimism is regret out of sample minus regret in sample."
+            "Out of sample: some of the runs choose the variant that saves most within a limit of mean regret, halfway "
+            "between the row's and that of the row above; the other runs judge it. "
+            "Optimism is regret out of sample minus regret in sample."
         )
         if judged.purged:
             runs = counted(judged.purged, "run", ",")
