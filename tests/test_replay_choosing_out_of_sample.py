@@ -210,4 +210,4 @@ def test_the_command_refuses_more_folds_than_families(runs: list[Run], tmp_path:
     result = CliRunner().invoke(app, [*command, "--split", "families"])
 
     assert result.exit_code != 0
-    assert "there are fewer families than folds; got '4 and 5'" in result.stderr
+    assert "there are fewer families than folds; got '4 and 5'" in str(result.exception)
