@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def record(store: Path, values: list[float], *, name: str, group: str, saves: bo
     """Record a run with one evaluation a step, and so many values of a training loss that other runs may share."""
     with Recorder(store, name=name, group=group, quiet=True) as rec:
         for step, value in enumerate(values, 1):
-            rec.step(**({"loss": 1.0 + step / 7} if step <= losses else {}))
+            rec.step({"loss": 1.0 + step / 7} if step <= losses else {})
             rec.evaluate(eval_loss=value)
             if saves:
                 rec.save(f"checkpoint-{step}", size_bytes=step)
@@ -81,8 +83,8 @@ def test_outcomes_come_back_from_their_compact_form_to_the_bit(pairs: list[tuple
     steps = np.array([step for step, _, _ in pairs], np.int64)
     values = np.array([value for _, value, _ in pairs])
     truths = np.array([truth for _, _, truth in pairs])
-    floats = [values if place % 2 else steps.astype(np.float64) for place in range(8)]
-    outcomes = Outcomes(steps, steps[::-1].copy(), *floats, truths, ~truths, truths)
+    columns: dict[str, Any] = {"Ints": steps, "Floats": values, "Truths": truths}
+    outcomes = Outcomes(**{field.name: columns[str(field.type)] for field in fields(Outcomes)})
 
     found = compact(outcomes)
 

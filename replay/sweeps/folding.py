@@ -18,7 +18,7 @@ from .winners import Winner, WinnersFold
 
 #: Outcomes that may wait before they are added. Which of two logs of one training counts is known only after the last
 #: run: a log that was added and does not count costs a second pass over all runs.
-_HELD_BYTES: Final = 128 << 20
+_HELD_BYTES: Final = 64 << 20
 
 
 class RunFold:

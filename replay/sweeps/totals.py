@@ -25,7 +25,7 @@ _SUMS: Final = ("steps_saved", "seconds_saved", "checkpoints", "checkpoint_bytes
 _REGRETS: Final = {"regret": "relative_regret", "deployable_regret": "relative_deployable_regret"}
 
 #: Pairs of a variant and a run that are added at once: few runs cost time per call, many cost memory.
-_PAIRS_AT_ONCE: Final = 1_000_000
+_PAIRS_AT_ONCE: Final = 500_000
 
 
 class TotalsFold:
