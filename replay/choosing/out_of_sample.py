@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ..sweeps.stream import Floats, Ints
-from .splits import Split
+from .splits import RunSplit
 
 #: Pairs of a variant and a run that are read at once, in three arrays.
 _PAIRS_AT_ONCE: Final = 4_000_000
@@ -113,7 +113,7 @@ def judge_choices(
     read: Callable[[Ints], RunTable],
     variants: int,
     runs: int,
-    splits: Sequence[Split],
+    splits: Sequence[RunSplit],
     limits: Iterable[float],
 ) -> list[Judgement]:
     """Choose on each split's training at each limit, and judge the choices over all tests together.
@@ -137,7 +137,7 @@ def judge_choices(
     return [_judged(table, columns, splits, row) for row in choices]
 
 
-def _judged(table: RunTable, columns: Ints, splits: Sequence[Split], choices: Sequence[int]) -> Judgement:
+def _judged(table: RunTable, columns: Ints, splits: Sequence[RunSplit], choices: Sequence[int]) -> Judgement:
     regrets, saved, spent = [], 0.0, 0.0
     for split, variant in zip(splits, choices, strict=True):
         if variant < 0:

@@ -38,7 +38,7 @@ class SplitKind(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class RunSplit:
     """One part of the runs that chooses, and one that judges the choice.
 
     Attributes:
@@ -53,7 +53,7 @@ class Split:
 
 def splits_of(
     runs: Sequence[SweptRun], kind: SplitKind | str, *, folds: int = FOLDS, repeats: int = REPEATS, seed: int = SEED
-) -> list[Split]:
+) -> list[RunSplit]:
     """Split the runs of a sweep.
 
     Args:
@@ -75,7 +75,7 @@ def splits_of(
 
 def family_splits(
     families: Sequence[str], *, folds: int = FOLDS, repeats: int = REPEATS, seed: int = SEED
-) -> list[Split]:
+) -> list[RunSplit]:
     """Split by family: each fold is judged by what the other folds choose. The order of the runs changes no fold.
 
     Args:
@@ -98,7 +98,7 @@ def family_splits(
         fold_of[order] = np.arange(len(names)) % folds
         dealt = fold_of[numbers]
         splits += [
-            Split(np.flatnonzero(dealt != fold), np.flatnonzero(dealt == fold), np.zeros(0, np.int64))
+            RunSplit(np.flatnonzero(dealt != fold), np.flatnonzero(dealt == fold), np.zeros(0, np.int64))
             for fold in range(folds)
         ]
     return splits
@@ -106,7 +106,7 @@ def family_splits(
 
 def walk_forward_splits(
     groups: Sequence[Hashable], started_ns: Sequence[int], ended_ns: Sequence[int], folds: int = FOLDS
-) -> list[Split]:
+) -> list[RunSplit]:
     """Split by time: groups in the order of their first start, cut into one part more than there are folds.
 
     Each part but the first is judged by what the earlier ones choose. Earlier groups that were still running when the
@@ -140,7 +140,7 @@ def walk_forward_splits(
         chosen = [group for group in earlier if ends[group] <= began]
         purged = [group for group in earlier if ends[group] > began]
         if chosen:
-            splits.append(Split(*(_indices(members, part) for part in (chosen, test, purged))))
+            splits.append(RunSplit(*(_indices(members, part) for part in (chosen, test, purged))))
     if not splits:
         fix = "Split by families instead, or name smaller families with --family"
         raise TelemetryError("every run overlaps in time with those that would judge it", fix=fix)
