@@ -1,6 +1,7 @@
 """Measures a sweep of 1,000 variants over 100 runs of 10,000 steps, and checks its decisions with the event engine.
 
     .venv/bin/python benchmarks/sweep.py [--runs N] [--steps N] [--rounds N] [--checked N] [--store FOLDER]
+    .venv/bin/python benchmarks/sweep.py --wide [--runs N] [--steps N]
 
 Windows, thresholds, patience and a second condition vary; losses spike, and some are NaN or infinite.
 Prints JSON lines:
@@ -9,6 +10,8 @@ Prints JSON lines:
   in seconds of processor time;
 - the same pairs by the event engine (folding alone, events in memory, extrapolated from the checked ones), and by rules
   that simpleeval evaluates at each step from a parsed tree, in seconds of processor time;
+- with ``--wide``, only a sweep of 100,000 variants over 1,000 runs of 200 steps that keeps no outcomes of single runs:
+  its seconds, and the peak of resident memory before it, after a tenth of the runs and at the end, in MiB;
 - the number of checked pairs, 1 % of all by default, that disagree with the event engine in any decision, or in the end
   of a run and its decisions by then. The exit status is 1 if one does.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -30,6 +34,7 @@ import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Recorder, open_store, sweep
 from steptape.replay.columns.stream import Stream, read_stream
+from steptape.replay.run_pool import Progress
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
@@ -58,6 +63,13 @@ AXES: dict[str, list[float]] = {
     "tolerated": [0, 1, 2, 4, 8],
     "floor": [0.5, 1.0, 1.5, 2.0],
 }
+#: 100,000 variants of the same policy.
+WIDE_AXES: dict[str, list[float]] = {
+    "window": [*range(2, 42)],
+    "spike": [1.05 + part / 20 for part in range(25)],
+    "tolerated": [*range(10)],
+    "floor": [part / 5 for part in range(10)],
+}
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
 
 
@@ -73,7 +85,7 @@ def write_runs(store: Path, runs: int, steps: int) -> None:
         with Recorder(store, name=f"run-{number}", quiet=True) as rec:
             for step, (loss, norm) in enumerate(zip(losses.tolist(), norms.tolist(), strict=True), 1):
                 rec.step(loss=loss, grad_norm=norm)
-                if step % 500 == 0:
+                if step % max(1, steps // 20) == 0:
                     rec.evaluate(eval_loss=abs(loss))
         seal(rec.folder)
 
@@ -133,8 +145,9 @@ def naive_s(events: Sequence[Event], steps: int = 1_000) -> float:
 def main() -> None:
     """Write the runs, time the sweep, check it, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--runs", type=int, help="100 by default, 1,000 with --wide")
+    parser.add_argument("--steps", type=int, help="10,000 by default, 200 with --wide")
+    parser.add_argument("--wide", action="store_true", help="100,000 variants; print time and memory")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--checked", type=int, default=1_000, help="pairs of a variant and a run, drawn at random")
     parser.add_argument(
@@ -144,9 +157,41 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = given.store or Path(folder) / "runs"
         if not store.exists():
-            write_runs(store, given.runs, given.steps)
+            sizes = (1_000, 200) if given.wide else (100, 10_000)
+            write_runs(store, given.runs or sizes[0], given.steps or sizes[1])
         entries, _ = open_store(store).entries()
+        if given.wide:
+            measure_wide([Run(entry.snapshot.folder) for entry in entries])
+            return
         measure([Run(entry.snapshot.folder) for entry in entries], given.rounds, given.checked)
+
+
+def measure_wide(runs: Sequence[Run]) -> None:
+    """Time a sweep of 100,000 variants that folds totals as runs come, and print its memory."""
+    policy, peaks = parse_policy(POLICY), [peak_mib()]
+    tenth = max(1, len(runs) // 10)
+
+    def progressed(progress: Progress) -> None:
+        if progress.done == tenth:
+            peaks.append(peak_mib())
+
+    start = time.perf_counter()
+    found = sweep(policy, WIDE_AXES, runs, objective=OBJECTIVE, on_progress=progressed, keep_outcomes=False)
+    line = {
+        "case": "wide",
+        "variants": len(found.variants),
+        "runs": len(found.runs),
+        "front": len(found.front),
+        "wall_s": round(time.perf_counter() - start, 1),
+        "peak_mib": [*peaks, peak_mib()],
+        "load": os.getloadavg()[0],
+    }
+    print(json.dumps(line))
+
+
+def peak_mib() -> int:
+    """Return the peak of this process's resident memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:

@@ -47,7 +47,10 @@ EXAMPLES: Final = {
     "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
     "stop": ("steptape stop digits --store runs --reason 'the loss has diverged'",),
-    "sweep": ("steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",),
+    "sweep": (
+        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",
+        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5 --split families",
+    ),
     "tail": (
         "steptape tail digits --store runs",
         "steptape tail digits --store runs --kind decision --json | jq .attrs.controller",

@@ -90,6 +90,7 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         saves=request["saves"],
         on_progress=told,
         family=request["family"],
+        keep_outcomes=False,
     )
     objective = result.objective
     found = {
@@ -115,6 +116,7 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         "repeated": [asdict(one) for one in result.repeated],
         "variants": result.frame().to_dicts(),
         "front": list(result.front),
+        "sample": "in",
         "engine_reasons": dict(result.engine_reasons),
     }
     return {"document": encoded(found), "page": None}

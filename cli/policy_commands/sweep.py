@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from ...replay.choosing.optimism import FrontPoint, Optimism, optimism_of, point_json
+from ...replay.choosing.splits import FOLDS, SplitKind
 from ...replay.reports.aggregation import families_json
 from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
+from ...replay.reports.sweep_page import front_title, sample_sentences, sweep_page
 from ...replay.runs.regret import FEWEST_EVALUATIONS
 from ...replay.runs.saves import Saves, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
@@ -32,6 +37,7 @@ from ..options import (
     renames_of,
 )
 from ..output import print_json, print_table, reading_runs, say
+from ..output_file import check_output, output_file
 from ..param_values import axes_of, check_numbers
 from ..streams import complain
 
@@ -46,6 +52,16 @@ _TOTALS: Final = (
     "mean regret",
     "worst regret",
     "deployable regret",
+)
+#: The columns in place of these with a split.
+_OUT_OF_SAMPLE: Final = (
+    "stopped",
+    "steps saved",
+    "out of sample",
+    "mean regret",
+    "out of sample",
+    "optimism",
+    "worst regret",
 )
 
 
@@ -70,19 +86,34 @@ def sweep(
         int | None,
         typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
     ] = None,
+    split: Annotated[
+        SplitKind | None,
+        typer.Option(
+            metavar="KIND",
+            help="Also judge the best trade-offs on runs that did not choose them: 'families' or 'walk-forward'.",
+        ),
+    ] = None,
+    folds: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Number of folds of families, or of parts in time.")
+    ] = FOLDS,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with a picture of the best trade-offs.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Backtest every combination of a policy's params.
 
     A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
     saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
-    run's best. With --json, prints every variant, one per line; stderr then lists what the slower event engine
-    evaluated, and the excluded runs.
+    run's best. The runs that chose these variants flatter them: --split states by how much. With --json, prints every
+    variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
     """
     if not settings:
         raise typer.BadParameter("give the values to try, such as --set patience=1,2,3")
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
     axes = axes_of(settings)
+    if html is not None:
+        check_output(html)
     loaded = policy_named(policy, None)
     check_numbers(axes, loaded.params)
     chosen, problems = runs_chosen(runs, store)
@@ -98,21 +129,27 @@ def sweep(
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
             family=family,
+            keep_outcomes=split is not None,
         )
+    judged = None if split is None else optimism_of(result, split, folds=folds)
     rows = result.frame().to_dicts()
+    if html is not None:
+        with output_file(html) as page:
+            page.write(sweep_page(result, judged, datetime.now(UTC).date().isoformat()))
     if as_json:
-        _print_lines(result, rows)
+        _print_lines(result, rows, judged)
     else:
-        _print_front(result, rows)
+        _print_front(result, rows, judged)
+        if html is not None:
+            say(f"The HTML page is in {html}.")
 
 
-def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+def _print_front(result: Sweep, rows: Sequence[dict[str, Any]], judged: Optimism | None) -> None:
     shown = [rows[index] for index in result.front]
     if shown:
-        names = list(result.axes)
-        headings = (*names, *_TOTALS)
-        cells = [(*(row[name] for name in names), *_cells(row)) for row in shown]
-        print_table(headings, cells, numeric=headings)
+        headings = _headings(result, judged)
+        say(f"{front_title(judged)}:")
+        print_table(headings, _front_rows(result, shown, judged), numeric=headings)
         say()
     runs = counted(len(result.runs), "run")
     more = f"; --json lists all {len(rows):,}" if len(shown) < len(rows) else ""
@@ -121,7 +158,8 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say("Each variant is judged over the runs in which it could fire, whatever their values.")
     for sentence in _of_families(result):
         say(sentence)
-    say("The best of many variants looks better on the runs that chose it than it will on other runs.")
+    for sentence in sample_sentences(result, judged):
+        say(sentence)
     if asks_for_checkpoints(result.policy):
         say(SAVES[result.saves])
     if result.renames:
@@ -135,17 +173,32 @@ def _print_front(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         say(sentence)
 
 
+def _headings(result: Sweep, judged: Optimism | None) -> tuple[str, ...]:
+    winners = ("winners stopped",) if result.winners else ()
+    return (*result.axes, *(_TOTALS if judged is None else _OUT_OF_SAMPLE), *winners)
+
+
+def _front_rows(
+    result: Sweep, shown: Sequence[dict[str, Any]], judged: Optimism | None
+) -> Iterator[tuple[object, ...]]:
+    for place, row in enumerate(shown):
+        cells = _cells(row) if judged is None else _judged_cells(row, judged.points[place])
+        winners = (f"{row['winners_stopped']} of {len(result.winners)}",) if result.winners else ()
+        yield (*(row[name] for name in result.axes), *cells, *winners)
+
+
 def _of_families(result: Sweep) -> Iterator[str]:
     """Yield the families of several runs, with a warning of one that has most of the runs that could fire."""
     if len(result.runs) > 1:
         yield f"These runs are {families_text(families_json(run.family for run in result.runs))}."
-    able = [run.family for run in result.runs if run.outcomes.could_fire.any()]
+    able = [run.family for run in result.runs if run.could_fire]
     if notice := family_notice(families_json(able), len(able)):
         yield notice
 
 
-def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
+def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]], judged: Optimism | None) -> None:
     declared = result.objective
+    points = {} if judged is None else {point.variant: point_json(point) for point in judged.points}
     tried = {
         "variants": len(rows),
         "runs": len(result.runs),
@@ -158,15 +211,20 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]]) -> None:
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
         "saves": str(result.saves),
+        "sample": "in",
+        "split": None if judged is None else judged.to_json(),
+        "winners": len(result.winners),
     }
     for row in rows:
-        print_json({**row, **tried})
+        stopped = [winner.name for winner in result.winners if winner.is_stopped(row["variant"])]
+        own = {"out_of_sample": points.get(row["variant"]), "winners_stopped_names": stopped}
+        print_json({**row, **tried, **own})
     for sentence in _limits(result):
         complain(sentence)
 
 
 def _limits(result: Sweep) -> Iterator[str]:
-    few = sum(bool(run.outcomes.has_few_evaluations.all()) for run in result.runs)
+    few = sum(run.has_few_evaluations for run in result.runs)
     if few and result.objective is not None:
         evaluations = f"fewer than {FEWEST_EVALUATIONS} evaluations of {result.objective.metric}"
         yield f"Left out of regret: {counted(few, 'run', ',')} with {evaluations}."
@@ -192,6 +250,18 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         _number(row["mean_regret"], "+.2%"),
         _number(row["worst_regret"], "+.2%"),
         _number(row["mean_deployable_regret"], "+.2%"),
+    )
+
+
+def _judged_cells(row: dict[str, Any], point: FrontPoint) -> tuple[str, ...]:
+    return (
+        f"{row['stopped']} of {row['could_fire']}",
+        _number(point.saved_share, ".1%"),
+        _number(point.out_of_sample_saved_share, ".1%"),
+        _number(point.regret, "+.2%"),
+        _number(point.out_of_sample_regret, "+.2%"),
+        _number(point.optimism_regret, "+.2%"),
+        _number(row["worst_regret"], "+.2%"),
     )
 
 

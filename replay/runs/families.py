@@ -78,6 +78,16 @@ def family_of(info: RunInfo, key: str | None = None) -> Family:
     return Family("configuration", _configuration(info))
 
 
+def configuration_of(info: RunInfo) -> str:
+    """Return a digest of a run's configuration, numbers included; empty without one.
+
+    Seeds, paths, dates, ids and the run's name are left out: runs with equal digests are near-duplicates.
+    """
+    config = flattened(info.config).items()
+    kept = {name: _shared(value, info.name) for name, value in config if not is_of_one_run(name, value)}
+    return _digest(kept) if kept else ""
+
+
 def check_family_key(key: str, families: list[Family], infos: Iterator[RunInfo]) -> None:
     """Check that any run has the key of families that a user named.
 
@@ -133,8 +143,11 @@ def _configuration(info: RunInfo) -> str:
     kept = {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
     if not kept:
         return program
-    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
-    return f"{program} {digest}".strip()
+    return f"{program} {_digest(kept)}".strip()
+
+
+def _digest(kept: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
 
 
 def is_of_one_run(name: str, value: Any) -> bool:

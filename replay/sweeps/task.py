@@ -16,12 +16,13 @@ from ...store.errors import TelemetryError
 from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ...store.run_info import RunInfo
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.positions import COUNTED_BY
 from ..columns.stream import Stream, read_stream
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream, event_stream
-from ..runs.families import Family, family_of
+from ..runs.families import Family, configuration_of, family_of
 from ..runs.history import UPDATES, read_lineage, step_unit_of
 from ..runs.human_action import is_end_stated
 from ..runs.metric_names import mode_of
@@ -33,6 +34,7 @@ from ..runs.same_series import Knowledge, digested, series_digests
 from ..runs.saves import Saves
 from .censoring import is_shown, reads_families
 from .checkpoints import evaluations_of
+from .compact import CompactOutcomes, compact
 from .outcomes import Outcomes, best_of, joined_outcomes, outcomes_of, outcomes_of_results
 from .reach import ColumnAppearances
 from .run import RunSweep
@@ -51,7 +53,7 @@ class SweptRun:
     Attributes:
         run_id, name: The run.
         steps: Optimizer updates that it made.
-        outcomes: The outcomes of each variant on it.
+        compact: The outcomes of each variant on it; None if the sweep does not keep them.
         family: The runs that it is not independent of.
         series: Digests of the series by which another log of the same training is found.
         knowledge: How much it knows of the training.
@@ -60,13 +62,17 @@ class SweptRun:
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
             them.
         step_unit: What its steps count.
-        best: The best value of the objective; NaN without any.
+        best: The best value of its objective; NaN if unknown.
+        started_ns, ended_ns: Wall clock of its beginning and of its end, nanoseconds since 1970; 0 if unknown.
+        configuration: Digest of its configuration without seeds, paths and names; empty without one.
+        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
+        could_fire: Whether any variant could fire in it.
     """
 
     run_id: str
     name: str
     steps: int
-    outcomes: Outcomes
+    compact: CompactOutcomes | None
     family: Family
     series: frozenset[str]
     knowledge: Knowledge
@@ -75,6 +81,31 @@ class SweptRun:
     engine_reason: str = ""
     step_unit: str = UPDATES
     best: float = math.nan
+    started_ns: int = 0
+    ended_ns: int = 0
+    configuration: str = ""
+    has_few_evaluations: bool = False
+    could_fire: bool = True
+
+    @property
+    def kept(self) -> CompactOutcomes:
+        """The outcomes of each variant on the run, in their compact form.
+
+        Raises:
+            TelemetryError: The sweep did not keep them.
+        """
+        if self.compact is None:
+            raise TelemetryError("this sweep keeps no outcomes of single runs", fix="Pass keep_outcomes=True")
+        return self.compact
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """The outcomes of each variant on the run.
+
+        Raises:
+            TelemetryError: The sweep did not keep them.
+        """
+        return self.kept.expanded()
 
 
 class RunSweeper:
@@ -141,7 +172,7 @@ class RunSweeper:
             info.run_id,
             info.name,
             int(stream.steps.max(initial=0)),
-            outcomes,
+            compact(outcomes),
             family_of(info, self._family),
             series_digests(stream.steps, stream.is_any(("evaluate",)), map(stream.whole, compared)),
             _knowledge(stream, objective, snapshot.log_digest),
@@ -150,6 +181,11 @@ class RunSweeper:
             reason,
             step_unit_of(info.source),
             best_of(stream, objective),
+            info.attempts[0].started_ns,
+            _ended_ns(info, stream),
+            configuration_of(info),
+            bool(outcomes.has_few_evaluations.all()),
+            bool(outcomes.could_fire.any()),
         )
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
@@ -281,6 +317,15 @@ def _reason_for_engine(stream: Stream, structures: Sequence[Structure]) -> str:
 def _knowledge(stream: Stream, objective: Objective | None, log_digest: str) -> Knowledge:
     clocks = bool((stream.elapsed_ns > 0).any()) + (stream.began_ns > 0)
     return Knowledge(len(evaluations_of(stream, objective)[0]), clocks, len(stream), log_digest)
+
+
+def _ended_ns(info: RunInfo, stream: Stream) -> int:
+    """Return when a run ended, or its last event if nobody recorded the end; 0 if unknown."""
+    last = info.last
+    if last.ended_ns:
+        return last.ended_ns
+    elapsed_ns = int(stream.elapsed_ns[stream.attempts == last.attempt].max(initial=0))
+    return last.started_ns + elapsed_ns if last.started_ns else 0
 
 
 def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], runs: Sequence[Run]) -> None:
