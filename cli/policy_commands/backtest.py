@@ -15,18 +15,24 @@ from ...replay.backtests.backtesting import Backtest
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
 from ...replay.reports.aggregation import aggregate
+from ...replay.reports.arming import Choice, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
+from ...replay.reports.ledger import ledger_of
 from ...replay.reports.objectives import rename_hints
 from ...replay.reports.sentences import summary_lines
+from ...replay.reports.swept_front import read_front
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
     MOST_ROWS,
     TABLE_HEADINGS,
     TABLE_LEGEND,
+    bar_lines,
     comparison_rows,
+    lines_of,
+    screenful,
     table_rows,
     unlisted_sentence,
 )
@@ -94,6 +100,10 @@ CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help=
 HtmlOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots, all baselines and coverage.")
 ]
+FrontOption = Annotated[
+    Path | None,
+    typer.Option(metavar="SWEEP.json", exists=True, help="The lines of 'sweep --json' that the policy was chosen from."),
+]
 
 
 def backtest(
@@ -113,6 +123,7 @@ def backtest(
     saves: SavesOption = Saves.KEEP,
     cost_per_hour: CostOption = None,
     html: HtmlOption = None,
+    front: FrontOption = None,
     family: FamilyOption = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
@@ -127,6 +138,7 @@ def backtest(
     if html is not None:
         check_output(html)
     loaded = _policy(policy, settings, declared)
+    choice = Choice(None if front is None else read_front(front, loaded))
     chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
         say(f"no runs in {store}, so nothing to replay the policy over")
@@ -152,7 +164,7 @@ def backtest(
             cache=None if no_cache else user_cache(),
             family=family,
         )
-    _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), html, as_json)
+    _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), choice, html, as_json)
     if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):
         where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
         say(_how_to_check(policy, where, is_imported=history is not None))
@@ -183,14 +195,14 @@ def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> Inciden
     return labels
 
 
-def _report(result: Backtest, html: Path | None, as_json: bool) -> None:
+def _report(result: Backtest, choice: Choice, html: Path | None, as_json: bool) -> None:
     if html is not None:
         with output_file(html) as page:
-            page.write(report_page(result, written=datetime.now(UTC).date().isoformat()))
+            page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
     if as_json:
-        print_json(report_json(result))
+        print_json(report_json(result, choice))
     else:
-        _print(result)
+        _print(result, choice)
         if html is not None:
             say(f"The HTML report is in {html}.")
 
@@ -204,14 +216,17 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
     return f"No rule fired: {first}'steptape check {policy} {where}' says whether the runs have what the rules read."
 
 
-def _print(result: Backtest) -> None:
-    for hint in rename_hints(result.lacking):
-        say(hint)
-    print_table(TABLE_HEADINGS, table_rows(result)[:MOST_ROWS], numeric=TABLE_HEADINGS[1:-1])
-    if unlisted := unlisted_sentence(result):
-        say(unlisted)
-    if result.results:
-        say(TABLE_LEGEND)
+def _print(result: Backtest, choice: Choice) -> None:
+    """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
+    answer, table = arming_of(result, choice), table_rows(result)[:MOST_ROWS]
+    head = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", ""]
+    head += [*bar_lines(ledger_of(result)), ""]
+    for line in head:
+        say(line)
+    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
+    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
+    for line in below:
+        say(line)
     say()
     if result.baselines:
         print_table(
@@ -224,7 +239,13 @@ def _print(result: Backtest) -> None:
         print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
         say(FAMILY_LEGEND)
         say()
-    for line in summary_lines(result):
+    lines = summary_lines(result)
+    if not result.baselines and not result.coverage:
+        printed = lines_of([*head, *below]) + len(table) + 2
+        if families:
+            printed += lines_of([FAMILY_LEGEND]) + len(families) + 2
+        lines = list(screenful(lines, printed))
+    for line in lines:
         say(line)
 
 

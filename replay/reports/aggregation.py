@@ -90,20 +90,6 @@ def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
     return [regret if result.stop is not None and result.evaluations_after else None for result, regret in pairs]
 
 
-def ranked(backtest: Backtest) -> list[RunResult]:
-    """Return the runs, those first that readers look for: stops by regret and savings, unknown outcomes, no stops.
-
-    The runs in which the policy could not fire come last.
-    """
-
-    def rank(judged: tuple[RunResult, float | None]) -> tuple[bool, bool, float, float]:
-        result, regret = judged
-        is_whole = result.stop is None and result.predicted is not None
-        return bool(result.could_not_fire), is_whole, -(regret or 0), -(result.share_saved or 0)
-
-    return [result for result, _ in sorted(_with_costs(backtest), key=rank)]
-
-
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
     """Return the relative deployable regret of each run, likewise."""
     return [counted_regret(result, result.relative_deployable_regret) for result in backtest.results]

@@ -41,7 +41,7 @@ class Mark:
     Attributes:
         x, y: Share saved and regret, in percent.
         label: Name of the run, policy or baseline.
-        kind: Its class in the style sheet: ``run``, ``policy`` or ``baseline``.
+        kind: Its classes in the style sheet: ``run``, with that of its family, ``policy``, ``baseline`` or ``front``.
     """
 
     x: float
@@ -89,9 +89,12 @@ def savings_plot(marks: Sequence[Mark]) -> Markup:
     parts.append(_text(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
     labels = LabelPlacement([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    front = [f"{x:.1f} {y:.1f}" for x, y, mark in sorted(places, key=lambda place: place[:2]) if mark.kind == "front"]
+    if len(front) > 1:
+        parts.append(_path("front", f"M{'L'.join(front)}"))
     # The policy's label is placed first, to be next to its dot; its dot is drawn last, to be on top.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
-        if mark.kind != "run":
+        if mark.kind in ("policy", "baseline"):
             parts += _label(labels.place(x, y, mark.label), x, y, mark)
     parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
     return _svg(_SCATTER_HEIGHT, "steps saved against regret", parts)

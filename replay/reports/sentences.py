@@ -61,7 +61,13 @@ def no_objective_sentence(backtest: Backtest) -> str:
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
-    """Return the aggregate in sentences, what limits it first and the verdict last: a terminal shows its last lines."""
+    """Return a backtest in sentences: the verdict, the sums, and what limits the numbers of single runs."""
+    paragraphs = verdict(backtest, aggregate(backtest))
+    return [*paragraphs, "", *sum_sentences(backtest), *_notes_on_runs(backtest)]
+
+
+def sum_sentences(backtest: Backtest) -> list[str]:
+    """Return the aggregate in sentences."""
     total = aggregate(backtest)
     lines = [f"Rules fired in {counted(total['fired'], 'run', ',')}."]
     lines += renamed_sentences(backtest)
@@ -78,8 +84,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["validity"]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
-    lines += thinning_lines(backtest)
-    return [*_notes_on_runs(backtest), *lines, "", *verdict(backtest, total)]
+    return [*lines, *thinning_lines(backtest)]
 
 
 def _notes_on_runs(backtest: Backtest) -> Iterator[str]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.results import RunResult
-from .aggregation import ranked
-from .amounts import short_duration
+from .amounts import percent, short_duration
 from .baseline_rows import is_cost_known
+from .ledger import Fate, Ledger, ranked
 
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
 
 #: Maximum number of rows of that table at a terminal, so that what follows is not scrolled away.
-MOST_ROWS: Final = 20
+MOST_ROWS: Final = 10
+
+#: Size of a screen, in characters.
+_LINES: Final = 40
+_COLUMNS: Final = 100
+
+#: Length of the longest bar, in characters.
+_BAR: Final = 40
 
 #: The line below that table, for the headings that are too short to be clear.
 TABLE_LEGEND: Final = "of: recorded steps. saves: checkpoints recorded→under the policy. deploy: deployable regret."
@@ -27,6 +35,45 @@ COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "median", "deploy"
 
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
+
+
+def bar_lines(ledger: Ledger) -> Iterator[str]:
+    """Yield a bar for what the runs spent, and for what is saved, lost and unknown of it."""
+    if not ledger.spent:
+        return
+    amounts = [(str(fate), ledger.total(fate)) for fate in (Fate.SAVED, Fate.LOST, Fate.UNKNOWN)]
+    for name, amount in (("spent", ledger.spent), *amounts):
+        if amount or name != Fate.UNKNOWN:
+            share = amount / ledger.spent
+            bar = "█" * (max(1, round(_BAR * share)) if amount else 0)
+            money = f"  {text} in money" if (text := ledger.money(amount)) else ""
+            yield f"{name:7}  {bar:{_BAR}}  {ledger.text(amount)} ({percent(share)}){money}"
+
+
+def lines_of(texts: Iterable[str]) -> int:
+    """Return the number of lines that texts take on a screen.
+
+    >>> lines_of(["", "short", "x" * 101])
+    4
+    """
+    return sum(max(1, math.ceil(len(text) / _COLUMNS)) for text in texts)
+
+
+def screenful(sentences: Iterable[str], printed: int) -> Iterator[str]:
+    """Yield the sentences that fit on a screen, and how many are left out.
+
+    Args:
+        sentences: The sentences, the most important first.
+        printed: Number of lines printed already.
+    """
+    ordered, left = list(sentences), _LINES - printed - 1
+    for number, sentence in enumerate(ordered):
+        left -= lines_of([sentence])
+        if left < 0:
+            more = counted(sum(map(bool, ordered[number:])), "more sentence")
+            yield f"{more}: --html FILE writes a report with all of them."
+            return
+        yield sentence
 
 
 def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
