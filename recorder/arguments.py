@@ -28,6 +28,7 @@ from .values import as_config, as_text, as_whole
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
+    from .certified_run import CertifiedRun
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -158,6 +159,20 @@ def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
     from .steering import policy_of
 
     return policy_of(rules, resumes=resumes)
+
+
+def declared_certificate(certificate: Any, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:
+    """Return the certificate with which the run is compared; None without one.
+
+    Raises:
+        TelemetryError: With ``strict``: it cannot be read, or is of other rules.
+    """
+    if certificate is None:
+        return None
+    # A run without a certificate does not load it.
+    from .certified_run import certified_run
+
+    return certified_run(certificate, policy, strict=strict)
 
 
 def declared_callbacks(**callbacks: Callable[[], object] | None) -> Callbacks:

@@ -41,6 +41,7 @@ from .values import as_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
+    from .certified_run import CertifiedRun
     from .machine.system import SystemSampling
     from .operations.carrying_out import Operations
     from .operations.handlers import Handlers
@@ -62,6 +63,7 @@ class RecorderSettings:
         callbacks: The loop's.
         choice: The selection of sample losses.
         value_lag, seal_wait_s, agree_timeout_s: As for ``Recorder``.
+        certified: The certificate with which the run is compared; None without one.
         is_strict: Whether wrong calls and failures raise.
         is_quiet: Whether no line is printed.
     """
@@ -74,6 +76,7 @@ class RecorderSettings:
     value_lag: int
     seal_wait_s: float
     agree_timeout_s: float
+    certified: CertifiedRun | None
     is_strict: bool
     is_quiet: bool
 
@@ -191,6 +194,7 @@ class LiveAttempt:
         config = self._settings.described.config
         if config and config != self.document.info.config:
             self.emit("annotation", attrs={"text": "resumed with another config", "config": config})
+        self._compare_with_certificate(is_end=False)
 
     def emit(
         self,
@@ -389,6 +393,7 @@ class LiveAttempt:
             self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if self.system is not None:
                 self.system.finish(self.tape, self.warnings.once, self.emit_own)
+            self._compare_with_certificate(is_end=failure is None)
             if failure is None:
                 counts = dict(self.tape.error_counts)
                 more = {"rule_errors": counts or None, "reason": reason}
@@ -406,6 +411,22 @@ class LiveAttempt:
                 self._release()
                 if self.operations is not None:
                     self.operations.end()
+
+    def _compare_with_certificate(self, *, is_end: bool) -> None:
+        """Warn where the certificate of the rules does not cover the run: at its start, and again at its end."""
+        certified, info = self._settings.certified, self.document.info
+        if certified is None or not self._settings.rank.decides:
+            return
+        try:
+            certified.compare(
+                info.config,
+                info.last.newest_plan,
+                lambda text, attrs: self.emit("annotation", attrs={"text": text, **attrs}),
+                steps=self.position.step if is_end else None,
+                has_metric=self.warnings.has_had if is_end else None,
+            )
+        except Exception as failed:  # A training never ends because of its certificate.
+            self.warnings.once(f"the run could not be compared with its certificate: {failed!r}")
 
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""

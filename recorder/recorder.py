@@ -21,6 +21,7 @@ from .arguments import (
     declared,
     declared_agree_timeout_s,
     declared_callbacks,
+    declared_certificate,
     declared_choice,
     declared_config,
     declared_later,
@@ -50,6 +51,7 @@ from .values import as_epoch, as_whole, path_text
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from ..rules.certificate import Certificate
     from ..rules.policy_file.policy import Policy
     from .operations.carrying_out import Operations
     from .operations.handlers import Handler, Handlers, OperationRequest
@@ -107,6 +109,8 @@ class Recorder:
         tags: Further labels.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
         rules: The policy that steers this run: a ``Policy``, its path, or the name of a shipped one.
+        certificate: The certificate of these rules, or its file. A run that its promise does not cover is warned of
+            once, and a note of the run says why.
         total_steps: The planned length of the run in optimizer updates, if the loop knows it.
         total_epochs: The planned length in epochs.
         steps_per_epoch: Updates in an epoch; epochs then have a fraction.
@@ -146,7 +150,7 @@ class Recorder:
 
     Raises:
         PolicyError: The rules do not load.
-        TelemetryError: An argument is wrong, or the store cannot be written at the start. Nothing was written then.
+        TelemetryError: With ``strict``, the certificate is not of these rules. Or an argument is wrong, or the store cannot be written at the start. Nothing was written then.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class Recorder:
         tags: Sequence[str] = (),
         config: Any = None,
         rules: str | Path | Policy | None = None,
+        certificate: str | Path | Certificate | None = None,
         total_steps: int | None = None,
         total_epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -207,6 +212,7 @@ class Recorder:
             value_lag,
             seal_wait_s,
             agree_timeout_s,
+            declared_certificate(certificate, policy, strict=strict),
             is_strict=strict,
             is_quiet=quiet or not own.decides,
         )

@@ -73,6 +73,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "health": {".", "policies", "runs"},
         "backtests": {".", "policies", "runs"},
         "sweeps": {".", "runs"},
+        "choosing": {".", "runs", "sweeps"},
         "reports": {".", "backtests", "policies", "runs"},
     },
     "api": {
@@ -153,6 +154,7 @@ PUBLIC: dict[str, set[str]] = {
         "vectors",
     },
     "rules": {
+        "certificate",
         "checks/appearances",
         "checks/findings",
         "checks/metric_keys",
@@ -215,6 +217,10 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
+        "choosing/certifying",
+        "choosing/checking",
+        "choosing/population",
+        "choosing/risks",
         "health/health",
         "policies/expert_accounts",
         "policies/findings_on_runs",

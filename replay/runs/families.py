@@ -137,14 +137,23 @@ def _configuration(info: RunInfo) -> str:
     return f"{program} {digest}".strip()
 
 
-def _is_own(name: str, value: Any) -> bool:
-    """Whether an entry of a configuration says nothing of a run's family: a number, a seed, a path, a name of a run."""
+def is_of_one_run(name: str, value: Any) -> bool:
+    """Whether an entry of a configuration names a run and says nothing of how it trains: a seed, a path, a date.
+
+    Args:
+        name: The key, dotted where it is nested.
+        value: Its value.
+    """
     key = name.rpartition(".")[2].casefold().replace("-", "_")
     if name.casefold() == "name" or key in _OWN_KEYS or not _OWN_WORDS.isdisjoint(key.split("_")):
         return True
-    if isinstance(value, list):
-        return all(_is_number(entry) for entry in value)
-    return _is_number(value) or (isinstance(value, str) and value.startswith(_PATH_STARTS))
+    return isinstance(value, str) and value.startswith(_PATH_STARTS)
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether an entry of a configuration says nothing of a run's family: a number, a seed, a path, a name of a run."""
+    numbers = value if isinstance(value, list) else [value]
+    return is_of_one_run(name, value) or all(map(_is_number, numbers))
 
 
 def _shared(value: Any, run_name: str) -> Any:

@@ -139,6 +139,11 @@ def joined_outcomes(parts: Sequence[Outcomes]) -> Outcomes:
     return Outcomes(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Outcomes)))
 
 
+def best_of(stream: Stream, objective: Objective | None) -> float:
+    """Return the best value of the objective in a whole run; NaN without any."""
+    return float(_bests(stream, _LAST, objective)[0])
+
+
 def _endings(stream: Stream, stops: Ints) -> Ints:
     """Return for each stop the index of the last event that still counts; without a stop, the stream's last index."""
     last = len(stream) - 1

@@ -5,6 +5,7 @@ Takes variants and a run; returns the outcomes of each variant on it, or why the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from ..runs.run_result import BacktestSettings, judge_run, study_of
 from ..runs.same_series import Knowledge, digested, series_digests
 from ..runs.saves import Saves
 from .checkpoints import evaluations_of
-from .outcomes import Outcomes, joined_outcomes, outcomes_of, outcomes_of_results
+from .outcomes import Outcomes, best_of, joined_outcomes, outcomes_of, outcomes_of_results
 from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
@@ -51,6 +52,7 @@ class SweptRun:
         engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
             them.
         step_unit: What its steps count.
+        best: The best value of the objective; NaN without any.
     """
 
     run_id: str
@@ -64,6 +66,7 @@ class SweptRun:
     evaluated: frozenset[str] = frozenset()
     engine_reason: str = ""
     step_unit: str = UPDATES
+    best: float = math.nan
 
 
 class RunSweeper:
@@ -138,6 +141,7 @@ class RunSweeper:
             evaluated,
             reason,
             step_unit_of(info.source),
+            best_of(stream, objective),
         )
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:

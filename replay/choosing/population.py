@@ -1,0 +1,244 @@
+"""Describes the runs that a certificate is about: which count, their families, and one run drawn from each.
+
+Takes runs with the outcomes of variants; returns members, families and the ranges of what is known before a training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...rules.certificate import MOST_VALUES, Certificate, CertifiedPopulation, DrawnRun, KeyRange, is_number, json_text
+from ...store.event_json import event_to_line
+from ...store.reading.snapshot import Snapshot
+from ...store.run import Run
+from ...store.run_info import RunInfo, flattened
+from ..intervals import numbers
+from ..runs.families import Family, family_of, is_of_one_run
+from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.results import Excluded
+from ..sweeps.sweeping import Sweep
+from ..sweeps.task import SweptRun
+
+#: The family key of a certificate whose user named none.
+DEFAULT_KEY: Final = "group, source folder or configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a certificate needs to know of a run, apart from its series.
+
+    Attributes:
+        info: Its ``run.json``.
+        log_digest: Digest of its log.
+        metrics: The metrics that it recorded.
+        ended_by_rules: Whether its own rules ended it.
+    """
+
+    info: RunInfo
+    log_digest: str
+    metrics: frozenset[str]
+    ended_by_rules: bool
+
+    def length(self, steps: int) -> int:
+        """Return its planned length, or the recorded one if it has no plan."""
+        return self.info.last.newest_plan.max_steps() or steps
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationMember:
+    """A run of the population.
+
+    Attributes:
+        swept: The run with the outcomes of all variants.
+        facts: What is known of it.
+    """
+
+    swept: SweptRun
+    facts: RunFacts
+
+
+def facts_about(run: Run, renames: Mapping[str, str]) -> RunFacts:
+    """Read what a certificate needs to know of a run.
+
+    Args:
+        run: The run.
+        renames: New names of metrics by recorded ones.
+
+    Raises:
+        TelemetryError: The run cannot be read.
+    """
+    info, digest, metrics = run.read(lambda snapshot: (snapshot.info, snapshot.log_digest, snapshot.columns.by_metric))
+    called = frozenset((*metrics, *(renames[name] for name in metrics if name in renames)))
+    return RunFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info))
+
+
+def event_digest_of(run: Run) -> str:
+    """Return the digest of the deciding rank's events, which does not depend on whether they are sealed.
+
+    It identifies a run without a stored digest: a log gets one when it is sealed.
+    """
+    digest = hashlib.sha256(b"steptape events 1\n")
+    for event in run.events():
+        digest.update(event_to_line(event).encode(errors="surrogatepass") + b"\n")
+    return f"events:{digest.hexdigest()}"
+
+
+def _is_ended_by_rules(run: Run, info: RunInfo) -> bool:
+    """Whether rules were armed, and ordered the stop with which the run ends."""
+    if info.last.policy is None or info.last.status not in ("stopped", "completed"):
+        return False
+    decisions = run.decisions().select(["operations", "mode"]).to_pylist()
+    return any(one["mode"] == "act" and "stop" in str(one["operations"]) for one in decisions)
+
+
+def members_of(sweep: Sweep, runs: Mapping[str, Run]) -> tuple[list[PopulationMember], list[Excluded]]:
+    """Return the runs of the population, and the others with the reason.
+
+    Args:
+        sweep: The variants over the runs.
+        runs: The runs, by id.
+    """
+    inside, outside = [], [*sweep.excluded]
+    for swept in sweep.runs:
+        if reason := _why_no_member(swept):
+            outside.append(Excluded(swept.run_id, swept.name, reason))
+        else:
+            inside.append(PopulationMember(swept, facts_about(runs[swept.run_id], dict(sweep.renames))))
+    return inside, outside
+
+
+def _why_no_member(swept: SweptRun) -> str:
+    """Return why a run is not in the population, whatever a variant does; empty if it is."""
+    if swept.objective is None:
+        return "no metric judges it"
+    if swept.best != swept.best:
+        return f"it has no evaluation of {swept.objective.metric} that is a number"
+    if swept.outcomes.has_few_evaluations.all():
+        return f"it has fewer than {FEWEST_EVALUATIONS} evaluations of {swept.objective.metric}"
+    return ""
+
+
+def families_of(
+    members: Iterable[PopulationMember], repeated: Iterable[RunFacts] = (), key: str | None = None
+) -> dict[Family, list[PopulationMember]]:
+    """Return the members of each family, in an order that no path decides. Families that share a log are one.
+
+    Args:
+        members: The runs of the population.
+        repeated: Runs that are counted once, under another member: their families are not independent of its family.
+        key: The key of families; None for the default.
+    """
+    joined: dict[Family, Family] = {}
+
+    def first(family: Family) -> Family:
+        while family in joined:
+            family = joined[family]
+        return family
+
+    of_log: dict[str, Family] = {}
+    known = sorted(members, key=lambda member: (member.facts.log_digest, member.swept.run_id))
+    placed = [(member.facts, member.swept.family) for member in known]
+    placed += [(facts, family_of(facts.info, key)) for facts in repeated]
+    for facts, family in placed:
+        one, other = sorted((first(family), first(of_log.setdefault(facts.log_digest, family))), key=_sorting)
+        if one != other:
+            joined[other] = one
+    found: dict[Family, list[PopulationMember]] = defaultdict(list)
+    for member in known:
+        found[first(member.swept.family)].append(member)
+    return {family: found[family] for family in sorted(found, key=_sorting)}
+
+
+def _sorting(family: Family) -> tuple[str, str]:
+    return family.key, family.value
+
+
+def draw(families: Mapping[Family, Sequence[PopulationMember]], seed: int) -> list[PopulationMember]:
+    """Draw one run from each family."""
+    draws = numbers(seed)
+    return [members[next(draws) % len(members)] for members in families.values()]
+
+
+def described_population(
+    families: Mapping[Family, Sequence[PopulationMember]],
+    drawn: Sequence[PopulationMember],
+    *,
+    key: str | None,
+    seed: int,
+    outside: int,
+    read: Iterable[str],
+) -> CertifiedPopulation:
+    """Describe the population as a certificate states it.
+
+    Args:
+        families: The members of each family.
+        drawn: The run drawn from each.
+        key: The key of families; None for the default.
+        seed: The seed of the draw.
+        outside: Number of given runs outside of it.
+        read: The metrics that rules read.
+    """
+    members = [member for family in families.values() for member in family]
+    lengths = [member.facts.length(member.swept.steps) for member in members]
+    judging = {member.swept.objective.metric for member in members if member.swept.objective is not None}
+    common = frozenset.intersection(*(member.facts.metrics for member in members))
+    return CertifiedPopulation(
+        family_key=DEFAULT_KEY if key is None else key,
+        seed=seed,
+        families=len(families),
+        runs=len(members),
+        outside=outside,
+        drawn=tuple(
+            DrawnRun(one.swept.run_id, one.swept.name, family.value, one.facts.log_digest)
+            for family, one in zip(families, drawn, strict=True)
+        ),
+        config=ranges_of([flattened(member.facts.info.config) for member in members]),
+        fewest_steps=min(lengths),
+        most_steps=max(lengths),
+        metrics=tuple(sorted(common & {*read, *judging})),
+    )
+
+
+def ranges_of(configs: Sequence[Mapping[str, Any]]) -> dict[str, KeyRange]:
+    """Return the values of each key over all runs. Seeds, paths and names, which differ by design, are left out.
+
+    Args:
+        configs: The configuration of each run, flattened to one level.
+    """
+    values: dict[str, list[Any]] = defaultdict(list)
+    for config in configs:
+        for name, value in config.items():
+            if not is_of_one_run(name, value):
+                values[name].append(value)
+    return {name: _range_of(values[name], len(values[name]) == len(configs)) for name in sorted(values)}
+
+
+def _range_of(values: Sequence[Any], is_in_all: bool) -> KeyRange:
+    known = [float(value) for value in values if is_number(value)]
+    others = sorted({json_text(value) for value in values if not is_number(value)})
+    listed = tuple(others) if len(others) <= MOST_VALUES else None
+    return KeyRange(min(known, default=None), max(known, default=None), listed, is_in_all)
+
+
+def outside_of(certificate: Certificate, runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
+    """Return for each run why it is outside of a certificate's population; empty for a run that is not.
+
+    Raises:
+        TelemetryError: A run cannot be read.
+    """
+    found = {}
+    for run in runs:
+        info, steps, metrics = run.read(_known_before)
+        length = info.last.newest_plan.max_steps() or steps
+        renamed = {certificate.risk.renames.get(name, name) for name in metrics}
+        found[info.run_id] = certificate.why_outside(info.config, steps=length, metrics=renamed | metrics)
+    return found
+
+
+def _known_before(snapshot: Snapshot) -> tuple[RunInfo, int | None, frozenset[str]]:
+    steps = snapshot.events_table(["step"]).column("step").to_numpy()
+    return snapshot.info, int(steps.max()) if len(steps) else None, frozenset(snapshot.columns.by_metric)
