@@ -102,7 +102,9 @@ HtmlOption = Annotated[
 ]
 FrontOption = Annotated[
     Path | None,
-    typer.Option(metavar="SWEEP.json", exists=True, help="The lines of 'sweep --json' that the policy was chosen from."),
+    typer.Option(
+        metavar="SWEEP.json", exists=True, help="The lines of 'sweep --json' that the policy was chosen from."
+    ),
 ]
 
 

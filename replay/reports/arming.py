@@ -5,23 +5,22 @@ Takes a backtest and how the policy was chosen. ``RULE`` states the rule behind 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from ...rules.certificate import Certificate
 from ...rules.control.effects import Effect
 from ...rules.policy_file.policy import Policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
+from ..choosing.bounds import binomial_tails
 from ..runs.families import Family
-from ..runs.results import RunResult
 from .aggregation import regrets_of_stopped
-from .amounts import percent
-from .family_sentences import family_heading
-from .ledger import Fate, Ledger, fate_of, ledger_of
+from .family_sentences import all_of, family_heading
+from .ledger import Fate, fate_of, ledger_of
 from .stop_costs import NOTABLE_REGRET
 from .swept_front import SweptFront
 
@@ -61,13 +60,13 @@ class Choice:
 
     Attributes:
         front: The sweep over these runs that the policy was chosen from; None if it is unknown.
-        promise: What the policy's certificate promises, as a sentence; empty without one.
-        outside: Number of runs that the certificate does not cover.
+        certificate: The policy's certificate; None without one.
+        outside: Ids of the runs that it does not cover.
     """
 
     front: SweptFront | None = None
-    promise: str = ""
-    outside: int = 0
+    certificate: Certificate | None = None
+    outside: Collection[str] = ()
 
 
 #: Nobody says how the policy was chosen.
@@ -169,30 +168,32 @@ class _Case:
         """Return why the runs speak against the policy; empty if they do not."""
         ledger = self._ledger
         lost, saved = ledger.total(Fate.LOST), ledger.total(Fate.SAVED)
-        stops = ledger.runs(Fate.LOST) + ledger.runs(Fate.SAVED)
         if lost > saved:
-            which = "the run" if stops == 1 else f"{ledger.runs(Fate.LOST):,} of the {stops:,} runs"
-            judged = " that it stops and that can be judged" if ledger.runs(Fate.UNKNOWN) else " that it stops"
-            return (
-                f"It loses more than it saves: {ledger.text(lost)} against {ledger.text(saved)}. In {which}{judged}, "
-                f"training on gave a model more than {NOTABLE_REGRET:.0%} better."
-            )
+            return f"It loses more than it saves: {ledger.text(lost)} against {ledger.text(saved)}. {self._too_early()}"
         if _at_least(self._lost, len(self._families)) <= 1 - CONFIDENCE:
             return (
-                f"It loses too often: {self._lost:,} of {self._count()} lose by it. "
-                f"So {_SURE} more than 1 in 10 would."
+                f"It loses too often. {self._too_early()} {_SURE[0].upper()}{_SURE[1:]}, more than 1 in 10 "
+                f"{self._cases()} lose this way."
             )
         return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
+
+    def _too_early(self) -> str:
+        """Return how many runs are stopped too early, and of how many families they are."""
+        lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
+        stops = lost + self._ledger.runs(Fate.SAVED)
+        judged = " and that can be judged" if unknown else ""
+        which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
+        where = f"In {which} of the {stops:,} runs" if stops != 1 else f"In {'the' if lost else 'no'} run"
+        said = f"{where} that it stops{judged}, training on gave a model more than {NOTABLE_REGRET:.0%} better"
+        families = "" if self._are_runs or not lost else f", in {self._lost:,} of {self._count()}"
+        return f"{said}{families}."
 
     def _by_choice(self) -> tuple[Arm, str]:
         """Return the answer for a policy that the runs do not speak against."""
         ledger, choice = self._ledger, self._choice
         saves = f"It would save {ledger.text(ledger.total(Fate.SAVED))} of {ledger.text(ledger.spent)} here."
-        if choice.outside:
-            return Arm.NOT_ENOUGH, f"Its certificate does not cover {choice.outside:,} of {_these(len(self._results))}."
-        if choice.promise:
-            return Arm.YES, f"{choice.promise} {saves}"
-        lost = f"{self._lost or 'None'} of {self._count()} {'loses' if self._lost < 2 else 'lose'} by it"
+        if choice.certificate is not None:
+            return self._by_certificate(choice.certificate, saves)
         if not self._families:
             return Arm.NOT_ENOUGH, "No metric judges the runs, so the cost of a stop is unknown: name one by --objective."
         if choice.front is not None:
@@ -201,28 +202,54 @@ class _Case:
                 "it. 'steptape certify' makes a choice with a stated risk."
             )
         if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
-            condition = "This holds if nobody tuned it on these runs."
-            return Arm.YES, f"{lost}: {_SURE} at most 1 in 10 would. {saves} {condition}"
-        return Arm.NOT_ENOUGH, f"{lost}, {self._shortfall()}"
+            return Arm.YES, (
+                f"{self._too_early()} {_SURE[0].upper()}{_SURE[1:]}, this is so in at most 1 in 10 {self._cases()} like "
+                f"these {len(self._families):,}. {saves} This holds if nobody tuned it on these runs."
+            )
+        return Arm.NOT_ENOUGH, f"{self._too_early()} {self._shortfall()}"
+
+    def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
+        if why := certificate.why_other_policy(self._policy):
+            return Arm.NOT_ENOUGH, f"Its certificate is another policy's: {why}."
+        outside = sum(result.run_id in self._choice.outside for result in self._results)
+        if outside:
+            return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
+        stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"
+        return Arm.YES, f"{promise(certificate)} {saves} Of these runs, {stops} lost by it."
 
     def _shortfall(self) -> str:
         """Return what is lacking to be sure, and how much more would do."""
         doubts, more = self._doubtful - self._lost, _more_families(len(self._families), self._doubtful)
-        unknown = f", and the cost of stops in {doubts:,} is unknown" if doubts else ""
+        unknown = f", and in {doubts:,} of them the cost of stops is unknown" if doubts else ""
         noun = "run" if self._are_runs else "family"
-        needed = counted(more, f"more {noun}") if self._are_runs or more == 1 else f"{more:,} more families"
-        once = "" if self._are_runs else " Runs of one family, such as seeds, count as one case."
+        needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
         return (
-            f"which is too few to be sure{unknown}. {needed[0].upper()}{needed[1:]} without a loss would show, "
-            f"{_SURE}, that at most 1 in 10 lose.{once}"
-        )
+            f"But {self._count()} are too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
+            f"that at most 1 in 10 {self._cases()} lose by it."
+        ).replace("1 run are", "1 run is").replace("1 family of runs are", "1 family of runs is")
+
+    def _cases(self) -> str:
+        return "runs" if self._are_runs else "families"
 
     def _count(self) -> str:
-        """Return the number of cases: runs, or families with what tells them."""
+        """Return the number of cases: runs, or families with what they are."""
         count = len(self._families)
         if self._are_runs:
             return counted(count, "run", ",")
-        return f"{count:,} {'family' if count == 1 else 'families'} of runs (by {self._key})"
+        return f"{count:,} {'family' if count == 1 else 'families'} of alike runs (by {self._key})"
+
+
+def promise(certificate: Certificate) -> str:
+    """Return what a certificate promises, in a sentence."""
+    risk, tests, population = certificate.risk, certificate.tests, certificate.population
+    kind = "deployable regret" if risk.is_deployable else "regret"
+    if risk.over is None:
+        said = f"the mean {kind}, each capped at {risk.cap:.2%}, is at most {risk.at_most:.2%}"
+    else:
+        over = f"{risk.over:.2%}" if risk.is_relative else f"{risk.over:g}"
+        said = f"{kind} exceeds {over.replace('.00%', '%')} in at most {risk.at_most:.0%} of runs like these"
+    chosen = f"chosen from {counted(tests.variants, 'variant', ',')} on {population.families:,} families"
+    return f"Certified: with {risk.confidence:.0%} confidence, {said} ({chosen})."
 
 
 def _these(runs: int) -> str:
@@ -258,19 +285,9 @@ def _at_most(lost: int, count: int) -> float:
     >>> round(_at_most(0, 22), 3), round(_at_most(1, 10), 3)
     (0.098, 0.736)
     """
-    return _binomial(range(lost + 1), count)
+    return float(binomial_tails(count, LIMIT)[lost])
 
 
 def _at_least(lost: int, count: int) -> float:
     """Return the probability of at least so many."""
-    return _binomial(range(lost, count + 1), count)
-
-
-def _binomial(numbers: Sequence[int], count: int) -> float:
-    """Return the probability of these numbers of losses. Logarithms, because a coefficient may exceed a float."""
-    logs = (
-        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
-        + k * math.log(LIMIT) + (count - k) * math.log1p(-LIMIT)
-        for k in numbers if k <= count
-    )
-    return math.fsum(map(math.exp, logs))
+    return 1 - _at_most(lost - 1, count) if lost else 1.0

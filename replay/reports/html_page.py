@@ -83,7 +83,7 @@ _COLOURS: Final = 8
 _MEANINGS: Final = {
     "spent": "what the runs recorded",
     "saved": f"cut off by stops after which training on gave no model more than {NOTABLE_REGRET:.0%} better",
-    "lost": f"spent up to the other stops: to get their better model, the run is trained again",
+    "lost": "spent up to the other stops: to get their better model, the run is trained again",
     "unknown": "cut off by stops that cannot be judged",
 }
 
@@ -153,6 +153,8 @@ def report_page(backtest: Backtest, written: str = "", choice: Choice = UNTOLD) 
         is_cost_known=is_cost_known,
         savings=savings_plot(_marks(backtest, compared, choice.front, classes)),
         figures=_figures(backtest),
+        metric=None if backtest.objective is None else backtest.objective.metric,
+        has_deployable=any(result.relative_deployable_regret is not None for result in backtest.results),
         shown=SHOWN,
         listed=LISTED_RUNS,
         untested=sum(not one.true_runs for each in backtest.coverage for one in (each.rule, *each.clauses)),
@@ -270,9 +272,11 @@ def _marks(
     swept: SweptFront | None,
     classes: Mapping[Family, str],
 ) -> list[Mark]:
-    marks = [] if swept is None else [
-        Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept.front
-    ]
+    marks = (
+        []
+        if swept is None
+        else [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept.front]
+    )
     for result in backtest.results:
         own_regret, own_share = result.relative_regret, result.share_saved
         if result.stop is not None and own_regret is not None and own_share is not None:

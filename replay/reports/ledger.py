@@ -15,7 +15,7 @@ from ..backtests.backtesting import Backtest
 from ..runs.history import UPDATES
 from ..runs.results import SECONDS_PER_HOUR, Outlay, RunResult
 from .aggregation import regrets_of_stopped
-from .amounts import duration
+from .amounts import hours
 from .stop_costs import kind_of
 
 
@@ -83,16 +83,22 @@ class Ledger:
         """Format an amount.
 
         >>> Ledger("h", {}, None).text(1.5), Ledger("runs", {}, None).text(1.5), Ledger("updates", {}, None).text(1.5e4)
-        ('1 h 30 min', '1.5 runs', '15,000 steps')
+        ('1.5 h', '1.5 runs', '15,000 steps')
         """
         if self.unit == "h":
-            return duration(amount * SECONDS_PER_HOUR)
+            return hours(amount * SECONDS_PER_HOUR)
         unit = "steps" if self.unit == UPDATES else self.unit
         return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:,.3g} {unit}"
 
     def money(self, amount: float) -> str:
         """Format what an amount costs; empty if nobody said what an hour costs."""
         return "" if self.cost_per_hour is None else f"{amount * self.cost_per_hour:,.2f}"
+
+    def lost(self, run_id: str) -> str:
+        """Format what a run loses; ``-`` if it does not."""
+        entry = self.entries.get(run_id)
+        is_lost = entry is not None and entry.fate is Fate.LOST and entry.amount is not None
+        return self.text(entry.amount) if is_lost else "-"
 
     def to_json(self) -> dict[str, Any]:
         """Return the sums as JSON."""
