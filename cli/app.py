@@ -41,6 +41,7 @@ SUMMARIES: Final = {
     "backtest": "Report what a policy would have saved and cost on recorded runs.",
     "verify": "Prove that recorded and replayed decisions agree.",
     "sweep": "Backtest every combination of a policy's params.",
+    "certify": "Choose the variant of a policy that saves most while it keeps a stated risk.",
     "check": "List every error and warning in policy files.",
     "test": "Run the unit tests of policies.",
     "diff": "Compare the behaviour of two policies on recorded runs.",
@@ -60,7 +61,7 @@ _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 _MODULES: Final = dict.fromkeys(("stop", "save", "evaluate"), "requests")
 
 #: The commands about policies. The others are about stores and runs.
-_ON_POLICIES: Final = frozenset(("backtest", "check", "diff", "health", "replay", "sweep", "test", "verify"))
+_ON_POLICIES: Final = frozenset(("backtest", "certify", "check", "diff", "health", "replay", "sweep", "test", "verify"))
 
 
 class Commands(typer.core.TyperGroup):

@@ -11,6 +11,10 @@ EXAMPLES: Final = {
         "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
         "steptape backtest loss_spike --history logs --rename train/loss=loss",
     ),
+    "certify": (
+        "steptape certify policy.yaml --store runs --set patience=1:20:1 --risk 'regret > 1%' --at-most 10%",
+        "steptape certify --check certificate.json --store runs",
+    ),
     "check": ("steptape check policy.yaml --store runs",),
     "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
     "demo": ("steptape demo runs", "steptape demo runs --torch"),

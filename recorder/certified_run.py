@@ -76,9 +76,7 @@ class CertifiedRun:
         note(text, {"certificate": self._certificate.digest, "reasons": new})
 
 
-def certified_run(
-    certificate: str | Path | Certificate, policy: Policy | None, *, strict: bool
-) -> CertifiedRun | None:
+def certified_run(certificate: str | Path | Certificate, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:
     """Return the certificate that a recorder is given. One that cannot be read is warned of, and does not count.
 
     Args:

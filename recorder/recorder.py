@@ -150,7 +150,8 @@ class Recorder:
 
     Raises:
         PolicyError: The rules do not load.
-        TelemetryError: With ``strict``, the certificate is not of these rules. Or an argument is wrong, or the store cannot be written at the start. Nothing was written then.
+        TelemetryError: An argument is wrong, or the store cannot be written at the start. Nothing was written then.
+            With ``strict`` also: the certificate is not of these rules.
     """
 
     def __init__(

@@ -217,6 +217,7 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/baselines",
         "backtests/policy_diff",
         "cache",
+        "choosing/certification_report",
         "choosing/certifying",
         "choosing/checking",
         "choosing/population",

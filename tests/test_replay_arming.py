@@ -164,9 +164,7 @@ def test_a_policy_that_the_runs_chose_is_not_armed_without_a_certificate(
     ("text", "what"),
     [("", "holds no variant"), ("{}", "is no line of a sweep"), (sweep_line(9, 0.1, 0.1, True), "no variant of the")],
 )
-def test_a_file_that_is_no_sweep_of_the_policy_is_refused(
-    policy: Policy, tmp_path: Path, text: str, what: str
-) -> None:
+def test_a_file_that_is_no_sweep_of_the_policy_is_refused(policy: Policy, tmp_path: Path, text: str, what: str) -> None:
     """The error names the file."""
     path = tmp_path / "sweep.json"
     path.write_text(text)

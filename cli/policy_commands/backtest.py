@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from ...replay.backtests.backtesting import Backtest
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
+from ...replay.choosing.certification_report import outside_json, outside_lines
+from ...replay.choosing.population import outside_of
 from ...replay.reports.aggregation import aggregate
 from ...replay.reports.arming import Choice, arming_of
 from ...replay.reports.baseline_rows import comparison
@@ -39,7 +41,9 @@ from ...replay.reports.terminal_tables import (
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.saves import Saves
+from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
+from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.store import open_store
 from ..imports import imported_history
@@ -97,6 +101,10 @@ DelayOption = Annotated[
     int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
 ]
 CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
+]
 HtmlOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots, all baselines and coverage.")
 ]
@@ -126,6 +134,7 @@ def backtest(
     cost_per_hour: CostOption = None,
     html: HtmlOption = None,
     front: FrontOption = None,
+    certificate: CertificateOption = None,
     family: FamilyOption = None,
     processes: ProcessesOption = None,
     no_cache: NoCacheOption = False,
@@ -140,7 +149,8 @@ def backtest(
     if html is not None:
         check_output(html)
     loaded = _policy(policy, settings, declared)
-    choice = Choice(None if front is None else read_front(front, loaded))
+    swept = None if front is None else read_front(front, loaded)
+    certified = None if certificate is None else _certificate_of(certificate, loaded)
     chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
         say(f"no runs in {store}, so nothing to replay the policy over")
@@ -166,7 +176,13 @@ def backtest(
             cache=None if no_cache else user_cache(),
             family=family,
         )
-    _report(dataclasses.replace(result, took_s=time.monotonic() - began_s), choice, html, as_json)
+    outside = {} if certified is None else outside_of(certified, chosen)
+    result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
+    more = {} if certified is None else outside_json(certified, outside)
+    _report(result, Choice(swept, certified, frozenset(outside)), html, as_json, more)
+    if certified is not None and not as_json:
+        for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
+            say(line)
     if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):
         where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
         say(_how_to_check(policy, where, is_imported=history is not None))
@@ -197,12 +213,25 @@ def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> Inciden
     return labels
 
 
-def _report(result: Backtest, choice: Choice, html: Path | None, as_json: bool) -> None:
+def _certificate_of(path: Path, policy: Policy) -> Certificate:
+    """Read a certificate, and check that it is of this policy.
+
+    Raises:
+        TelemetryError: It is not.
+    """
+    certificate = read_certificate(path)
+    if changed := certificate.why_other_policy(policy):
+        fix = "Give the certified params by --set, or certify again"
+        raise TelemetryError(f"the certificate is not of {policy.source}: {changed}", where=str(path), fix=fix)
+    return certificate
+
+
+def _report(result: Backtest, choice: Choice, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
     if html is not None:
         with output_file(html) as page:
             page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
     if as_json:
-        print_json(report_json(result, choice))
+        print_json({**report_json(result, choice), **more})
     else:
         _print(result, choice)
         if html is not None:

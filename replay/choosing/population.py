@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...rules.certificate import MOST_VALUES, Certificate, CertifiedPopulation, DrawnRun, KeyRange, is_number, json_text
+from ...store.errors import TelemetryError
 from ...store.event_json import event_to_line
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
@@ -225,20 +226,26 @@ def _range_of(values: Sequence[Any], is_in_all: bool) -> KeyRange:
 
 
 def outside_of(certificate: Certificate, runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:
-    """Return for each run why it is outside of a certificate's population; empty for a run that is not.
+    """Return for each run, by id, why it is outside of a certificate's population; empty for one that is not.
 
-    Raises:
-        TelemetryError: A run cannot be read.
+    A run that cannot be read is outside.
     """
     found = {}
     for run in runs:
-        info, steps, metrics = run.read(_known_before)
-        length = info.last.newest_plan.max_steps() or steps
-        renamed = {certificate.risk.renames.get(name, name) for name in metrics}
-        found[info.run_id] = certificate.why_outside(info.config, steps=length, metrics=renamed | metrics)
+        try:
+            info, length, metrics = run.read(_known_facts)
+        except TelemetryError as error:
+            found[run.folder.name] = (f"it cannot be read ({error})",)
+            continue
+        called = {*metrics, *(new for old, new in certificate.risk.renames.items() if old in metrics)}
+        found[info.run_id] = certificate.why_outside(info.config, steps=length, metrics=called)
     return found
 
 
-def _known_before(snapshot: Snapshot) -> tuple[RunInfo, int | None, frozenset[str]]:
-    steps = snapshot.events_table(["step"]).column("step").to_numpy()
-    return snapshot.info, int(steps.max()) if len(steps) else None, frozenset(snapshot.columns.by_metric)
+def _known_facts(snapshot: Snapshot) -> tuple[RunInfo, int | None, frozenset[str]]:
+    """Return what a certificate compares of a run: its info, its planned or else its recorded length, its metrics."""
+    length = snapshot.info.last.newest_plan.max_steps()
+    if length is None:
+        steps = snapshot.events_table(["step"]).column("step").to_numpy()
+        length = int(steps.max()) if len(steps) else None
+    return snapshot.info, length, frozenset(snapshot.columns.by_metric)

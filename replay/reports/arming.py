@@ -195,7 +195,10 @@ class _Case:
         if choice.certificate is not None:
             return self._by_certificate(choice.certificate, saves)
         if not self._families:
-            return Arm.NOT_ENOUGH, "No metric judges the runs, so the cost of a stop is unknown: name one by --objective."
+            return (
+                Arm.NOT_ENOUGH,
+                "No metric judges the runs, so the cost of a stop is unknown: name one by --objective.",
+            )
         if choice.front is not None:
             return Arm.NOT_ENOUGH, (
                 f"These runs chose it among {counted(choice.front.variants, 'variant', ',')}, so its numbers flatter "
@@ -224,9 +227,13 @@ class _Case:
         noun = "run" if self._are_runs else "family"
         needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
         return (
-            f"But {self._count()} are too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
-            f"that at most 1 in 10 {self._cases()} lose by it."
-        ).replace("1 run are", "1 run is").replace("1 family of runs are", "1 family of runs is")
+            (
+                f"But {self._count()} are too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
+                f"that at most 1 in 10 {self._cases()} lose by it."
+            )
+            .replace("1 run are", "1 run is")
+            .replace("1 family of runs are", "1 family of runs is")
+        )
 
     def _cases(self) -> str:
         return "runs" if self._are_runs else "families"
