@@ -179,7 +179,8 @@ def backtest(
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     more = {} if certified is None else outside_json(certified, outside)
-    _report(result, Choice(swept, certified, frozenset(outside)), html, as_json, more)
+    choice = Choice(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
+    _report(result, choice, html, as_json, more)
     if certified is not None and not as_json:
         for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
             say(line)

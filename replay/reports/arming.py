@@ -19,7 +19,7 @@ from ..backtests.backtesting import Backtest
 from ..choosing.bounds import binomial_tails
 from ..runs.families import Family
 from .aggregation import regrets_of_stopped
-from .family_sentences import all_of, family_heading
+from .family_sentences import family_heading
 from .ledger import Fate, fate_of, ledger_of
 from .stop_costs import NOTABLE_REGRET
 from .swept_front import SweptFront
@@ -29,6 +29,7 @@ LIMIT: Final = 0.1
 CONFIDENCE: Final = 0.9
 
 _SURE: Final = f"with {CONFIDENCE:.0%} confidence"
+_SURELY: Final = _SURE.capitalize()
 
 #: How the answer follows from the numbers.
 RULE: Final = (
@@ -172,8 +173,7 @@ class _Case:
             return f"It loses more than it saves: {ledger.text(lost)} against {ledger.text(saved)}. {self._too_early()}"
         if _at_least(self._lost, len(self._families)) <= 1 - CONFIDENCE:
             return (
-                f"It loses too often. {self._too_early()} {_SURE[0].upper()}{_SURE[1:]}, more than 1 in 10 "
-                f"{self._cases()} lose this way."
+                f"It loses too often. {self._too_early()} {_SURELY}, more than 1 in 10 {self._cases()} lose this way."
             )
         return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
 
@@ -205,10 +205,9 @@ class _Case:
                 "it. 'steptape certify' makes a choice with a stated risk."
             )
         if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
-            return Arm.YES, (
-                f"{self._too_early()} {_SURE[0].upper()}{_SURE[1:]}, this is so in at most 1 in 10 {self._cases()} like "
-                f"these {len(self._families):,}. {saves} This holds if nobody tuned it on these runs."
-            )
+            like = f"at most 1 in 10 {self._cases()} like these {len(self._families):,}"
+            condition = "This holds if nobody tuned it on these runs."
+            return Arm.YES, f"{self._too_early()} {_SURELY}, this is so in {like}. {saves} {condition}"
         return Arm.NOT_ENOUGH, f"{self._too_early()} {self._shortfall()}"
 
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
@@ -226,13 +225,10 @@ class _Case:
         unknown = f", and in {doubts:,} of them the cost of stops is unknown" if doubts else ""
         noun = "run" if self._are_runs else "family"
         needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
+        be = "is" if len(self._families) == 1 else "are"
         return (
-            (
-                f"But {self._count()} are too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
-                f"that at most 1 in 10 {self._cases()} lose by it."
-            )
-            .replace("1 run are", "1 run is")
-            .replace("1 family of runs are", "1 family of runs is")
+            f"But {self._count()} {be} too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
+            f"that at most 1 in 10 {self._cases()} lose by it."
         )
 
     def _cases(self) -> str:
