@@ -182,9 +182,12 @@ class _Case:
         lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
         stops = lost + self._ledger.runs(Fate.SAVED)
         judged = " and that can be judged" if unknown else ""
-        which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
-        where = f"In {which} of the {stops:,} runs" if stops != 1 else f"In {'the' if lost else 'no'} run"
-        said = f"{where} that it stops{judged}, training on gave a model more than {NOTABLE_REGRET:.0%} better"
+        if stops == 1:
+            where = f"In the run that it stops{judged}, training on gave {'a' if lost else 'no'} model"
+        else:
+            which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
+            where = f"In {which} of the {stops:,} runs that it stops{judged}, training on gave a model"
+        said = f"{where} more than {NOTABLE_REGRET:.0%} better"
         families = "" if self._are_runs or not lost else f", in {self._lost:,} of {self._count()}"
         return f"{said}{families}."
 
@@ -239,7 +242,7 @@ class _Case:
         count = len(self._families)
         if self._are_runs:
             return counted(count, "run", ",")
-        return f"{count:,} {'family' if count == 1 else 'families'} of alike runs (by {self._key})"
+        return f"{count:,} {'family' if count == 1 else 'families'} of related runs (by {self._key})"
 
 
 def promise(certificate: Certificate) -> str:
