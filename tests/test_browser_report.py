@@ -28,7 +28,7 @@ SCREEN = 800
 POLICY = """
 name: no progress
 controllers:
-  - {name: stop, triggers: [on_evaluate], rule: eval_loss > 1.05 * min(eval_loss, 100),
+  - {name: stop, triggers: [on_evaluate], rule: "eval_loss > 1.05 * min(eval_loss, 100)",
      operations: [hfcontrols.should_save, hfcontrols.should_training_stop]}
 """
 

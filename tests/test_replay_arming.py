@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steptape import Policy, backtest, open_run
-from steptape.replay.reports.arming import Arm, Arming, Choice, arming_of
+from steptape.replay.reports.arming import Arm, Arming, HowChosen, arming_of
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.ledger import Fate, ledger_of, ranked
@@ -60,9 +60,9 @@ def record(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
     return make
 
 
-def answer(policy: Policy, runs: Sequence[Run], choice: Choice | None = None) -> Arming:
+def answer(policy: Policy, runs: Sequence[Run], choice: HowChosen | None = None) -> Arming:
     """Return the answer of a backtest."""
-    return arming_of(backtest(policy, runs), choice or Choice())
+    return arming_of(backtest(policy, runs), choice or HowChosen())
 
 
 def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, record: Callable[..., list[Run]]) -> None:
@@ -90,7 +90,7 @@ def test_a_policy_that_cannot_fire_is_not_armed(record: Callable[..., list[Run]]
     found = answer(parse_policy(TEXT.replace("eval_loss", "grad_norm")), record([CHEAP, DEAR]))
 
     assert found.arm is Arm.NO
-    assert found.because.startswith("It cannot fire in these 2 runs: ")
+    assert found.because.startswith("It cannot fire in any of these 2 runs: each has no ")
     assert "grad_norm" in found.because
 
 
@@ -150,7 +150,7 @@ def test_a_policy_that_the_runs_chose_is_not_armed_without_a_certificate(
     path.write_text("\n".join(rows))
     front = read_front(path, policy)
     report = backtest(policy, record([CHEAP] * 22))
-    found, page = arming_of(report, Choice(front)), report_page(report, choice=Choice(front))
+    found, page = arming_of(report, HowChosen(front)), report_page(report, choice=HowChosen(front))
 
     assert (front.variants, [one.settings for one in front.front]) == (3, ["high = 1", "high = 2"])
     assert front.own == front.front[1]

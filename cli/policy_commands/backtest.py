@@ -17,7 +17,7 @@ from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
 from ...replay.choosing.certification_report import outside_json, outside_lines
 from ...replay.choosing.population import outside_of
 from ...replay.reports.aggregation import aggregate
-from ...replay.reports.arming import Choice, arming_of
+from ...replay.reports.arming import HowChosen, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
@@ -179,7 +179,7 @@ def backtest(
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     more = {} if certified is None else outside_json(certified, outside)
-    choice = Choice(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
+    choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
     _report(result, choice, html, as_json, more)
     if certified is not None and not as_json:
         for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
@@ -227,7 +227,7 @@ def _certificate_of(path: Path, policy: Policy) -> Certificate:
     return certificate
 
 
-def _report(result: Backtest, choice: Choice, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
+def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
     if html is not None:
         with output_file(html) as page:
             page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
@@ -248,7 +248,7 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
     return f"No rule fired: {first}'steptape check {policy} {where}' says whether the runs have what the rules read."
 
 
-def _print(result: Backtest, choice: Choice) -> None:
+def _print(result: Backtest, choice: HowChosen) -> None:
     """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
     answer, table = arming_of(result, choice), table_rows(result)[:MOST_ROWS]
     head = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", ""]

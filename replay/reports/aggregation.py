@@ -17,7 +17,6 @@ from ..runs.families import SOURCE_FOLDER, Family
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
 from .stop_costs import NOTABLE_REGRET, stops_by_cost
-from .survival import median_steps_to_stop
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
@@ -332,6 +331,25 @@ def absolute_regrets(total: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
     if total["families"]["count"] > 1 and SOURCE_FOLDER in total["families"]["keys"]:
         return
     yield from ((metric, absolute) for metric, absolute in total["absolute_regret"].items() if absolute["runs"])
+
+
+def median_steps_to_stop(results: Iterable[RunResult]) -> int | None:
+    """Return the step by which half of the runs would have been stopped, had all continued long enough.
+
+    The estimator is that of Kaplan and Meier (1958), for runs that may end before the policy could stop them.
+    A run that the policy does not stop shows only that it was not stopped until its end. None if the estimate never
+    reaches half.
+    """
+    spans = [(r.predicted.steps, r.stop is not None) for r in results if r.predicted is not None]
+    stopped = Counter(steps for steps, is_stopped in spans if is_stopped)
+    ended = Counter(steps for steps, _ in spans)
+    at_risk, surviving = len(spans), 1.0
+    for steps in sorted(ended):
+        surviving *= 1 - stopped[steps] / at_risk
+        if surviving <= 0.5:
+            return steps
+        at_risk -= ended[steps]
+    return None
 
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:

@@ -56,7 +56,7 @@ HEADLINES: Final = {Arm.YES: "Arm it", Arm.NO: "Do not arm it", Arm.NOT_ENOUGH: 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class HowChosen:
     """How the policy was chosen, as far as the user says.
 
     Attributes:
@@ -71,7 +71,7 @@ class Choice:
 
 
 #: Nobody says how the policy was chosen.
-UNTOLD: Final = Choice()
+UNTOLD: Final = HowChosen()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Arming:
         }
 
 
-def arming_of(backtest: Backtest, choice: Choice = UNTOLD) -> Arming:
+def arming_of(backtest: Backtest, choice: HowChosen = UNTOLD) -> Arming:
     """Return whether to arm a policy after a backtest."""
     return _Case(backtest, choice).answer()
 
@@ -119,7 +119,7 @@ def arming_of(backtest: Backtest, choice: Choice = UNTOLD) -> Arming:
 class _Case:
     """A backtest with what the answer rests on."""
 
-    def __init__(self, backtest: Backtest, choice: Choice) -> None:
+    def __init__(self, backtest: Backtest, choice: HowChosen) -> None:
         self._policy, self._choice = backtest.policy, choice
         self._results = backtest.results
         self._ledger = ledger_of(backtest)
@@ -154,8 +154,10 @@ class _Case:
         fired, runs = any(result.fired for result in self._results), _these(len(self._results))
         if not self._able:
             reasons = Counter(result.could_not_fire for result in self._results).most_common()
-            other = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
-            yield Arm.NO, f"It cannot fire in {runs}: {reasons[0][0]}{other}. Armed, it would do nothing."
+            who = "each has" if len(reasons) == 1 < len(self._results) else f"{reasons[0][1]:,} have"
+            who = "it has" if len(self._results) == 1 else who
+            runs = runs if len(self._results) == 1 else f"any of {runs}"
+            yield Arm.NO, f"It cannot fire in {runs}: {who} {reasons[0][0]}. Armed, it would do nothing."
         elif any(fate is not Fate.KEPT or result.stop is not None for result, fate in self._able):
             return
         elif not fired:

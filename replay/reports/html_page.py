@@ -28,7 +28,7 @@ from ..runs.saves import asks_for_checkpoints, saving_controllers
 from ..runs.validity import Validity
 from .aggregation import aggregate, detection_json, human_json, without_regret
 from .amounts import short_duration
-from .arming import RULE, UNTOLD, Choice, arming_of
+from .arming import RULE, UNTOLD, HowChosen, arming_of
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
 from .family_sentences import FAMILY_WORDS, family_heading, family_rows, notices
@@ -91,7 +91,7 @@ _MEANINGS: Final = {
 _DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
 
 
-class Bar(NamedTuple):
+class LedgerBar(NamedTuple):
     """A bar of the ledger: its kind, its share of what was spent, the amount, the money, and what it means."""
 
     kind: str
@@ -109,7 +109,7 @@ class Figure(NamedTuple):
     plot: Markup
 
 
-def report_page(backtest: Backtest, written: str = "", choice: Choice = UNTOLD) -> str:
+def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOLD) -> str:
     """Return the whole page: whether to arm the policy, what it saves and loses, the runs, and folded details.
 
     Args:
@@ -202,13 +202,13 @@ def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     yield bounds_sentence(total)
 
 
-def _bars(ledger: Ledger) -> Iterator[Bar]:
+def _bars(ledger: Ledger) -> Iterator[LedgerBar]:
     """Yield what was spent, saved and lost, each as a share of what was spent."""
     amounts = [(fate, ledger.total(Fate(fate))) for fate in ("saved", "lost", "unknown")]
     for kind, amount in (("spent", ledger.spent), *amounts):
         if amount or kind != "unknown":
             share = amount / ledger.spent if ledger.spent else 0.0
-            yield Bar(kind, share, ledger.text(amount), ledger.money(amount), _MEANINGS[kind])
+            yield LedgerBar(kind, share, ledger.text(amount), ledger.money(amount), _MEANINGS[kind])
 
 
 def _family_classes(backtest: Backtest) -> dict[Family, str]:

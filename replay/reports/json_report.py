@@ -13,7 +13,7 @@ from ..policies.conduct import Conduct
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from .aggregation import aggregate, detection_json, human_json, without_regret
-from .arming import UNTOLD, Choice, arming_of
+from .arming import UNTOLD, HowChosen, arming_of
 from .baseline_rows import comparison
 from .decision_rows import DecisionRow, decision_json, decision_rows
 from .family_sentences import notices
@@ -22,7 +22,7 @@ from .objectives import objectives_json
 from .verdict import verdict
 
 
-def report_json(backtest: Backtest, choice: Choice = UNTOLD) -> dict[str, Any]:
+def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any]:
     """Return the whole report as JSON: whether to arm the policy, assumptions, runs, exclusions, aggregate.
 
     Args:

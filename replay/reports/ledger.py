@@ -37,7 +37,7 @@ _FATES: Final[Mapping[str, Fate]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One run in the ledger.
 
     Attributes:
@@ -62,7 +62,7 @@ class Ledger:
     """
 
     unit: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, LedgerEntry]
     cost_per_hour: float | None
 
     @property
@@ -135,15 +135,15 @@ def _rank_hours(result: RunResult, outlay: Outlay) -> float | None:
     return None if outlay.elapsed_s is None else outlay.elapsed_s * result.ranks / SECONDS_PER_HOUR
 
 
-def _entry(result: RunResult, regret: float | None, amount: _Amount) -> Entry:
+def _entry(result: RunResult, regret: float | None, amount: _Amount) -> LedgerEntry:
     spent = amount(result, result.recorded)
     fate, up_to = fate_of(result, regret), result.predicted or result.certain
     if fate is Fate.KEPT:
-        return Entry(fate, spent, 0.0)
+        return LedgerEntry(fate, spent, 0.0)
     kept = 0.0 if up_to is None else amount(result, up_to)
     if spent is None or kept is None:
-        return Entry(fate, spent, None)
-    return Entry(fate, spent, kept if fate is Fate.LOST else spent - kept)
+        return LedgerEntry(fate, spent, None)
+    return LedgerEntry(fate, spent, kept if fate is Fate.LOST else spent - kept)
 
 
 def fate_of(result: RunResult, regret: float | None) -> Fate:
