@@ -250,13 +250,15 @@ class _Case:
 def promise(certificate: Certificate) -> str:
     """Return what a certificate promises, in a sentence."""
     risk, tests, population = certificate.risk, certificate.tests, certificate.population
-    kind = "deployable regret" if risk.is_deployable else "regret"
+    kind = f"{'deployable ' if risk.is_deployable else ''}regret (how far the model at the stop is from the run's best)"
     if risk.over is None:
         said = f"the mean {kind}, each capped at {risk.cap:.2%}, is at most {risk.at_most:.2%}"
     else:
         over = f"{risk.over:.2%}" if risk.is_relative else f"{risk.over:g}"
         said = f"{kind} exceeds {over.replace('.00%', '%')} in at most {risk.at_most:.0%} of runs like these"
-    chosen = f"chosen from {counted(tests.variants, 'variant', ',')} on {population.families:,} families"
+    chosen = (
+        f"chosen from {counted(tests.variants, 'variant', ',')} on {population.families:,} families of related runs"
+    )
     return f"Certified: with {risk.confidence:.0%} confidence, {said} ({chosen})."
 
 
