@@ -256,4 +256,4 @@ def test_evaluations_that_a_policy_would_add_are_not_called_saved(
 
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "Saved: 0 of 6 steps (0%). The policy asks for 6 evaluations more than the 0 recorded." in said
+    assert "Cut off: 0 of 6 steps (0%). The policy asks for 6 evaluations more than the 0 recorded." in said

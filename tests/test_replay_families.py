@@ -377,11 +377,10 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
         f"training on would not have given a model more than 1% better (regret 0). These save {saved}",
         "In the other 2 runs it would have stopped 2. In both of them, by a median of 3 later evaluations "
         "of eval_loss, training on would have given a model more than 1% better: "
-        f"worst regret 533.33% (eval_loss 1.9 instead of 0.3 in other-0). These save {saved}",
+        f"worst regret 533.33% (eval_loss 1.9 instead of 0.3 in other-0). These cut off {saved}",
     ]
     assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]
     page = report_page(report)
-    assert '<section class="figures">' not in page
     assert "<td>one</td><td>8</td><td>8</td><td>60%</td>" in page
 
 
@@ -405,16 +404,14 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
         "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
         "on would not have given a model more than 1% better (regret 0). "
         "This saves 12% of a run's steps on average, stopped or not.",
-        "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear). This saves another 12%.",
+        "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear). This cuts off another 12%.",
         "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations). "
-        "These save at least another 19%.",
+        "These cut off at least another 19%.",
         "1 of them comes at the run's last step, which saves nothing.",
         "By group these runs are 5 families: count each as one case, as its runs are not independent. "
         "For others: --family KEY.",
     ]
     assert sum(kind["share_saved"] for kind in stops.values()) == pytest.approx(total["share_saved"]["mean"])
-    card = "<b>12%</b><span>of a run&#39;s steps saved on average, stopped or not, by stops known to cost at most 1%"
-    assert card in report_page(report)
 
 
 def test_runs_that_are_not_stopped_are_no_evidence_that_stops_are_free(

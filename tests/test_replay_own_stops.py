@@ -107,7 +107,7 @@ def test_a_run_that_its_own_rule_stopped_is_a_bound_under_that_rule(record: Reco
     assert result.right_censored.startswith(f"stopped by its own rules at step {plain_stop(4)[0]}")
     assert result.predicted == result.recorded
     assert (total["relative_regret"]["runs"], total["relative_regret_of_stopped"]["runs"]) == (0, 0)
-    assert [row[TABLE_HEADINGS.index(name)] for name in ("saved", "regret")] == ["≥0%", "≥0.00%"]
+    assert [row[TABLE_HEADINGS.index(name)] for name in ("cut off", "regret")] == ["≥0%", "≥0.00%"]
     assert any("how it would have continued is unknown" in line for line in summary_lines(report))
 
 

@@ -228,7 +228,7 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
     text = Page(report_page(report)).text.replace("\xa0", " ")
     verdict = "The policy would have stopped 1 of 2 runs."
 
-    assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Savings against")
+    assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Steps cut off against")
     assert "loss = 3" in text
     assert "the record is exact up to the stop, and the rest is what the stop saves" in text
     assert "Digests of every log" in text
@@ -245,10 +245,10 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
         ),
     ],
 )
-def test_the_rules_that_stop_stand_above_the_verdict(
+def test_the_rules_that_stop_are_beside_the_text_of_the_policy(
     patience: str, said: str, store_record: Callable[..., Path]
 ) -> None:
-    """A reader need not open the policy to know what is judged."""
+    """A reader need not know the file's format to see what is judged."""
     policy = parse_policy(f"""
 params: {{high: 3}}
 controllers:
@@ -261,11 +261,11 @@ controllers:
     page = report_page(backtest(policy, [run]), written="2026-01-02")
 
     assert said in page
-    assert page.index("<b>stop</b> stops at on_step_end if") < page.index('<div class="verdict">')
+    assert page.index("<b>stop</b> stops at on_step_end if") < page.index('<pre class="policy"')
     assert "<b>keep</b> saves at on_evaluate if <code>loss &gt; 1</code>" in page
-    assert "{name: note, triggers: [on_step_end]" in page[page.index("Text of the policy") :]
+    assert "{name: note, triggers: [on_step_end]" in page[page.index('<pre class="policy"') :]
     assert "Written 2026-01-02." in page
-    assert "<b>note</b>" not in page[: page.index('<div class="verdict">')]
+    assert "<b>note</b>" not in page[: page.index('<pre class="policy"')]
 
 
 def test_every_run_is_listed_with_the_stop_first_that_costs_most(store_record: Callable[..., Path]) -> None:
@@ -283,7 +283,7 @@ controllers:
         ]
         store = store_record(events, run_id=name, name=name, sealed=True).parent
     page = report_page(backtest(policy, open_store(store)))
-    table = page[page.index("Every run") : page.index("Decisions</h2>")]
+    table = page[page.index("Every run") : page.index("Decisions</summary>")]
 
     assert table.index(">dear<") < table.index(">cheap<") < table.index(">whole<")
 

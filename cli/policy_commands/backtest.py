@@ -17,18 +17,24 @@ from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
 from ...replay.choosing.certification_report import outside_json, outside_lines
 from ...replay.choosing.population import outside_of
 from ...replay.reports.aggregation import aggregate
+from ...replay.reports.arming import HowChosen, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
+from ...replay.reports.ledger import ledger_of
 from ...replay.reports.objectives import rename_hints
 from ...replay.reports.sentences import summary_lines
+from ...replay.reports.swept_front import read_front
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
     MOST_ROWS,
     TABLE_HEADINGS,
     TABLE_LEGEND,
+    bar_lines,
     comparison_rows,
+    lines_of,
+    screenful,
     table_rows,
     unlisted_sentence,
 )
@@ -102,6 +108,12 @@ CertificateOption = Annotated[
 HtmlOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots, all baselines and coverage.")
 ]
+FrontOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="SWEEP.json", exists=True, help="The lines of 'sweep --json' that the policy was chosen from."
+    ),
+]
 
 
 def backtest(
@@ -121,6 +133,7 @@ def backtest(
     saves: SavesOption = Saves.KEEP,
     cost_per_hour: CostOption = None,
     html: HtmlOption = None,
+    front: FrontOption = None,
     certificate: CertificateOption = None,
     family: FamilyOption = None,
     processes: ProcessesOption = None,
@@ -136,6 +149,7 @@ def backtest(
     if html is not None:
         check_output(html)
     loaded = _policy(policy, settings, declared)
+    swept = None if front is None else read_front(front, loaded)
     certified = None if certificate is None else _certificate_of(certificate, loaded)
     chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
@@ -165,7 +179,9 @@ def backtest(
         )
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
-    _report(result, html, as_json, {} if certified is None else outside_json(certified, outside))
+    more = {} if certified is None else outside_json(certified, outside)
+    choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
+    _report(result, choice, html, as_json, more)
     if certified is not None and not as_json:
         for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
             say(line)
@@ -212,14 +228,14 @@ def _certificate_of(path: Path, policy: Policy) -> Certificate:
     return certificate
 
 
-def _report(result: Backtest, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
+def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
     if html is not None:
         with output_file(html) as page:
-            page.write(report_page(result, written=datetime.now(UTC).date().isoformat()))
+            page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
     if as_json:
-        print_json({**report_json(result), **more})
+        print_json({**report_json(result, choice), **more})
     else:
-        _print(result)
+        _print(result, choice)
         if html is not None:
             say(f"The HTML report is in {html}.")
 
@@ -233,14 +249,17 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
     return f"No rule fired: {first}'steptape check {policy} {where}' says whether the runs have what the rules read."
 
 
-def _print(result: Backtest) -> None:
-    for hint in rename_hints(result.lacking):
-        say(hint)
-    print_table(TABLE_HEADINGS, table_rows(result)[:MOST_ROWS], numeric=TABLE_HEADINGS[1:-1])
-    if unlisted := unlisted_sentence(result):
-        say(unlisted)
-    if result.results:
-        say(TABLE_LEGEND)
+def _print(result: Backtest, choice: HowChosen) -> None:
+    """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
+    answer, table = arming_of(result, choice), table_rows(result)[:MOST_ROWS]
+    head = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", ""]
+    head += [*bar_lines(ledger_of(result)), ""]
+    for line in head:
+        say(line)
+    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
+    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
+    for line in below:
+        say(line)
     say()
     if result.baselines:
         print_table(
@@ -253,7 +272,13 @@ def _print(result: Backtest) -> None:
         print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
         say(FAMILY_LEGEND)
         say()
-    for line in summary_lines(result):
+    lines = summary_lines(result)
+    if not result.baselines and not result.coverage:
+        printed = lines_of([*head, *below]) + len(table) + 2
+        if families:
+            printed += lines_of([FAMILY_LEGEND]) + len(families) + 2
+        lines = list(screenful(lines, printed))
+    for line in lines:
         say(line)
 
 

@@ -17,7 +17,6 @@ from ..runs.families import SOURCE_FOLDER, Family
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
 from .stop_costs import NOTABLE_REGRET, stops_by_cost
-from .survival import median_steps_to_stop
 
 
 def aggregate(backtest: Backtest) -> dict[str, Any]:
@@ -88,20 +87,6 @@ def regrets_of_stopped(backtest: Backtest) -> list[float | None]:
     """
     pairs = zip(backtest.results, regrets(backtest), strict=True)
     return [regret if result.stop is not None and result.evaluations_after else None for result, regret in pairs]
-
-
-def ranked(backtest: Backtest) -> list[RunResult]:
-    """Return the runs, those first that readers look for: stops by regret and savings, unknown outcomes, no stops.
-
-    The runs in which the policy could not fire come last.
-    """
-
-    def rank(judged: tuple[RunResult, float | None]) -> tuple[bool, bool, float, float]:
-        result, regret = judged
-        is_whole = result.stop is None and result.predicted is not None
-        return bool(result.could_not_fire), is_whole, -(regret or 0), -(result.share_saved or 0)
-
-    return [result for result, _ in sorted(_with_costs(backtest), key=rank)]
 
 
 def deployable_regrets(backtest: Backtest) -> list[float | None]:
@@ -346,6 +331,25 @@ def absolute_regrets(total: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[st
     if total["families"]["count"] > 1 and SOURCE_FOLDER in total["families"]["keys"]:
         return
     yield from ((metric, absolute) for metric, absolute in total["absolute_regret"].items() if absolute["runs"])
+
+
+def median_steps_to_stop(results: Iterable[RunResult]) -> int | None:
+    """Return the step by which half of the runs would have been stopped, had all continued long enough.
+
+    The estimator is that of Kaplan and Meier (1958), for runs that may end before the policy could stop them.
+    A run that the policy does not stop shows only that it was not stopped until its end. None if the estimate never
+    reaches half.
+    """
+    spans = [(r.predicted.steps, r.stop is not None) for r in results if r.predicted is not None]
+    stopped = Counter(steps for steps, is_stopped in spans if is_stopped)
+    ended = Counter(steps for steps, _ in spans)
+    at_risk, surviving = len(spans), 1.0
+    for steps in sorted(ended):
+        surviving *= 1 - stopped[steps] / at_risk
+        if surviving <= 0.5:
+            return steps
+        at_risk -= ended[steps]
+    return None
 
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:

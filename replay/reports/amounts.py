@@ -28,6 +28,18 @@ def duration(seconds: float | None) -> str:
     return _below_a_minute(seconds)
 
 
+def hours(seconds: float) -> str:
+    """Format seconds in hours, which have a price; below an hour in smaller units.
+
+    >>> hours(54.9 * 86400), hours(9 * 3600), hours(90), hours(0)
+    ('1,318 h', '9.0 h', '1 min 30 s', '0 h')
+    """
+    if 0 < abs(seconds) < 3600:
+        return duration(seconds)
+    count = seconds / 3600
+    return f"{count:,.{0 if abs(count) >= 100 or not count else 1}f} h"
+
+
 def short_duration(seconds: float | None) -> str:
     """Format seconds as one number.
 

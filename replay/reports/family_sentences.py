@@ -12,15 +12,15 @@ from ..runs.results import Excluded
 from .amounts import percent, short_duration
 
 #: Headings of the table that ``family_rows`` fills.
-FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "saved", "time", "judged", "worse", "worst regret")
+FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "cut off", "time", "judged", "worse", "worst regret")
 
 #: Headings of the same table where there is room for words.
 FAMILY_WORDS: Final = (
     "family",
     "runs where it could fire",
     "stopped",
-    "of a run's steps saved",
-    "time saved",
+    "of a run's steps cut off",
+    "time cut off",
     "stops judged",
     "training on gains >1%",
     "worst regret",
@@ -28,7 +28,7 @@ FAMILY_WORDS: Final = (
 
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
-    "runs: those in which the policy could fire. saved: mean share of a run's steps. judged: stopped runs that were "
+    "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stopped runs that were "
     "evaluated after the stop. worse: those of them in which training on would have given a model more than 1% better."
 )
 

@@ -6,6 +6,7 @@ Takes a backtest and returns text. The page loads nothing and runs no script. Th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -21,16 +22,19 @@ from ...rules.policy_file.policy import Policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
+from ..runs.families import Family
 from ..runs.results import Excluded, RunResult
 from ..runs.saves import asks_for_checkpoints, saving_controllers
 from ..runs.validity import Validity
-from .aggregation import absolute_regrets, aggregate, detection_json, human_json, ranked, without_regret
-from .amounts import duration, percent, short_duration, size
+from .aggregation import aggregate, detection_json, human_json, without_regret
+from .amounts import short_duration
+from .arming import RULE, UNTOLD, HowChosen, arming_of
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
-from .family_sentences import FAMILY_WORDS, family_heading, family_rows, is_told_apart, notices
+from .family_sentences import FAMILY_WORDS, family_heading, family_rows, notices
 from .glossary import glossary
 from .html_templates import html_environment
+from .ledger import Fate, Ledger, ledger_of, ranked
 from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
 from .plots import Mark, run_plot, savings_plot
 from .sentences import (
@@ -40,9 +44,12 @@ from .sentences import (
     SAVES,
     TRIMMED_MEAN,
     no_objective_sentence,
+    sum_sentences,
     thinning_lines,
 )
-from .verdict import bounds_sentence, steps_of, verdict
+from .stop_costs import NOTABLE_REGRET
+from .swept_front import SweptFront
+from .verdict import bounds_sentence, verdict
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 
@@ -50,7 +57,10 @@ _STYLE: Final = Path(__file__).with_name("page.css")
 PLOTTED: Final = 60
 
 #: Maximum number of curves shown at once; the others are folded away.
-SHOWN: Final = 12
+SHOWN: Final = 4
+
+#: Maximum number of runs in the table that is open; the others are folded away.
+LISTED_RUNS: Final = 15
 
 #: Maximum number of decisions listed per run, and over all runs; the JSON has them all.
 LISTED_OF_A_RUN: Final = 4
@@ -66,8 +76,29 @@ _WORDS: Final = frozenset(
 _VALUES: Final = 4
 _RULES: Final = 4
 
+#: Maximum number of families with a colour of their own.
+_COLOURS: Final = 8
+
+#: What the bars mean.
+_MEANINGS: Final = {
+    "spent": "what the runs recorded",
+    "saved": f"cut off by stops after which training on gave no model more than {NOTABLE_REGRET:.0%} better",
+    "lost": "spent up to the other stops: to get their better model, the run is trained again",
+    "unknown": "cut off by stops that cannot be judged",
+}
+
 #: What a rule does, in the words of its list.
 _DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
+
+
+class LedgerBar(NamedTuple):
+    """A bar of the ledger: its kind, its share of what was spent, the amount, the money, and what it means."""
+
+    kind: str
+    share: float
+    amount: str
+    money: str
+    meaning: str
 
 
 class Figure(NamedTuple):
@@ -78,15 +109,16 @@ class Figure(NamedTuple):
     plot: Markup
 
 
-def report_page(backtest: Backtest, written: str = "") -> str:
-    """Return the whole page: the verdict, the plots, the tables, and at the end the assumptions.
+def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOLD) -> str:
+    """Return the whole page: whether to arm the policy, what it saves and loses, the runs, and folded details.
 
     Args:
         backtest: The backtest.
         written: Today's date, if the page says so.
+        choice: How the policy was chosen.
     """
-    total, compared = aggregate(backtest), comparison(backtest)
-    decisions = list(_listed_decisions(backtest))
+    total, compared, ledger = aggregate(backtest), comparison(backtest), ledger_of(backtest)
+    decisions, classes = list(_listed_decisions(backtest)), _family_classes(backtest)
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         ranked=ranked(backtest),
@@ -94,14 +126,20 @@ def report_page(backtest: Backtest, written: str = "") -> str:
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(_STYLE.read_text(encoding="utf-8")),
         total=total,
+        answer=arming_of(backtest, choice),
+        arming_rule=RULE,
+        ledger=ledger,
+        bars=list(_bars(ledger)),
+        classes=classes,
+        swept=choice.front,
         rules=_rules(backtest),
         verdict=verdict(backtest, total),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
+        sums=sum_sentences(backtest),
         judged_by=_judged_by(backtest, total),
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
-        cards=[] if is_told_apart(total) else _cards(backtest, total),
         family_headings=(family_heading(total["families"]), *FAMILY_WORDS[1:]),
         family_rows=family_rows(total),
         left_out=_left_out(backtest),
@@ -113,9 +151,13 @@ def report_page(backtest: Backtest, written: str = "") -> str:
         labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
         compared=compared,
         is_cost_known=is_cost_known,
-        savings=savings_plot(_marks(backtest, compared)),
+        savings=savings_plot(_marks(backtest, compared, choice.front, classes)),
         figures=_figures(backtest),
+        metric=None if backtest.objective is None else backtest.objective.metric,
+        has_deployable=any(result.relative_deployable_regret is not None for result in backtest.results),
         shown=SHOWN,
+        listed=LISTED_RUNS,
+        untested=sum(not one.true_runs for each in backtest.coverage for one in (each.rule, *each.clauses)),
         undrawn=len(backtest.results) - PLOTTED,
         detected=detection_json(backtest),
         people=human_json(backtest),
@@ -160,68 +202,22 @@ def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
     yield bounds_sentence(total)
 
 
-def _cards(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the headline numbers, each with its text."""
-    bound = "≥ " if total["right_censored"] else ""
-    is_part = total["could_fire"] < total["runs"]
-    able = f", of {total['runs']} in all: the policy could fire in these" if is_part else ""
-    yield f"{total['stopped']} of {total['could_fire']}", f"runs would have been stopped{able}"
-    share, little = total["share_saved"], total["stops_by_cost"]["at_most_1_percent"]
-    # What a stop saves is a gain only if it costs little: these stops come first.
-    is_mixed = little["stopped"] + total["stops_by_cost"]["at_last_step"]["stopped"] < total["stopped"]
-    known = "by stops known to cost at most 1%"
-    if share["runs"] > 1 and total["stopped"]:
-        within = "" if share["low"] is None else f" (95% interval {share['low']:.0%} to {share['high']:.0%})"
-        what, all_share = "of a run's steps saved on average, stopped or not", f"{bound}{percent(share['mean'])}"
-        if is_mixed:
-            yield percent(little["share_saved"]), f"{what}, {known}; {all_share}{within} by all stops"
-        else:
-            yield all_share, f"{what}{within}"
-    elif len(total["steps_by_unit"]) == 1 and total["steps_saved"]:  # Steps of several units have no sum.
-        (one,) = total["steps_by_unit"]
-        yield f"{bound}{percent(one['steps_saved'] / one['steps'])}", f"of {one['steps']:,} {steps_of(one)} saved"
-    if total["seconds_saved"]:
-        saved, of = f"{bound}{duration(total['seconds_saved'])}", duration(total["elapsed_s"])
-        clocked = f" in the {counted(total['timed_runs'], 'run', ',')} with a clock"
-        where = clocked if total["timed_runs"] < total["could_fire"] else ""
-        if is_mixed:
-            yield duration(little["seconds_saved"] or 0), f"saved {known}; {saved} of {of}{where} by all stops"
-        else:
-            yield saved, f"saved of {of}{where}"
-    if total["cost_saved"] is not None:
-        yield f"{bound}{total['cost_saved']:,.2f}", f"saved at {backtest.cost_per_hour:g} per rank-hour"
-    if total["checkpoint_bytes"] and total["bytes_saved"] is not None:
-        yield size(total["bytes_saved"]), f"of {size(total['checkpoint_bytes'])} of checkpoints saved"
-    yield from _regret_cards(total)
+def _bars(ledger: Ledger) -> Iterator[LedgerBar]:
+    """Yield what was spent, saved and lost, each as a share of what was spent."""
+    amounts = [(fate, ledger.total(Fate(fate))) for fate in ("saved", "lost", "unknown")]
+    for kind, amount in (("spent", ledger.spent), *amounts):
+        if amount or kind != "unknown":
+            share = amount / ledger.spent if ledger.spent else 0.0
+            yield LedgerBar(kind, share, ledger.text(amount), ledger.money(amount), _MEANINGS[kind])
 
 
-def _regret_cards(total: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the stops cost; nothing if no stopped run can be judged."""
-    of_stopped = total["relative_regret_of_stopped"]
-    if not of_stopped["runs"]:
-        return
-    can = " that can be judged" if of_stopped["runs"] < total["stopped"] else ""
-    yield (
-        f"{of_stopped['above_1_percent']} of {of_stopped['runs']}",
-        f"stopped runs{can} would have become more than 1% better; mean regret {of_stopped['mean']:.2%}, "
-        f"{_typical(of_stopped, '.2%')}",
-    )
-    deployable = total["relative_deployable_regret"]
-    if deployable["runs"]:
-        yield f"{deployable['mean']:.2%}", f"mean deployable regret, stopped or not, {_typical(deployable, '.2%')}"
-    metrics = [(metric, absolute) for metric, absolute in absolute_regrets(total) if absolute["max"]]
-    if len(metrics) == 1:  # The JSON and the terminal have those of several.
-        ((metric, absolute),) = metrics
-        yield (
-            f"{absolute['mean']:.4g}",
-            f"mean regret in {metric}, stopped or not, {_typical(absolute, '.4g')}",
-        )
-
-
-def _typical(found: Mapping[str, Any], form: str) -> str:
-    """Return interval, median and worst value, which a card shows beside the mean."""
-    within = "" if found["low"] is None else f"95% interval {found['low']:{form}} to {found['high']:{form}}, "
-    return f"{within}median {found['median']:{form}}, worst {found['max']:{form}}"
+def _family_classes(backtest: Backtest) -> dict[Family, str]:
+    """Return the classes that colour the largest families; none where each run is a family, or all are one."""
+    counts = Counter(result.family for result in backtest.results if not result.could_not_fire)
+    if not 1 < len(counts) < sum(counts.values()):
+        return {}
+    largest = sorted(counts, key=lambda family: (-counts[family], family.key, family.value))[:_COLOURS]
+    return {family: f"family-{number}" for number, family in enumerate(largest)}
 
 
 def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
@@ -270,12 +266,22 @@ def _left_out_sentence(backtest: Backtest) -> str:
     return "; ".join(parts)
 
 
-def _marks(backtest: Backtest, rows: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    marks = []
+def _marks(
+    backtest: Backtest,
+    rows: Sequence[Mapping[str, Any]],
+    swept: SweptFront | None,
+    classes: Mapping[Family, str],
+) -> list[Mark]:
+    marks = (
+        []
+        if swept is None
+        else [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept.front]
+    )
     for result in backtest.results:
         own_regret, own_share = result.relative_regret, result.share_saved
         if result.stop is not None and own_regret is not None and own_share is not None:
-            marks.append(Mark(100 * own_share, 100 * own_regret, result.name, "run"))
+            kind = f"run {classes.get(result.family, '')}".strip()
+            marks.append(Mark(100 * own_share, 100 * own_regret, result.name, kind))
     for row in rows:
         known = (row["share_saved"]["mean"], row["relative_regret"]["mean"]) if "reason" not in row else (None,)
         if None not in known and is_cost_known(row):

@@ -13,17 +13,26 @@ from ..policies.conduct import Conduct
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
 from .aggregation import aggregate, detection_json, human_json, without_regret
+from .arming import UNTOLD, HowChosen, arming_of
 from .baseline_rows import comparison
 from .decision_rows import DecisionRow, decision_json, decision_rows
 from .family_sentences import notices
+from .ledger import ledger_of
 from .objectives import objectives_json
 from .verdict import verdict
 
 
-def report_json(backtest: Backtest) -> dict[str, Any]:
-    """Return the whole report as JSON: identity, assumptions, runs, exclusions, aggregate."""
+def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any]:
+    """Return the whole report as JSON: whether to arm the policy, assumptions, runs, exclusions, aggregate.
+
+    Args:
+        backtest: The backtest.
+        choice: How the policy was chosen.
+    """
     objective, total = backtest.objective, aggregate(backtest)
     document = {
+        "arming": arming_of(backtest, choice).to_json(),
+        "ledger": ledger_of(backtest).to_json(),
         "policy": {
             "source": backtest.policy.source,
             "digest": backtest.policy.digest,

@@ -39,9 +39,9 @@ class Mark:
     """A point of the scatter plot.
 
     Attributes:
-        x, y: Share saved and regret, in percent.
+        x, y: Share cut off and regret, in percent.
         label: Name of the run, policy or baseline.
-        kind: Its class in the style sheet: ``run``, ``policy`` or ``baseline``.
+        kind: Its classes in the style sheet: ``run``, with that of its family, ``policy``, ``baseline`` or ``front``.
     """
 
     x: float
@@ -70,7 +70,7 @@ def run_plot(result: RunResult) -> Markup:
 
 
 def savings_plot(marks: Sequence[Mark]) -> Markup:
-    """Plot relative regret against the share of steps saved; up and to the left is worse. Empty without points.
+    """Plot relative regret against the share of steps cut off; up and to the left is worse. Empty without points.
 
     The regret axis is symmetric-logarithmic in percent: sign times log10(1 + regret / 0.1). Regret spans from
     hundredths to hundreds, and 0 matters most.
@@ -85,16 +85,19 @@ def savings_plot(marks: Sequence[Mark]) -> Markup:
             y = upwards.at(_flattened(tick))
             parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
     parts += [_text(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
-    parts.append(_text((across.begin + across.end) / 2, base + 36, "steps saved", "axis middle"))
+    parts.append(_text((across.begin + across.end) / 2, base + 36, "steps cut off", "axis middle"))
     parts.append(_text(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
     labels = LabelPlacement([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    front = [f"{x:.1f} {y:.1f}" for x, y, mark in sorted(places, key=lambda place: place[:2]) if mark.kind == "front"]
+    if len(front) > 1:
+        parts.append(_path("front", f"M{'L'.join(front)}"))
     # The policy's label is placed first, to be next to its dot; its dot is drawn last, to be on top.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
-        if mark.kind != "run":
+        if mark.kind in ("policy", "baseline"):
             parts += _label(labels.place(x, y, mark.label), x, y, mark)
     parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
-    return _svg(_SCATTER_HEIGHT, "steps saved against regret", parts)
+    return _svg(_SCATTER_HEIGHT, "steps cut off against regret", parts)
 
 
 def _flattened(percent: float) -> float:
@@ -176,7 +179,7 @@ def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
 
 
 def _dot(x: float, y: float, mark: Mark) -> Markup:
-    title = f"{mark.label}: {mark.x:.1f}% saved, regret {mark.y:+.2f}%"
+    title = f"{mark.label}: {mark.x:.1f}% cut off, regret {mark.y:+.2f}%"
     if mark.kind == "baseline":
         return _path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
     return _circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)

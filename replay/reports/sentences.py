@@ -61,12 +61,18 @@ def no_objective_sentence(backtest: Backtest) -> str:
 
 
 def summary_lines(backtest: Backtest) -> list[str]:
-    """Return the aggregate in sentences, what limits it first and the verdict last: a terminal shows its last lines."""
+    """Return a backtest in sentences: the verdict, the sums, and what limits the numbers of single runs."""
+    paragraphs = verdict(backtest, aggregate(backtest))
+    return [*paragraphs, "", *sum_sentences(backtest), *_notes_on_runs(backtest)]
+
+
+def sum_sentences(backtest: Backtest) -> list[str]:
+    """Return the aggregate in sentences."""
     total = aggregate(backtest)
     lines = [f"Rules fired in {counted(total['fired'], 'run', ',')}."]
     lines += renamed_sentences(backtest)
     if any(one["steps"] for one in total["steps_by_unit"]):
-        lines.append(_saved_line(total))
+        lines.append(_cut_line(total))
     if total["checkpoints"] or total["checkpoints_saved"]:
         lines.append(_checkpoints_line(total, backtest))
     lines += _cost_lines(total, backtest)
@@ -78,8 +84,7 @@ def summary_lines(backtest: Backtest) -> list[str]:
     if total["validity"]:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in total["validity"].items())
         lines.append(f"Decisions: {labels}.")
-    lines += thinning_lines(backtest)
-    return [*_notes_on_runs(backtest), *lines, "", *verdict(backtest, total)]
+    return [*lines, *thinning_lines(backtest)]
 
 
 def _notes_on_runs(backtest: Backtest) -> Iterator[str]:
@@ -114,7 +119,7 @@ def thinning_lines(backtest: Backtest) -> Iterator[str]:
         yield f"{runs} logged every {every} steps: patience and windows count logged values, so live they end earlier."
 
 
-def _saved_line(total: Mapping[str, Any]) -> str:
+def _cut_line(total: Mapping[str, Any]) -> str:
     elapsed_s, by_unit = total["elapsed_s"], [one for one in total["steps_by_unit"] if one["steps"]]
     saved = ", ".join(
         f"{one['steps_saved']:,} of {one['steps']:,} {steps_of(one)} ({percent(one['steps_saved'] / one['steps'])})"
@@ -125,8 +130,8 @@ def _saved_line(total: Mapping[str, Any]) -> str:
     evaluations, fewer = total["evaluations"], total["evaluations_saved"] or 0
     if fewer < 0:
         more = f"{counted(-fewer, 'evaluation', ',')} more than the {evaluations:,} recorded"
-        return f"Saved: {saved}{of_the_time}. The policy asks for {more}."
-    return f"Saved: {saved}{of_the_time}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}."
+        return f"Cut off: {saved}{of_the_time}. The policy asks for {more}."
+    return f"Cut off: {saved}{of_the_time}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}."
 
 
 def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
@@ -149,12 +154,12 @@ def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
     if total["cost_saved"] is not None:
         hours = total["rank_hours_saved"]
-        yield f"That saves {total['cost_saved']:,.2f}: {hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each."
+        yield f"That is worth {total['cost_saved']:,.2f}: {hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each."
     share = total["share_saved"]
     if share["runs"] >= FEWEST_FAMILIES:
         within = "" if share["low"] is None else f" [{share['low']:.1%}, {share['high']:.1%}]"
         yield (
-            f"It saves {share['mean']:.1%} of a run's steps on average{within}, median {share['median']:.1%}, "
+            f"It cuts off {share['mean']:.1%} of a run's steps on average{within}, median {share['median']:.1%}, "
             f"trimmed mean {share['trimmed_mean']:.1%}, if long and short runs count alike."
         )
     if len(backtest.results) + len(backtest.repeated) > 1:  # A single run is no question of families.

@@ -31,6 +31,16 @@ _KINDS: Final = MappingProxyType[str, Callable[[RunResult, float | None], bool]]
 )
 
 
+def kind_of(result: RunResult, regret: float | None) -> str:
+    """Return the kind of a run's stop, a key of ``stops_by_cost``.
+
+    Args:
+        result: A run that the policy stops.
+        regret: The regret of the stop; None if its cost is unknown.
+    """
+    return next(kind for kind, is_of in _KINDS.items() if is_of(result, regret))
+
+
 def stops_by_cost(runs: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     """Return the stops by what they cost, and what each kind adds to the savings.
 

@@ -2,37 +2,95 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.results import RunResult
-from .aggregation import ranked
-from .amounts import short_duration
+from .amounts import percent
 from .baseline_rows import is_cost_known
+from .ledger import Fate, Ledger, ledger_of, ranked
+from .stop_costs import NOTABLE_REGRET
 
 #: Headings of the table that ``table_rows`` fills.
-TABLE_HEADINGS: Final = ("run", "stop", "of", "saved", "time", "saves", "regret", "deploy", "validity")
+TABLE_HEADINGS: Final = ("run", "stop", "of", "cut off", "lost", "saves", "regret", "deploy", "validity")
 
 #: Maximum number of rows of that table at a terminal, so that what follows is not scrolled away.
-MOST_ROWS: Final = 20
+MOST_ROWS: Final = 10
+
+#: Size of a screen, in characters.
+_LINES: Final = 40
+_COLUMNS: Final = 100
+
+#: Length of the longest bar, in characters.
+_BAR: Final = 40
 
 #: The line below that table, for the headings that are too short to be clear.
-TABLE_LEGEND: Final = "of: recorded steps. saves: checkpoints recorded→under the policy. deploy: deployable regret."
+TABLE_LEGEND: Final = (
+    "of: recorded steps. cut off: their share after the stop. lost: spent up to a stop that came too early. "
+    "saves: checkpoints recorded→under the policy. deploy: regret of evaluations with a checkpoint."
+)
 
 #: Headings of the table that ``comparison_rows`` fills.
-COMPARISON_HEADINGS: Final = ("", "stops", "saved", "regret", "median", "deploy", "Δ saved", "Δ regret")
+COMPARISON_HEADINGS: Final = ("", "stops", "cut off", "regret", "median", "deploy", "Δ cut off", "Δ regret")
+
+#: The line below the bars.
+BARS_LEGEND: Final = (
+    f"saved: cut off where training on gave no model more than {NOTABLE_REGRET:.0%} better. "
+    "lost: spent up to the other stops, because their better model needs the training again."
+)
 
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
 
 
+def bar_lines(ledger: Ledger) -> Iterator[str]:
+    """Yield a bar for what the runs spent, and for what is saved, lost and unknown of it."""
+    if not ledger.spent:
+        return
+    amounts = [(str(fate), ledger.total(fate)) for fate in (Fate.SAVED, Fate.LOST, Fate.UNKNOWN)]
+    for name, amount in (("spent", ledger.spent), *amounts):
+        if amount or name != Fate.UNKNOWN:
+            share = amount / ledger.spent
+            bar = "█" * (max(1, round(_BAR * share)) if amount else 0)
+            money = f" = {text}" if (text := ledger.money(amount)) else ""
+            yield f"{name:7}  {bar:{_BAR}}  {ledger.text(amount)} ({percent(share)}){money}"
+    yield BARS_LEGEND
+
+
+def lines_of(texts: Iterable[str]) -> int:
+    """Return the number of lines that texts take on a screen.
+
+    >>> lines_of(["", "short", "x" * 101])
+    4
+    """
+    return sum(max(1, math.ceil(len(text) / _COLUMNS)) for text in texts)
+
+
+def screenful(sentences: Iterable[str], printed: int) -> Iterator[str]:
+    """Yield the sentences that fit on a screen, and how many are left out.
+
+    Args:
+        sentences: The sentences, the most important first.
+        printed: Number of lines printed already.
+    """
+    ordered, left = list(sentences), _LINES - printed - 1
+    for number, sentence in enumerate(ordered):
+        left -= lines_of([sentence])
+        if left < 0:
+            more = counted(sum(map(bool, ordered[number:])), "more sentence")
+            yield f"{more}: --html FILE writes a report with all of them."
+            return
+        yield sentence
+
+
 def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
-    """Return one row of cells per run, stops first: share and time saved, checkpoints, regret and deployable regret."""
-    results = ranked(backtest)
-    return [(label, *_cells(result)) for label, result in zip(_labels(results), results, strict=True)]
+    """Return one row of cells per run: what is cut off and lost, checkpoints, regret and deployable regret."""
+    results, ledger = ranked(backtest), ledger_of(backtest)
+    return [(label, *_cells(result, ledger)) for label, result in zip(_labels(results), results, strict=True)]
 
 
 def unlisted_sentence(backtest: Backtest) -> str:
@@ -70,7 +128,7 @@ def _shortened(label: str) -> str:
     return f"{label[: _LONGEST_NAME - 1 - half]}…{label[-half:]}"
 
 
-def _cells(result: RunResult) -> tuple[str, ...]:
+def _cells(result: RunResult, ledger: Ledger) -> tuple[str, ...]:
     recorded, predicted, stop = result.recorded, result.predicted, result.stop
     if predicted is None:
         return ("unknown", f"{recorded.steps:,}", "", "", "", "", "", "censored")
@@ -91,7 +149,7 @@ def _cells(result: RunResult) -> tuple[str, ...]:
         "-" if stop is None else f"{stop.outcome.step:,}",
         f"{recorded.steps:,}",
         "-" if result.share_saved is None else f"{bound}{result.share_saved:.0%}",
-        short_duration(result.seconds_saved),
+        ledger.lost(result.run_id),
         f"{recorded.checkpoints}→{predicted.checkpoints}",
         _share(regret, bound),
         _share(deployable, bound),

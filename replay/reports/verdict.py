@@ -1,4 +1,4 @@
-"""Says in a few sentences what a policy would have saved and cost. These open each report."""
+"""Says in a few sentences how many runs a policy stops, what that cuts off and what it costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..runs.history import UPDATES
 from ..runs.results import RunResult
 from ..runs.saves import saving_controllers
 from .aggregation import part_of
-from .amounts import duration, percent
+from .amounts import hours, percent
 from .family_sentences import all_of, family_warning, is_told_apart
 from .stop_costs import NOTABLE_REGRET
 
@@ -158,7 +158,8 @@ def stop_sentences(part: Mapping[str, Any]) -> Iterator[str]:
     for kind, found in part["stops_by_cost"].items():
         if found["stopped"]:
             which = "this run" if part["stopped"] == 1 else f"{_count(found['stopped'], part['stopped'])} of them"
-            yield f"{_COSTS[kind](found, which, not before)}.{_savings(found, part, before)}"
+            verb = "save" if kind == "at_most_1_percent" else "cut off"
+            yield f"{_COSTS[kind](found, which, not before)}.{_savings(verb, found, part, before)}"
             before.append(found)
 
 
@@ -211,8 +212,11 @@ _COSTS: Final[Mapping[str, Callable[[Mapping[str, Any], str, bool], str]]] = Map
 )
 
 
-def _savings(found: Mapping[str, Any], part: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the stops of a kind add to the mean share of saved steps, and to the saved time."""
+def _savings(verb: str, found: Mapping[str, Any], part: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
+    """Say what the stops of a kind add to the mean share of steps that are cut off, and to the time.
+
+    Only stops that are known to cost little save it.
+    """
     if not found["share_saved"]:
         return ""
     least, another = "at least " if found["right_censored"] else "", "another " if before else ""
@@ -224,15 +228,16 @@ def _savings(found: Mapping[str, Any], part: Mapping[str, Any], before: Sequence
         is_told = any(one["seconds_saved"] for one in before)
         saved_s = found["seconds_saved"]
         said += ", and" if not before and runs > 1 else " and"
-        said += f" {duration(saved_s) if is_told else time_saved({**part, 'seconds_saved': saved_s})}"
-    return f" {'This saves' if found['stopped'] == 1 else 'These save'} {said}."
+        said += f" {hours(saved_s) if is_told else time_saved({**part, 'seconds_saved': saved_s})}"
+    who = f"This {verb.replace('save', 'saves').replace('cut', 'cuts')}" if found["stopped"] == 1 else f"These {verb}"
+    return f" {who} {said}."
 
 
 def time_saved(part: Mapping[str, Any]) -> str:
-    """Return the time saved, of how much, and in how many of the runs there is a clock."""
+    """Return the time cut off, of how much, and in how many of the runs there is a clock."""
     clocked = f" in the {counted(part['timed_runs'], 'run', ',')} with a clock"
     where = clocked if part["timed_runs"] < part.get("could_fire", part["runs"]) else ""
-    return f"{duration(part['seconds_saved'])} of {duration(part['elapsed_s'])}{where}"
+    return f"{hours(part['seconds_saved'])} of {hours(part['elapsed_s'])}{where}"
 
 
 def _price(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:

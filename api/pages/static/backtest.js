@@ -144,9 +144,13 @@ async function showReport(now) {
   place.dataset.done = now.id;
 }
 
-/** What the policy would have saved and cost, in the report's own sentences. */
+const ARM = { yes: "Arm it", no: "Do not arm it", not_enough: "Not enough runs" };
+
+/** Whether to arm the policy and why, then how many runs it stops, in the report's own sentences. */
 function verdict() {
-  return element("div", { class: "verdict" }, report.verdict.map((text) => element("p", {}, text)));
+  const { arm, because } = report.arming;
+  const answer = element("p", {}, element("b", {}, `${ARM[arm]}. `), because);
+  return element("div", { class: "verdict" }, [answer, ...report.verdict.map((text) => element("p", {}, text))]);
 }
 
 function cards() {

@@ -1,0 +1,303 @@
+"""Answers whether to arm a policy: yes, no, or not enough runs, each with the reason.
+
+Takes a backtest and how the policy was chosen. ``RULE`` states the rule behind the answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from ...rules.certificate import Certificate
+from ...rules.control.effects import Effect
+from ...rules.policy_file.policy import Policy
+from ...store.plural import counted
+from ..backtests.backtesting import Backtest
+from ..choosing.bounds import binomial_tails
+from ..runs.families import Family
+from .aggregation import regrets_of_stopped
+from .family_sentences import family_heading
+from .ledger import Fate, fate_of, ledger_of
+from .stop_costs import NOTABLE_REGRET
+from .swept_front import SweptFront
+
+#: The share of families that may lose by a policy, and how sure the runs must make of it.
+LIMIT: Final = 0.1
+CONFIDENCE: Final = 0.9
+
+_SURE: Final = f"with {CONFIDENCE:.0%} confidence"
+_SURELY: Final = _SURE.capitalize()
+
+#: How the answer follows from the numbers.
+RULE: Final = (
+    f"A run loses if training on after the stop gave a model more than {NOTABLE_REGRET:.0%} better. A family loses if "
+    "more than 1 in 10 of its runs lose. The exact binomial test counts families. "
+    "Do not arm: the policy cannot fire, it loses more than it saves, or "
+    f"{_SURE} more than 1 in 10 families lose. "
+    f"Arm: a certificate covers these runs, or {_SURE} at most 1 in 10 families lose, where a stop of unknown cost "
+    "counts as a loss and nobody chose the policy by these runs. "
+    "Not enough runs: neither follows."
+)
+
+
+class Arm(StrEnum):
+    """The answer."""
+
+    YES = "yes"
+    NO = "no"
+    NOT_ENOUGH = "not_enough"
+
+
+#: The answer in words.
+HEADLINES: Final = {Arm.YES: "Arm it", Arm.NO: "Do not arm it", Arm.NOT_ENOUGH: "Not enough runs"}
+
+
+@dataclass(frozen=True, slots=True)
+class HowChosen:
+    """How the policy was chosen, as far as the user says.
+
+    Attributes:
+        front: The sweep over these runs that the policy was chosen from; None if it is unknown.
+        certificate: The policy's certificate; None without one.
+        outside: Ids of the runs that it does not cover.
+    """
+
+    front: SweptFront | None = None
+    certificate: Certificate | None = None
+    outside: Collection[str] = ()
+
+
+#: Nobody says how the policy was chosen.
+UNTOLD: Final = HowChosen()
+
+
+@dataclass(frozen=True, slots=True)
+class Arming:
+    """Whether to arm a policy.
+
+    Attributes:
+        arm: The answer.
+        because: The reason, in sentences.
+        families: Number of families of the runs that a metric judges and in which the policy could fire.
+        lost: Number of them that lose.
+        unknown: Number of them that may lose, because the cost of stops is unknown.
+        more: Number of further families that would suffice for ``yes`` if none of them loses; None if none would.
+    """
+
+    arm: Arm
+    because: str
+    families: int = 0
+    lost: int = 0
+    unknown: int = 0
+    more: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """The answer in words."""
+        return HEADLINES[self.arm]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as JSON."""
+        return {
+            "arm": str(self.arm),
+            "because": self.because,
+            "families": self.families,
+            "families_lost": self.lost,
+            "families_unknown": self.unknown,
+            "more_families": self.more,
+        }
+
+
+def arming_of(backtest: Backtest, choice: HowChosen = UNTOLD) -> Arming:
+    """Return whether to arm a policy after a backtest."""
+    return _Case(backtest, choice).answer()
+
+
+class _Case:
+    """A backtest with what the answer rests on."""
+
+    def __init__(self, backtest: Backtest, choice: HowChosen) -> None:
+        self._policy, self._choice = backtest.policy, choice
+        self._results = backtest.results
+        self._ledger = ledger_of(backtest)
+        pairs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
+        self._able = [(result, fate_of(result, regret)) for result, regret in pairs if not result.could_not_fire]
+        judged = [(result.family, fate) for result, fate in self._able if result.objective is not None]
+        self._families = Counter(family for family, _ in judged)
+        losses = Counter(family for family, fate in judged if fate is Fate.LOST)
+        doubts = Counter(family for family, fate in judged if fate in (Fate.LOST, Fate.UNKNOWN))
+        self._lost = sum(losses[family] > LIMIT * runs for family, runs in self._families.items())
+        self._doubtful = sum(doubts[family] > LIMIT * runs for family, runs in self._families.items())
+        self._are_runs = len(self._families) == len(judged)
+        self._key = _heading(self._families)
+
+    def answer(self) -> Arming:
+        """Return the answer: refusals first, then what is lacking."""
+        if not self._results:
+            return Arming(Arm.NOT_ENOUGH, "No run could be judged.")
+        for arm, reason in self._by_firing():
+            return self._said(arm, reason)
+        if reason := self._refusal():
+            return self._said(Arm.NO, reason)
+        return self._said(*self._by_choice())
+
+    def _said(self, arm: Arm, reason: str) -> Arming:
+        count = len(self._families)
+        more = _more_families(count, self._doubtful) if arm is Arm.NOT_ENOUGH else None
+        return Arming(arm, reason, count, self._lost, self._doubtful - self._lost, more)
+
+    def _by_firing(self) -> Iterator[tuple[Arm, str]]:
+        """Yield the answer if the policy never stops a run."""
+        fired, runs = any(result.fired for result in self._results), _these(len(self._results))
+        if not self._able:
+            reasons = Counter(result.could_not_fire for result in self._results).most_common()
+            who = "each has" if len(reasons) == 1 < len(self._results) else f"{reasons[0][1]:,} have"
+            who = "it has" if len(self._results) == 1 else who
+            runs = runs if len(self._results) == 1 else f"any of {runs}"
+            yield Arm.NO, f"It cannot fire in {runs}: {who} {reasons[0][0]}. Armed, it would do nothing."
+        elif any(fate is not Fate.KEPT or result.stop is not None for result, fate in self._able):
+            return
+        elif not fired:
+            yield Arm.NOT_ENOUGH, f"It could have fired in {_of(len(self._able))} and fired in none: no run tests it."
+        elif _may_stop(self._policy):
+            yield Arm.NOT_ENOUGH, f"It stops none of {runs}: they show neither what a stop saves nor what it costs."
+        else:
+            yield Arm.YES, "It orders no stop and changes no training, so no run can lose by it."
+
+    def _refusal(self) -> str:
+        """Return why the runs speak against the policy; empty if they do not."""
+        ledger = self._ledger
+        lost, saved = ledger.total(Fate.LOST), ledger.total(Fate.SAVED)
+        if lost > saved:
+            return f"It loses more than it saves: {ledger.text(lost)} against {ledger.text(saved)}. {self._too_early()}"
+        if _at_least(self._lost, len(self._families)) <= 1 - CONFIDENCE:
+            return (
+                f"It loses too often. {self._too_early()} {_SURELY}, more than 1 in 10 {self._cases()} lose this way."
+            )
+        return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
+
+    def _too_early(self) -> str:
+        """Return how many runs are stopped too early, and of how many families they are."""
+        lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
+        stops = lost + self._ledger.runs(Fate.SAVED)
+        judged = " and that can be judged" if unknown else ""
+        if stops == 1:
+            where = f"In the run that it stops{judged}, training on gave {'a' if lost else 'no'} model"
+        else:
+            which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
+            where = f"In {which} of the {stops:,} runs that it stops{judged}, training on gave a model"
+        said = f"{where} more than {NOTABLE_REGRET:.0%} better"
+        families = "" if self._are_runs or not lost else f", in {self._lost:,} of {self._count()}"
+        return f"{said}{families}."
+
+    def _by_choice(self) -> tuple[Arm, str]:
+        """Return the answer for a policy that the runs do not speak against."""
+        ledger, choice = self._ledger, self._choice
+        saves = f"It would save {ledger.text(ledger.total(Fate.SAVED))} of {ledger.text(ledger.spent)} here."
+        if choice.certificate is not None:
+            return self._by_certificate(choice.certificate, saves)
+        if not self._families:
+            return (
+                Arm.NOT_ENOUGH,
+                "No metric judges the runs, so the cost of a stop is unknown: name one by --objective.",
+            )
+        if choice.front is not None:
+            return Arm.NOT_ENOUGH, (
+                f"These runs chose it among {counted(choice.front.variants, 'variant', ',')}, so its numbers flatter "
+                "it. 'steptape certify' makes a choice with a stated risk."
+            )
+        if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
+            like = f"at most 1 in 10 {self._cases()} like these {len(self._families):,}"
+            condition = "This holds if nobody tuned it on these runs."
+            return Arm.YES, f"{self._too_early()} {_SURELY}, this is so in {like}. {saves} {condition}"
+        return Arm.NOT_ENOUGH, f"{self._too_early()} {self._shortfall()}"
+
+    def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
+        if why := certificate.why_other_policy(self._policy):
+            return Arm.NOT_ENOUGH, f"Its certificate is another policy's: {why}."
+        outside = sum(result.run_id in self._choice.outside for result in self._results)
+        if outside:
+            return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
+        stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"
+        return Arm.YES, f"{promise(certificate)} {saves} Of these runs, {stops} lost by it."
+
+    def _shortfall(self) -> str:
+        """Return what is lacking to be sure, and how much more would do."""
+        doubts, more = self._doubtful - self._lost, _more_families(len(self._families), self._doubtful)
+        unknown = f", and in {doubts:,} of them the cost of stops is unknown" if doubts else ""
+        noun = "run" if self._are_runs else "family"
+        needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
+        be = "is" if len(self._families) == 1 else "are"
+        return (
+            f"But {self._count()} {be} too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
+            f"that at most 1 in 10 {self._cases()} lose by it."
+        )
+
+    def _cases(self) -> str:
+        return "runs" if self._are_runs else "families"
+
+    def _count(self) -> str:
+        """Return the number of cases: runs, or families with what they are."""
+        count = len(self._families)
+        if self._are_runs:
+            return counted(count, "run", ",")
+        return f"{count:,} {'family' if count == 1 else 'families'} of related runs (by {self._key})"
+
+
+def promise(certificate: Certificate) -> str:
+    """Return what a certificate promises, in a sentence."""
+    risk, tests, population = certificate.risk, certificate.tests, certificate.population
+    kind = f"{'deployable ' if risk.is_deployable else ''}regret (how far the model at the stop is from the run's best)"
+    if risk.over is None:
+        said = f"the mean {kind}, each capped at {risk.cap:.2%}, is at most {risk.at_most:.2%}"
+    else:
+        over = f"{risk.over:.2%}" if risk.is_relative else f"{risk.over:g}"
+        said = f"{kind} exceeds {over.replace('.00%', '%')} in at most {risk.at_most:.0%} of runs like these"
+    chosen = (
+        f"chosen from {counted(tests.variants, 'variant', ',')} on {population.families:,} families of related runs"
+    )
+    return f"Certified: with {risk.confidence:.0%} confidence, {said} ({chosen})."
+
+
+def _these(runs: int) -> str:
+    return "this run" if runs == 1 else f"these {runs:,} runs"
+
+
+def _of(runs: int) -> str:
+    return "one run" if runs == 1 else f"{runs:,} runs"
+
+
+def _heading(families: Counter[Family]) -> str:
+    return family_heading({"keys": dict.fromkeys(sorted({family.key for family in families}))})
+
+
+def _may_stop(policy: Policy) -> bool:
+    """Whether a controller that is not a shadow stops runs or epochs, or changes the training."""
+    acting = {Effect.STOP, Effect.STOP_EPOCH, Effect.STEER, Effect.ACT}
+    live = [one for one in policy.controllers if not one.is_shadow]
+    return any(policy.effects(operation) in acting for one in live for operation in one.operations)
+
+
+def _more_families(count: int, lost: int) -> int:
+    """Return how many further families without a loss make sure that at most ``LIMIT`` of them lose."""
+    more = 1
+    while _at_most(lost, count + more) > 1 - CONFIDENCE:
+        more += 1
+    return more
+
+
+def _at_most(lost: int, count: int) -> float:
+    """Return the probability of at most so many losses among families, each of which loses with ``LIMIT``.
+
+    >>> round(_at_most(0, 22), 3), round(_at_most(1, 10), 3)
+    (0.098, 0.736)
+    """
+    return float(binomial_tails(count, LIMIT)[lost])
+
+
+def _at_least(lost: int, count: int) -> float:
+    """Return the probability of at least so many."""
+    return 1 - _at_most(lost - 1, count) if lost else 1.0

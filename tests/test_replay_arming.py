@@ -1,0 +1,202 @@
+"""A backtest answers whether to arm a policy: yes, no, or not enough runs, with the reason and what is lacking."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steptape import Policy, backtest, open_run
+from steptape.replay.reports.arming import Arm, Arming, HowChosen, arming_of
+from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.ledger import Fate, ledger_of, ranked
+from steptape.replay.reports.swept_front import read_front
+from steptape.replay.reports.terminal_tables import bar_lines, screenful
+from steptape.rules.policy_file.policy import parse_policy
+from steptape.store.errors import TelemetryError
+from steptape.store.events import Event
+from steptape.store.run import Run
+
+CHEAP = [1.0, 2.5, 3.0, 3.5, 4.0]
+DEAR = [1.9, 2.5, 0.5, 0.4, 0.3]
+WHOLE = [1.0, 0.9, 0.8, 0.7, 0.6]
+HOUR_NS = 3_600_000_000_000
+
+TEXT = """
+params: {high: 2}
+controllers:
+  - {name: stop, triggers: [on_evaluate], rule: eval_loss > high, operations: [hfcontrols.should_training_stop]}
+"""
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """A policy that stops at the first evaluation above 2."""
+    return parse_policy(TEXT)
+
+
+@pytest.fixture
+def record(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
+    """A function that records a run for each curve, an hour a step, each a group of its own unless one is named."""
+
+    def make(curves: Sequence[Sequence[float]], *, group: str | None = None, hours: float = 1.0) -> list[Run]:
+        runs = []
+        for number, curve in enumerate(curves):
+            events = []
+            for step, value in enumerate(curve, start=1):
+                elapsed_ns = int(step * hours * HOUR_NS)
+                # No two runs may hold the same series: these would count once.
+                events.append(Event("step_end", step, metrics={"loss": value + number / 1e4}, elapsed_ns=elapsed_ns))
+                events.append(Event("evaluate", step, metrics={"eval_loss": value}, elapsed_ns=elapsed_ns))
+            name = f"{group or 'alone'}-{number}"
+            runs.append(open_run(store_record(events, run_id=name, group=group or name, sealed=True)))
+        return runs
+
+    return make
+
+
+def answer(policy: Policy, runs: Sequence[Run], choice: HowChosen | None = None) -> Arming:
+    """Return the answer of a backtest."""
+    return arming_of(backtest(policy, runs), choice or HowChosen())
+
+
+def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """A stop at hour 2 of a run that became better loses two hours, and one that costs nothing saves three."""
+    report = backtest(policy, record([CHEAP, DEAR, DEAR, DEAR]))
+    ledger, found = ledger_of(report), arming_of(report)
+
+    assert (ledger.unit, ledger.spent, ledger.total(Fate.SAVED), ledger.total(Fate.LOST)) == ("h", 20, 3, 6)
+    assert found.arm is Arm.NO
+    assert found.because.startswith("It loses more than it saves: 6.0 h against 3.0 h. In 3 of the 4 runs")
+
+
+def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
+    policy: Policy, record: Callable[..., list[Run]]
+) -> None:
+    """Of ten families four lose, which has a probability of 1.3% if one in ten does."""
+    found = answer(policy, record([CHEAP] * 6 + [DEAR] * 4))
+
+    assert (found.arm, found.families, found.lost) == (Arm.NO, 10, 4)
+    assert found.because.startswith("It loses too often. In 4 of the 10 runs that it stops, training on gave a model")
+
+
+def test_a_policy_that_cannot_fire_is_not_armed(record: Callable[..., list[Run]]) -> None:
+    """The reason names what the runs lack."""
+    found = answer(parse_policy(TEXT.replace("eval_loss", "grad_norm")), record([CHEAP, DEAR]))
+
+    assert found.arm is Arm.NO
+    assert found.because.startswith("It cannot fire in any of these 2 runs: each has no ")
+    assert "grad_norm" in found.because
+
+
+@pytest.mark.parametrize(("runs", "arm", "more"), [(21, Arm.NOT_ENOUGH, 1), (22, Arm.YES, None)])
+def test_twenty_two_families_without_a_loss_suffice(
+    policy: Policy, record: Callable[..., list[Run]], runs: int, arm: Arm, more: int | None
+) -> None:
+    """0.9 to the power of 22 is below 10%."""
+    found = answer(policy, record([CHEAP, WHOLE] * (runs // 2) + [CHEAP] * (runs % 2)))
+
+    assert (found.arm, found.families, found.lost, found.more) == (arm, runs, 0, more)
+
+
+def test_runs_of_one_family_count_as_one_case(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """Thirty seeds are no evidence about other configurations."""
+    found = answer(policy, record([CHEAP] * 30, group="seeds"))
+
+    assert (found.arm, found.families, found.more) == (Arm.NOT_ENOUGH, 1, 21)
+    assert "21 more families" in found.because
+
+
+def test_a_stop_of_unknown_cost_counts_as_a_loss_against_arming(
+    policy: Policy, record: Callable[..., list[Run]]
+) -> None:
+    """With fewer than five evaluations nobody knows what the stop costs."""
+    found = answer(policy, record([CHEAP] * 22 + [[1.0, 2.5, 3.0]]))
+
+    assert (found.arm, found.lost, found.unknown, found.more) == (Arm.NOT_ENOUGH, 0, 1, 15)
+
+
+@pytest.mark.parametrize("curves", [[], [WHOLE]])
+def test_runs_that_never_test_the_policy_are_not_enough(
+    policy: Policy, record: Callable[..., list[Run]], curves: list[list[float]]
+) -> None:
+    """There is no run, or none in which it fires."""
+    assert answer(policy, record(curves)).arm is Arm.NOT_ENOUGH
+
+
+def test_a_policy_that_orders_no_stop_can_be_armed(record: Callable[..., list[Run]]) -> None:
+    """No run can lose by a checkpoint."""
+    saves = parse_policy(TEXT.replace("should_training_stop", "should_save"))
+
+    assert answer(saves, record([CHEAP])).arm is Arm.YES
+
+
+def sweep_line(high: int, saved: float, regret: Any, on_front: bool) -> str:
+    """Return a line of a sweep."""
+    return json.dumps({"high": high, "share_saved": saved, "mean_regret": regret, "on_front": on_front, "variant": 0})
+
+
+def test_a_policy_that_the_runs_chose_is_not_armed_without_a_certificate(
+    policy: Policy, record: Callable[..., list[Run]], tmp_path: Path
+) -> None:
+    """The page says that the front is in sample, and shows the policy among the variants."""
+    path = tmp_path / "sweep.json"
+    rows = [sweep_line(1, 0.8, 0.3, True), sweep_line(2, 0.4, 0.0, True), sweep_line(3, 0.3, "NaN", False)]
+    path.write_text("\n".join(rows))
+    front = read_front(path, policy)
+    report = backtest(policy, record([CHEAP] * 22))
+    found, page = arming_of(report, HowChosen(front)), report_page(report, choice=HowChosen(front))
+
+    assert (front.variants, [one.settings for one in front.front]) == (3, ["high = 1", "high = 2"])
+    assert front.own == front.front[1]
+    assert found.arm is Arm.NOT_ENOUGH
+    assert found.because.startswith("These runs chose it among 3 variants")
+    assert "in sample" in page
+    assert '<path class="front"' in page
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("", "holds no variant"), ("{}", "is no line of a sweep"), (sweep_line(9, 0.1, 0.1, True), "no variant of the")],
+)
+def test_a_file_that_is_no_sweep_of_the_policy_is_refused(policy: Policy, tmp_path: Path, text: str, what: str) -> None:
+    """The error names the file."""
+    path = tmp_path / "sweep.json"
+    path.write_text(text)
+
+    with pytest.raises(TelemetryError, match=what) as caught:
+        read_front(path, policy)
+    assert str(path) in str(caught.value)
+
+
+def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """The page has it above everything else."""
+    report = dataclasses.replace(backtest(policy, record([CHEAP, DEAR, DEAR, DEAR])), cost_per_hour=2.5)
+    found, told, page = arming_of(report), report_json(report), report_page(report)
+
+    assert (told["arming"]["arm"], told["arming"]["because"]) == ("no", found.because)
+    assert told["ledger"] == {"unit": "h", "spent": 20.0, "saved": 3.0, "lost": 6.0, "unknown": 0.0}
+    assert '<div class="answer no"><b>Do not arm it</b>' in page
+    assert page.index('class="answer no"') < page.index('class="bars"') < page.index("Every run")
+    assert [line.split()[-1] for line in bar_lines(ledger_of(report))][:3] == ["50.00", "7.50", "15.00"]
+
+
+def test_runs_are_sorted_by_what_they_lose(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """A long run that is lost comes before a short one with more regret."""
+    runs = record([CHEAP, DEAR], group="short") + record([[1.9, 2.5, 1.0, 0.9, 0.8], WHOLE], group="long", hours=5)
+
+    names = [result.name for result in ranked(backtest(policy, runs))]
+
+    assert names == ["long-0", "short-1", "short-0", "long-1"]
+
+
+def test_sentences_beyond_a_screen_are_counted() -> None:
+    """A sentence takes as many lines as it has hundreds of characters."""
+    shown = list(screenful(["x" * 150, "y", "", "z", "w"], printed=36))
+
+    assert shown == ["x" * 150, "y", "2 more sentences: --html FILE writes a report with all of them."]
