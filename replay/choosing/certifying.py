@@ -49,7 +49,6 @@ from .population import (
 from .risks import Losses, PossibleValues, Risk, losses_on, savings
 from .testing_order import OrderOfTests, order_of
 
-
 #: The seed by which runs are drawn if none is given.
 DEFAULT_SEED: Final = SEED
 

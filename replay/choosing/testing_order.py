@@ -16,7 +16,7 @@ from enum import StrEnum
 from ...rules.control.effects import Effect
 from ...rules.errors import suggestion
 from ...rules.language.references import Param, ParamValue
-from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.declarations import AdmittedSeries, Controller, StateDeclaration
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ..sweeps.variants import effects_of_controller
@@ -117,7 +117,7 @@ def _along(name: str, direction: Direction, axes: Mapping[str, Sequence[Param]],
     ordered = []
     for chain in chains.values():
         try:
-            chain.sort(key=lambda pair: pair[0], reverse=direction is Direction.DESCENDING)  # type: ignore[arg-type,return-value]
+            chain.sort(key=lambda pair: pair[0], reverse=direction is Direction.DESCENDING)
         except TypeError:
             raise TelemetryError("the values of this param have no order", got=name) from None
         ordered.append(tuple(index for _, index in chain))
@@ -144,7 +144,7 @@ def conservative_end(policy: Policy, param: str, values: Sequence[Param]) -> Dir
             params={**policy.params, param: value},
             semantics_version=policy.semantics_version,
         )
-        for value in (min(values), max(values))  # type: ignore[type-var]
+        for value in (min(values), max(values))
     )
     if (low.metrics, low.operations) != (high.metrics, high.operations) or param in _names_elsewhere(policy):
         return None
@@ -159,7 +159,8 @@ def conservative_end(policy: Policy, param: str, values: Sequence[Param]) -> Dir
 
 def _names_elsewhere(policy: Policy) -> set[str]:
     """Return the names in states, admitted series and ``clear``, whose effect on a stop has no direction."""
-    rules = [rule for each in (*policy.states, *policy.admitted) for rule in each.bound_rules]
+    declared: tuple[StateDeclaration | AdmittedSeries, ...] = (*policy.states, *policy.admitted)
+    rules = [rule for each in declared for rule in each.bound_rules]
     rules += [controller.clear.bound for controller in policy.controllers if controller.clear is not None]
     return {node.id for rule in rules for node in ast.walk(rule.expression.tree) if isinstance(node, ast.Name)}
 
