@@ -28,7 +28,7 @@ from .values import as_config, as_text, as_whole
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
-    from .certified_run import CertifiedRun
+    from .calls.certified_run import CertifiedRun
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -170,7 +170,7 @@ def declared_certificate(certificate: Any, policy: Policy | None, *, strict: boo
     if certificate is None:
         return None
     # A run without a certificate does not load it.
-    from .certified_run import certified_run
+    from .calls.certified_run import certified_run
 
     return certified_run(certificate, policy, strict=strict)
 

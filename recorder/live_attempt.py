@@ -41,7 +41,7 @@ from .values import as_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
-    from .certified_run import CertifiedRun
+    from .calls.certified_run import CertifiedRun
     from .machine.system import SystemSampling
     from .operations.carrying_out import Operations
     from .operations.handlers import Handlers

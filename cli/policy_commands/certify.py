@@ -19,11 +19,10 @@ from ...replay.choosing.certification_report import (
     table_rows,
     testing_lines,
 )
-from ...replay.choosing.certifying import Certification
+from ...replay.choosing.certifying import DEFAULT_SEED, Certification
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.checking import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
-from ...replay.intervals import SEED
 from ...replay.runs.saves import Saves
 from ...rules.certificate import Certificate, read_certificate
 from ...store.plural import counted
@@ -84,7 +83,9 @@ def certify(
             metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")] = SEED,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")
+    ] = DEFAULT_SEED,
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Final
 
 import numpy as np
 
@@ -47,6 +48,9 @@ from .population import (
 )
 from .risks import Losses, PossibleValues, Risk, losses_on, savings
 from .testing_order import OrderOfTests, order_of
+
+#: The seed by which runs are drawn if none is given.
+DEFAULT_SEED: Final = SEED
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +261,7 @@ def certify(
     confidence: float = 0.9,
     order: str | None = None,
     family: str | None = None,
-    seed: int = SEED,
+    seed: int = DEFAULT_SEED,
     objective: Declared = None,
     renames: Mapping[str, str] | None = None,
     saves: Saves | str = Saves.KEEP,

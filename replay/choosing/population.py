@@ -29,7 +29,7 @@ DEFAULT_KEY: Final = "group, source folder or configuration"
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class MemberFacts:
     """What a certificate needs to know of a run, apart from its series.
 
     Attributes:
@@ -59,10 +59,10 @@ class PopulationMember:
     """
 
     swept: SweptRun
-    facts: RunFacts
+    facts: MemberFacts
 
 
-def facts_about(run: Run, renames: Mapping[str, str]) -> RunFacts:
+def facts_about(run: Run, renames: Mapping[str, str]) -> MemberFacts:
     """Read what a certificate needs to know of a run.
 
     Args:
@@ -74,7 +74,7 @@ def facts_about(run: Run, renames: Mapping[str, str]) -> RunFacts:
     """
     info, digest, metrics = run.read(lambda snapshot: (snapshot.info, snapshot.log_digest, snapshot.columns.by_metric))
     called = frozenset((*metrics, *(renames[name] for name in metrics if name in renames)))
-    return RunFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info))
+    return MemberFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info))
 
 
 def event_digest_of(run: Run) -> str:
@@ -124,7 +124,7 @@ def _why_no_member(swept: SweptRun) -> str:
 
 
 def families_of(
-    members: Iterable[PopulationMember], repeated: Iterable[RunFacts] = (), key: str | None = None
+    members: Iterable[PopulationMember], repeated: Iterable[MemberFacts] = (), key: str | None = None
 ) -> dict[Family, list[PopulationMember]]:
     """Return the members of each family, in an order that no path decides. Families that share a log are one.
 
