@@ -236,7 +236,7 @@ def outside_of(certificate: Certificate, runs: Iterable[Run]) -> dict[str, tuple
 
     A run that cannot be read is outside.
     """
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for run in runs:
         try:
             info, length, metrics = run.read(_known_facts)
