@@ -43,8 +43,8 @@ MakeRuns = Callable[..., list[Run]]
 
 
 def worse(pause: int, last: float = 0.5) -> list[float]:
-    """Return evaluations that improve, pause for so many, and then reach a last value."""
-    return [1.2, 1.0, 0.9, 0.8, *[0.9] * pause, last]
+    """Return evaluations that improve, pause for so many, reach a last value, and improve no more."""
+    return [1.2, 1.0, 0.9, 0.8, *[0.9] * pause, last, *[last + 0.1] * 6]
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def test_a_backtest_says_which_runs_are_outside_of_a_certificate(
     document = json.loads(CliRunner().invoke(app, [*arguments, "--set", "patience=1", "--json"]).output)
     refused = CliRunner().invoke(app, arguments)
 
-    reason = "its length is 39 steps, the population has 6"
+    reason = "its length is 39 steps, the population has 12"
     assert "it covers 30 of 31 runs" in text
     assert f"longer (longer): {reason}" in text
     assert document["certificate"]["outside"]["longer"] == [reason]
