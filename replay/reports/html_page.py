@@ -33,7 +33,7 @@ from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_
 from .decision_rows import NOTES, DecisionRow, decision_rows
 from .family_sentences import FAMILY_WORDS, family_heading, family_rows, notices
 from .glossary import glossary
-from .html_templates import html_environment
+from .html_templates import STYLE_FILE, TEMPLATES, html_environment
 from .ledger import Fate, Ledger, ledger_of, ranked
 from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
 from .plots import Mark, run_plot, savings_plot
@@ -50,8 +50,6 @@ from .sentences import (
 from .stop_costs import NOTABLE_REGRET
 from .swept_front import SweptFront
 from .verdict import bounds_sentence, verdict
-
-_STYLE: Final = Path(__file__).with_name("page.css")
 
 #: Maximum number of runs whose curves are drawn; the table lists them all.
 PLOTTED: Final = 60
@@ -124,7 +122,7 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
         ranked=ranked(backtest),
         written=written,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
-        style=Markup(_STYLE.read_text(encoding="utf-8")),
+        style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
         total=total,
         answer=arming_of(backtest, choice),
         arming_rule=RULE,
@@ -353,7 +351,7 @@ def _short_name(operation: str) -> str:
 
 
 _ENVIRONMENT: Final = html_environment(
-    Path(__file__).with_name("templates"),
+    TEMPLATES,
     {
         "counted": counted,
         "percent": _percent,

@@ -97,8 +97,9 @@ class Ledger:
     def lost(self, run_id: str) -> str:
         """Format what a run loses; ``-`` if it does not."""
         entry = self.entries.get(run_id)
-        is_lost = entry is not None and entry.fate is Fate.LOST and entry.amount is not None
-        return self.text(entry.amount) if is_lost else "-"
+        if entry is None or entry.fate is not Fate.LOST or entry.amount is None:
+            return "-"
+        return self.text(entry.amount)
 
     def to_json(self) -> dict[str, Any]:
         """Return the sums as JSON."""

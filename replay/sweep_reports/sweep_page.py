@@ -16,14 +16,12 @@ from markupsafe import Markup
 from ...store.plural import counted
 from ..choosing.optimism import Optimism
 from ..choosing.splits import SplitKind
+from ..reports.html_templates import STYLE_FILE, TEMPLATES, html_environment
+from ..reports.objectives import objective_sentences
+from ..reports.sentences import REGRET
 from ..sweeps.sweeping import Sweep
 from ..sweeps.winners import stopped_counts
 from .front_plot import DrawnPoint, front_plot
-from .html_templates import html_environment
-from .objectives import objective_sentences
-from .sentences import REGRET
-
-_STYLE: Final = Path(__file__).with_name("page.css")
 
 #: Maximum number of winners that a sentence names.
 _NAMED: Final = 5
@@ -94,7 +92,7 @@ def sweep_page(sweep: Sweep, judged: Optimism | None = None, written: str = "") 
         judged=judged,
         name=sweep.policy.name or Path(sweep.policy.source).stem or "policy",
         title=title,
-        style=Markup(_STYLE.read_text(encoding="utf-8")),
+        style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
         sentences=list(sample_sentences(sweep, judged)),
         picture=front_plot(_drawn(sweep, judged), title),
         headings=_headings(sweep, judged),
@@ -150,4 +148,4 @@ def _percent(value: float, form: str) -> str:
     return "-" if math.isnan(value) else f"{value:{form}}%"
 
 
-_ENVIRONMENT: Final = html_environment(Path(__file__).with_name("templates"), {"whole": "{:,}".format})
+_ENVIRONMENT: Final = html_environment(TEMPLATES, {"whole": "{:,}".format})

@@ -12,7 +12,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from .scales import scale_of, tick_text
+from ..reports.scales import scale_of, tick_text
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 380
