@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def made_up(number: int, steps: int) -> list[Event]:
     made: list[Event] = []
     for step, loss in enumerate(losses.tolist(), 1):
         samples = SampleLosses(struct.pack("<4f", *np.abs(loss * (1 + random.standard_normal(4)))))
-        place = {"step": step, "elapsed_ns": step * 10**8, "epoch": step / 100}
+        place: dict[str, Any] = {"step": step, "elapsed_ns": step * 10**8, "epoch": step / 100}
         made.append(Event("step_end", seq=len(made), metrics={"loss": loss}, samples=samples, **place))
         if step % 10 == 0:
             norm = abs(random.standard_normal())
