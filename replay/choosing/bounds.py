@@ -29,7 +29,7 @@ def binomial_tails(runs: int, risk: float) -> Floats:
         runs: Number of independent runs, at least 0.
         risk: Probability that a run is broken, from 0 to 1.
 
-    >>> binomial_tails(2, 0.5).tolist()
+    >>> binomial_tails(2, 0.5).round(6).tolist()
     [0.25, 0.75, 1.0]
     """
     counts = range(runs + 1)
@@ -51,7 +51,7 @@ def p_values_of_counts(broken: Ints, runs: int, at_most: float) -> Floats:
         runs: Number of independent runs.
         at_most: The limit, a share of runs.
 
-    >>> p_values_of_counts(np.array([0, 1]), 2, 0.5).tolist()
+    >>> p_values_of_counts(np.array([0, 1]), 2, 0.5).round(6).tolist()
     [0.25, 0.75]
     """
     return np.asarray(binomial_tails(runs, at_most)[broken])
