@@ -190,7 +190,7 @@ class _Case:
             which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
             where = f"In {which} of the {stops:,} runs that it stops{judged}, training on gave a model"
         said = f"{where} more than {NOTABLE_REGRET:.0%} better"
-        families = "" if self._are_runs or not lost else f", in {self._lost:,} of {self._count()}"
+        families = "" if self._are_runs or not self._lost else f", in {self._lost:,} of {self._count()}"
         return f"{said}{families}."
 
     def _by_choice(self) -> tuple[Arm, str]:
