@@ -179,7 +179,8 @@ def backtest(
             its own process alone: with more than one, only installed ones are found.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
-        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
+        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run. The
+            cache keeps results with and without them apart.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
             of the configuration. By default the first of a run's group, source folder and configuration.
 
