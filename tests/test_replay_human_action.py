@@ -136,10 +136,10 @@ def test_a_log_that_ends_before_its_plan_was_not_acted_upon_unless_its_source_sa
     )
 
 
-def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_before_the_conclusion(
+def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_after_the_conclusion(
     policy: Policy, store_record: Callable[..., Path]
 ) -> None:
-    """A terminal then still shows the conclusion."""
+    """The conclusion comes first."""
     runs = [
         open_run(
             store_record(
@@ -157,7 +157,7 @@ def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_befor
 
     where = "ends at step 3 of 20, before its plan: savings are a lower bound"
     note = lines.index(f"4 runs, such as trial 4: {where}.")
-    assert note < lines.index("The policy would have stopped none of 4 runs.")
+    assert lines.index("The policy would have stopped none of 4 runs.") < note
     assert sum("before its plan" in line for line in lines) == 1
 
 

@@ -312,8 +312,7 @@ class _Facts:
     def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
         identity = None if self.cache is None else policy_identity(self.policy)
         try:
-            settings = self.settings.cache_key_parts(run)
-            asked = None if identity is None else ("facts", *identity, settings, self.with_curves)
+            asked = None if identity is None else ("facts", *identity, *self._asked_of(run))
             codec = ValueCodec(ReplayedRun, given=self.policy)
             facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
             if was_kept:
@@ -321,6 +320,9 @@ class _Facts:
         except TelemetryError as error:
             return error, 0
         return facts, 0 if was_kept else facts.identity.event_count
+
+    def _asked_of(self, run: Run) -> tuple[object, ...]:
+        return self.settings.cache_key_parts(run), self.with_curves
 
     def _read(self, run: Run) -> ReplayedRun:
         return facts_of_run(
