@@ -29,6 +29,7 @@ from ...replay.reports.swept_front import read_front
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
     MOST_ROWS,
+    SCREEN_LINES,
     TABLE_HEADINGS,
     TABLE_LEGEND,
     bar_lines,
@@ -110,9 +111,7 @@ HtmlOption = Annotated[
 ]
 FrontOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="SWEEP.json", exists=True, help="The lines of 'sweep --json' that the policy was chosen from."
-    ),
+    typer.Option(metavar="SWEEP.json", help="The lines of 'sweep --json' that the policy was chosen from."),
 ]
 
 
@@ -268,17 +267,20 @@ def _print(result: Backtest, choice: HowChosen) -> None:
             numeric=COMPARISON_HEADINGS[1:],
         )
         say()
-    if families := family_rows(aggregate(result)):
+    lines = summary_lines(result)
+    verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    for line in [*verdict, ""]:
+        say(line)
+    is_whole = bool(result.baselines or result.coverage)
+    printed = lines_of([*head, *below, *verdict]) + len(table) + 3
+    families = family_rows(aggregate(result))
+    needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
+    if families and (is_whole or printed + needed < SCREEN_LINES):
         print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
         say(FAMILY_LEGEND)
         say()
-    lines = summary_lines(result)
-    if not result.baselines and not result.coverage:
-        printed = lines_of([*head, *below]) + len(table) + 2
-        if families:
-            printed += lines_of([FAMILY_LEGEND]) + len(families) + 2
-        lines = list(screenful(lines, printed))
-    for line in lines:
+        printed += needed
+    for line in rest if is_whole else screenful(rest, printed):
         say(line)
 
 

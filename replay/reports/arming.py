@@ -183,6 +183,8 @@ class _Case:
         """Return how many runs are stopped too early, and of how many families they are."""
         lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
         stops = lost + self._ledger.runs(Fate.SAVED)
+        if not stops:
+            return "None of its stops can be judged."
         judged = " and that can be judged" if unknown else ""
         if stops == 1:
             where = f"In the run that it stops{judged}, training on gave {'a' if lost else 'no'} model"

@@ -22,7 +22,7 @@ TABLE_HEADINGS: Final = ("run", "stop", "of", "cut off", "lost", "saves", "regre
 MOST_ROWS: Final = 10
 
 #: Size of a screen, in characters.
-_LINES: Final = 40
+SCREEN_LINES: Final = 40
 _COLUMNS: Final = 100
 
 #: Length of the longest bar, in characters.
@@ -77,7 +77,7 @@ def screenful(sentences: Iterable[str], printed: int) -> Iterator[str]:
         sentences: The sentences, the most important first.
         printed: Number of lines printed already.
     """
-    ordered, left = list(sentences), _LINES - printed - 1
+    ordered, left = list(sentences), SCREEN_LINES - printed - 1
     for number, sentence in enumerate(ordered):
         left -= lines_of([sentence])
         if left < 0:
