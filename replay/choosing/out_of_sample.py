@@ -23,7 +23,7 @@ _TOLERANCE: Final = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class RunTable:
-    """What variants save and lose on runs. Each array has shape (runs, variants).
+    """The savings and losses of variants on runs. Each array has shape (runs, variants).
 
     Attributes:
         regret: Relative regret; NaN where a run does not count in a mean of regret.
@@ -61,7 +61,7 @@ class Means:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a choice saves and loses on runs that did not make it.
+    """The savings and losses of a choice on runs that did not make it.
 
     Attributes:
         regret: Mean relative regret; NaN if no run of the tests counts.

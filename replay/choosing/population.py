@@ -30,7 +30,7 @@ DEFAULT_KEY: Final = "group, source folder or configuration"
 
 @dataclass(frozen=True, slots=True)
 class MemberFacts:
-    """What a certificate needs to know of a run, apart from its series.
+    """The facts of a run that a certificate needs, apart from its series.
 
     Attributes:
         info: Its ``run.json``.

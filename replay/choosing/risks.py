@@ -60,7 +60,7 @@ def amount_of(text: str, what: str) -> Amount:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What a rule may cost, and in which share of runs, or on average.
+    """The cost that a rule may have, in a share of runs or on average.
 
     Attributes:
         is_deployable: Whether it is the regret of what can be deployed, which is an evaluation with a checkpoint.

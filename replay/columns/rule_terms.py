@@ -56,7 +56,7 @@ class PastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReadings:
-    """What the rules of a policy read besides series.
+    """The metrics and states that the rules of a policy read.
 
     Attributes:
         metrics: The controller metrics by name, without those that share a name.

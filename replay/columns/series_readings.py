@@ -19,7 +19,7 @@ from .vectors import Vector, both, taken
 
 
 class SeriesReadings:
-    """What rules read of the series of one run.
+    """The values of one run's series, as rules read them.
 
     Args:
         stream: The run.

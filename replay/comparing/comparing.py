@@ -32,7 +32,7 @@ ALPHA: Final = 0.05
 
 
 class KeepVerdict(StrEnum):
-    """What to do with the candidate.
+    """The decision about the candidate.
 
     Attributes:
         KEEP: It is proven better than the baseline.
@@ -191,7 +191,7 @@ class GroupComparison:
         settings: The settings.
         point: Where on the axis the runs were compared; None if no run has ended yet.
         point_set_by: The run whose end sets the point; None if the settings do.
-        pairs: Baseline and candidate of each pair, as values of which higher ones are better; None if not paired.
+        pairs: Baseline and candidate of each pair, as values where higher is better; None if not paired.
         effect: How much better the candidate is; None without a value on both sides.
         e_better: E-value against "the candidate is not better by the least effect".
         e_worse: E-value against "the candidate is better by the least effect".
@@ -367,7 +367,7 @@ def _needed(number: int, settings: ComparisonSettings) -> float:
 
 
 def _effect(ours: Floats, theirs: Floats, alpha: float, *, is_paired: bool) -> EffectSize | None:
-    """Return the effect of values of which higher ones are better; None without a value on either side."""
+    """Return the effect between values where higher is better; None without a value on either side."""
     if not len(ours) or not len(theirs):
         return None
     differences = theirs - ours if is_paired else (theirs[:, None] - ours[None, :]).ravel()

@@ -1,6 +1,6 @@
 """Computes e-values for "the candidate is better than the baseline", and the interval of the difference.
 
-Takes values of runs of which higher ones are better, returns numbers. Assumes no distribution and no variance.
+Takes values of runs where higher is better, returns numbers. Assumes no distribution and no variance.
 
 An e-value is the factor by which a fair bet against the null hypothesis has multiplied its stake. If the candidate is
 no better, the bet reaches 1/alpha at any of arbitrarily many looks with a probability of at most alpha (Ville, 1939).
