@@ -60,7 +60,7 @@ PATIENCES: Final = [*range(1, 61)]
 LIMIT, ERROR = 0.1, 0.1
 
 #: Groups of fewer runs are left out.
-FEWEST_RUNS: Final = 25
+FEWEST_RUNS: Final = 50
 
 #: The keys of families of each corpus: parts of the configuration; none for each run by itself.
 KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
