@@ -30,8 +30,7 @@ class ValueCodec:
     def __init__(self, root: Any, given: object = None) -> None:
         self._given = given
         known_elsewhere: Any = type(given)
-        self._classes = _classes_of(root, known_elsewhere)
-        self.fields = {name: _fields_of(cls) for name, cls in self._classes.items() if not issubclass(cls, Enum)}
+        self._classes, self.fields = _classes_of(root, known_elsewhere)
 
     def encoded(self, value: object) -> str:
         """Return the value as text.
@@ -81,7 +80,7 @@ class ValueCodec:
         tag, content, *rest = packed
         if tag == "r":
             (fields,) = rest
-            values = [self._unpacked(field) for field in fields]
+            values = [each if type(each) is not list else self._unpacked(each) for each in fields]
             return self._classes[content](**dict(zip(self.fields[content], values, strict=True)))
         if tag == "g":
             return self._given
@@ -94,9 +93,11 @@ class ValueCodec:
 
 
 @functools.cache
-def _classes_of(root: Any, known_elsewhere: Any) -> dict[str, type]:
+def _classes_of(root: Any, known_elsewhere: Any) -> tuple[dict[str, type], dict[str, list[str]]]:
+    """Return the classes that an annotation reaches, and the fields of those that are no enumerations, by name."""
     classes = sorted(_classes_in(root, {known_elsewhere}), key=lambda cls: cls.__name__)
-    return {cls.__name__: cls for cls in classes}
+    fields = {cls.__name__: _fields_of(cls) for cls in classes if not issubclass(cls, Enum)}
+    return {cls.__name__: cls for cls in classes}, fields
 
 
 def _fields_of(cls: type) -> list[str]:

@@ -21,6 +21,8 @@ _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _FROM_TEXT: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
+_WRITTEN_AS_THEY_ARE: Final = (str, int, bool, type(None))
+
 _INTEGERS: Final = ("step", "seq", "attempt", "rank", "micro_step", "time_ns", "elapsed_ns", "value_lag")
 _INT32: Final = ("attempt", "rank", "micro_step", "value_lag")
 _KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", *_INTEGERS))
@@ -33,6 +35,8 @@ def encoded_float(value: float) -> float | str:
 
 def encoded(value: Any) -> Any:
     """Return the value with every non-finite number replaced by its name, recursing into mappings and sequences."""
+    if type(value) in _WRITTEN_AS_THEY_ARE:
+        return value
     if isinstance(value, float):
         return encoded_float(value)
     if isinstance(value, Mapping):

@@ -7,7 +7,7 @@ Only the deciding rank's events are loaded, without the outcomes of rules. All a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -78,6 +78,7 @@ class Stream:
     has_late_values: bool = False
     has_late_plan: bool = False
     began_ns: int = 0
+    _series: dict[SeriesKey, Values] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -111,6 +112,11 @@ class Stream:
 
     def series(self, key: SeriesKey) -> Values:
         """Return the values of a rule's series: those of the first kind of event that carried it."""
+        if key not in self._series:
+            self._series[key] = self._found(key)
+        return self._series[key]
+
+    def _found(self, key: SeriesKey) -> Values:
         name, kind = key.name, key.kind
         if kind is None and name in self.plan.constants:
             return Values(_BEFORE, np.array([float(self.plan.constants[name])]))

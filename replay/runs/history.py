@@ -77,12 +77,14 @@ def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
         stream: The stream.
         with_curves: Whether to downsample curves for plots.
     """
-    evaluated = stream.rows("evaluate")
+    evaluated, saved = stream.rows("evaluate"), stream.rows("save")
+    facts, times_ns = stream.facts, stream.facts.whole("time_ns")
     return History(
         steps=stream.last_step,
         elapsed_ns=stream.duration_ns,
         checkpoints=tuple(
-            Checkpoint(index, event.step, size_of(event.attrs)) for index, event in stream.of_kind("save")
+            Checkpoint(index, step, size_of(facts.attrs_at(index)))
+            for index, step in zip(saved.tolist(), stream.steps[saved].tolist(), strict=True)
         ),
         evaluations=_evaluations(stream),
         curves=curves_of(stream) if with_curves else (),
@@ -90,8 +92,8 @@ def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
         annotations=tuple(event._replace(metrics=dict(event.metrics)) for _, event in stream.of_kind("annotation")),
         evaluated_at=tuple(evaluated.tolist()),
         evaluated_steps=frozenset(stream.steps[evaluated].tolist()),
-        began_ns=stream.facts[0].time_ns if stream.facts else 0,
-        ended_ns=stream.facts[-1].time_ns if stream.facts else 0,
+        began_ns=int(times_ns[0]) if len(times_ns) else 0,
+        ended_ns=int(times_ns[-1]) if len(times_ns) else 0,
     )
 
 

@@ -219,11 +219,14 @@ class _ByColumns:
         return max((index for index in found if index is not None), default=None)
 
     def _warning(self, controller: Controller) -> int | None:
+        firsts = [self._first(key) for key in controller.series_read]
+        # It is asked at most once at each event.
+        if all(first is not None and first < MISSING_SERIES_AFTER for first in firsts):
+            return None
         asked = np.sort(np.concatenate([self._asked(controller, trigger) for trigger in controller.triggers]))
         if len(asked) < MISSING_SERIES_AFTER:
             return None
         last = int(asked[MISSING_SERIES_AFTER - 1])
-        firsts = [self._first(key) for key in controller.series_read]
         return last if any(first is None or first > last for first in firsts) else None
 
     def _asked(self, controller: Controller, trigger: str) -> Ints:

@@ -48,7 +48,7 @@ def evaluations_read(policy: Policy) -> set[str]:
     """Return the metrics of evaluations that rules read by keys of controller metrics."""
     classes = {declaration.name: declaration.class_name for declaration in policy.metrics}
     found: set[str] = set()
-    for controller in policy.controllers:
+    for controller in policy.controllers if classes else ():
         for read in keys_read(controller.rule.bound):
             match classes.get(read.metric, ""), *read.path:
                 case ("HistoryBasedMetric", "metrics", name) | ("EvalMetrics", name):

@@ -37,6 +37,10 @@ from .schema import Declarations, read_declarations
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
 
+#: The policies that pickles described, by all that they described.
+_UNPICKLED: Final[dict[tuple[object, ...], Policy]] = {}
+_MOST_UNPICKLED: Final = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Policy:
@@ -138,7 +142,7 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Compiled rules cannot be pickled; the other process parses the text again.
-        return _reparsed, (self.text, self.source, dict(self.params), self.semantics_version)
+        return _unpickled, (self.text, self.source, tuple(self.params.items()), self.semantics_version)
 
 
 def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) -> Policy:
@@ -234,8 +238,18 @@ def _effect_of_call(operation: str, source: str) -> Effect:
         raise TelemetryError("no such operation", where=source, got=operation) from error
 
 
-def _reparsed(text: str, source: str, params: Mapping[str, Param], semantics_version: int) -> Policy:
-    return parse_policy(text, source=source, params=params, semantics_version=semantics_version)
+def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...], semantics_version: int) -> Policy:
+    """Return the policy that a pickle describes. A pool's answers hold the same one, so it is parsed once."""
+    key = text, source, repr(params), semantics_version
+    policy = _UNPICKLED.get(key)
+    if policy is None:
+        policy = parse_policy(text, source=source, params=dict(params), semantics_version=semantics_version)
+        # Another class may be registered under the name of one from outside steptape.
+        if policy.is_self_contained:
+            if len(_UNPICKLED) == _MOST_UNPICKLED:
+                _UNPICKLED.clear()
+            _UNPICKLED[key] = policy
+    return policy
 
 
 def _digest(declarations: Declarations, semantics_version: int) -> str:

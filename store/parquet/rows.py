@@ -86,10 +86,8 @@ class EventRows(Sequence[Event]):
         if isinstance(index, slice):
             return self._made(range(*index.indices(len(self))))
         row = range(len(self))[index]
-        text = self._text_of.get(row)
-        attrs = self._decoded(text, row) if text else _NO_ATTRS
         fields = [cell(row) for cell in self._cells]
-        return Event._make((*fields, LoggedMetrics(self._metrics, row), attrs, None, NO_VECTORS))
+        return Event._make((*fields, LoggedMetrics(self._metrics, row), self.attrs_at(row), None, NO_VECTORS))
 
     def __iter__(self) -> Iterator[Event]:
         for start in range(0, len(self), _AT_ONCE):
@@ -114,6 +112,11 @@ class EventRows(Sequence[Event]):
             values = self._lists[name] = _texts_of(column) if name == "kind" else column.to_pylist()
         return values
 
+    def attrs_at(self, row: int) -> Mapping[str, Any]:
+        """The attributes of one event."""
+        text = self._text_of.get(row)
+        return self._decoded(text, row) if text else _NO_ATTRS
+
     def whole(self, name: str) -> npt.NDArray[Any]:
         """One envelope column of numbers that every event has; shape (events,)."""
         if name not in self._arrays:
@@ -136,7 +139,7 @@ class EventRows(Sequence[Event]):
     @cached_property
     def coded_kinds(self) -> tuple[npt.NDArray[np.integer], tuple[str, ...]]:
         """The kind of each event, as an index into the kinds that follow."""
-        coded = self._table["kind"].combine_chunks().dictionary_encode()
+        coded = _coded(self._table["kind"])
         return coded.indices.to_numpy(zero_copy_only=False), tuple(map(sys.intern, coded.dictionary.to_pylist()))
 
     @cached_property
@@ -178,7 +181,21 @@ class EventRows(Sequence[Event]):
     @cached_property
     def _cells(self) -> list[Callable[[int], Any]]:
         """For each envelope column, a function that returns single entries without building a list of all."""
-        return [_cells_of(self._table[name], self._lists.get(name)) for name in ENVELOPE]
+        return [self._cells_of(name) for name in ENVELOPE]
+
+    def _cells_of(self, name: str) -> Callable[[int], Any]:
+        if name == "kind":
+            codes, kinds = self.coded_kinds
+            return lambda row: kinds[codes[row]]
+        column = self._table[name]
+        if name in self._lists:
+            return self._lists[name].__getitem__
+        if column.null_count == len(column):
+            return lambda _: None
+        if column.null_count or not pa.types.is_integer(column.type):
+            return self.column(name).__getitem__
+        item: Callable[[int], Any] = self.whole(name).item
+        return item
 
     @cached_property
     def _text_of(self) -> dict[int, str]:
@@ -206,6 +223,10 @@ class EventList(list[Event]):
     def column(self, name: str) -> list[Any]:
         """One envelope column, an entry for each event."""
         return list(map(attrgetter(name), self))
+
+    def attrs_at(self, row: int) -> Mapping[str, Any]:
+        """The attributes of one event."""
+        return self[row].attrs
 
     @property
     def metrics(self) -> list[str]:
@@ -256,18 +277,6 @@ def with_columns(events: Sequence[Event]) -> EventRows | EventList:
     return events if isinstance(events, EventRows | EventList) else EventList(events)
 
 
-def _cells_of(column: pa.ChunkedArray, entries: list[Any] | None) -> Callable[[int], Any]:
-    """Return a function that gives single entries of a column, using its list ``entries`` if there is one."""
-    if column.null_count == len(column):
-        return lambda _: None
-    if entries is None and column.null_count:
-        entries = column.to_pylist()
-    if entries is not None:
-        return entries.__getitem__
-    cell: Callable[[int], Any] = column.combine_chunks().to_numpy(zero_copy_only=False).item
-    return cell
-
-
 def _known(column: pa.ChunkedArray) -> Numbers:
     """Return the numbers of a column that are not null."""
     chunk = column.combine_chunks()
@@ -284,10 +293,14 @@ def _known_of(values: Sequence[float | None]) -> Numbers:
     return Numbers(np.array(rows, np.int64), np.array([values[row] for row in rows], np.float64))
 
 
-def _texts_of(column: pa.ChunkedArray) -> list[str]:
-    """Return a column of few distinct texts as interned strings: lookups with literals match by identity."""
+def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     if column.null_count:
         raise DamagedLog("an event without a kind")
-    coded = column.combine_chunks().dictionary_encode()
+    return column.combine_chunks().dictionary_encode()
+
+
+def _texts_of(column: pa.ChunkedArray) -> list[str]:
+    """Return a column of few distinct texts as interned strings: lookups with literals match by identity."""
+    coded = _coded(column)
     texts = [sys.intern(text) for text in coded.dictionary.to_pylist()]
     return list(map(texts.__getitem__, coded.indices.to_pylist()))
