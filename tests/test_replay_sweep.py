@@ -163,7 +163,7 @@ def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(r
 
 def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
     """The event engine takes thousands of times as long."""
-    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(abs(loss), 3)"))
+    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, 3) and milestone(every=0.1)"))
 
     assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
 
@@ -255,12 +255,12 @@ def test_frames_have_a_row_a_variant_and_a_row_a_variant_and_run(runs: list[Run]
 
 def test_what_has_no_columnar_form_is_left_to_the_event_engine_and_said(runs: list[Run]) -> None:
     """What it asks about goes with it; the numbers stay those of a backtest."""
-    rule = 'streak(loss > 1) > 0 and fired("high")'
+    rule = 'milestone(every=0.1) and fired("high")'
     text = POLICY + f"  - {{name: again, triggers: [on_step_end], rule: '{rule}', operations: []}}\n"
     swept = sweep(parse_policy(text), {"spike": [1.2, 9.0]}, runs)
     singles = [backtest(variant.policy(), runs) for variant in swept.variants]
 
-    assert swept.engine_reasons["again"] == "it calls streak(loss > 1) (a series of an expression)"
+    assert swept.engine_reasons["again"] == "it calls milestone(every=0.1)"
     assert "high" in swept.engine_reasons
     assert swept.totals["decisions"].tolist() == [sum(len(r.decisions) for r in one.results) for one in singles]
 

@@ -184,7 +184,58 @@ OF_METRICS = st.one_of(
         ["held.window_size", "newest.eval_loss", "newest.epoch", "logged.loss", "state.global_step", "batch.loss"]
     ),
 )
+#: Readings of series of expressions.
+OF_EXPRESSIONS = st.builds(
+    lambda form, function, expression, series: form.format(
+        function=function, expression=expression.format(series=series)
+    ),
+    st.sampled_from(
+        [
+            "{function}({expression}, last=window)",
+            "{function}({expression}, last=3, skip=1)",
+            'mean({expression}, last=4, half="older")',
+            "quantile({expression}, last=window, q=0.3)",
+            "{function}({expression}, steps=3)",
+            "mean({expression}, last=3, min=2)",
+            "mean({expression}, seconds=2.5)",
+            "ema({expression}, 3)",
+            "ema({expression}, window, skip=1)",
+            "peak({expression})",
+            "trough({expression}, skip=1)",
+            "zscore({expression}, last=3)",
+            "slope({expression}, last=3)",
+            "lag({expression}, 1)",
+            "lag({expression}, steps=2)",
+            "delta({expression})",
+            "age({expression})",
+            "peak(mean({expression}, last=2))",
+            "ema(lag({expression}, 1), 2)",
+            "sum(mean({expression}, 2) > threshold, last=window)",
+        ]
+    ),
+    WINDOWED.filter(lambda name: name != "argmax"),
+    st.sampled_from(
+        [
+            "abs(delta({series}))",
+            "-{series}",
+            "{series} > threshold",
+            "{series} > 1 and lr < factor",
+            "mean({series}, 3)",
+            "mean({series}, 3, min=2)",
+            "mean({series}, steps=3)",
+            "{series} * window + step",
+            "{series} if loss > 1 else lr",
+            "finite({series})",
+            "lag({series}, 1) - eval_loss",
+            "log({series})",
+            "1 / {series}",
+            "epoch + {series}",
+        ]
+    ),
+    SERIES,
+)
 READINGS = st.one_of(
+    OF_EXPRESSIONS,
     st.builds(lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES),
     st.builds(lambda form, function, series: form.format(function=function, series=series), WINDOWS, WINDOWED, SERIES),
     OF_PAST,

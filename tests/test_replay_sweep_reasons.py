@@ -43,14 +43,15 @@ BY_EVENTS = {
     "on_state": ("at > 0", "triggers: ['on_state:phase']", "it reads the state 'phase'"),
     "changed": ('changed("phase") and at > 0', "", "it reads the state 'phase'"),
     "previous": ('previous("phase") == "high"', "", "it reads the state 'phase'"),
-    "series of define": ("mean(is_high, 3) > 0", "", "it calls mean(is_high, 3) (a series of an expression)"),
-    "streak": ("streak(loss > at) > 2", "", "it calls streak(loss > at) (a series of an expression)"),
     "milestone": ("milestone(every=0.5) and loss > at", "", "it calls milestone(every=0.5)"),
 }
 
 #: What columns decide: a rule, and the other lines of its controller.
 BY_COLUMNS = {
     "define": ("is_high and loss < 9", ""),
+    "series of define": ("mean(is_high, 3) > 0", ""),
+    "streak": ("streak(loss > at) > 2", ""),
+    "series of an expression": ("peak(mean(abs(delta(loss)), 3)) > at", ""),
     "ranges": ("loss_aux > at", ""),
     "mad": ("mad(loss, 3) > at", ""),
     "trough": ("trough(loss) > at", ""),

@@ -20,8 +20,8 @@ from ...rules.language.references import Extent, Param
 from .metric_values import MetricValues
 from .past import AskedPast
 from .series_readings import SeriesReadings
-from .stream import Ints, Stream, Truths
-from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, Term
+from .stream import Ints, Stream, Truths, Values
+from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, SeriesOfTerm, SeriesReading, Term
 from .vectors import Vector, both, nowhere, taken
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
@@ -82,6 +82,7 @@ class Conditions:
         self.series = SeriesReadings(stream)
         self._kept: dict[tuple[object, ...], Vector] = {}
         self._kept_bytes = 0
+        self._is_computed: dict[SeriesOfTerm, bool] = {}
 
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
@@ -112,6 +113,8 @@ class Conditions:
         match term.operation:
             case "reference":
                 return self._referred(kind, term.payload)
+            case "series":
+                return self._series_read(kind, term.payload)
             case "past":
                 return self._past(term.payload, kind, params)
             case "metric":
@@ -136,6 +139,37 @@ class Conditions:
             return self._fact(reference.name, self.rows(kind))
         assert isinstance(reference, ref.SeriesReference)
         return self.series.read(kind, reference)
+
+    def _series_read(self, kind: str, reading: SeriesReading) -> Vector:
+        for source in reading.sources:
+            if source not in self._is_computed:
+                self._is_computed[source] = self._compute(source)
+            if not self._is_computed[source]:
+                raise NotColumnar(f"the expression of {source.key.name!r} fails, or reads a constant")
+        found = self.series.read(kind, reading.reference)
+        if not reading.is_full:
+            return found
+        assert isinstance(reading.reference, ref.Window)
+        return Vector(found.values, both([found.defined, self.series.is_full(kind, reading.reference)]))
+
+    def _compute(self, source: SeriesOfTerm) -> bool:
+        """Compute a series of an expression at each value of its driver; return whether that is exact.
+
+        A failure would add NaN. Columns cannot tell it from an undefined result, which adds nothing.
+        """
+        failed_before, self.may_fail = self.may_fail, False
+        at, rows = self.series.values(source.driver).at, source.key.name
+        self.series.add_rows(rows, at)
+        try:
+            values, defined = self._computed(source.term, rows, {})
+            if self.may_fail or (len(at) and at[0] < 0):
+                return False
+        finally:
+            self.may_fail = failed_before
+        known = np.broadcast_to(True if defined is None else defined, at.shape)
+        numbers = np.broadcast_to(values, at.shape).astype(np.float64)
+        self.series.add_values(source.key, Values(at[known], numbers[known]))
+        return True
 
     def _fact(self, name: str, rows: Ints) -> Vector:
         plan, stream = self._stream.plan, self._stream

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...rules.functions.table import FUNCTIONS
@@ -18,7 +18,7 @@ from ...rules.language.expression_types import gives_float
 from ...rules.language.references import Param
 from ...rules.policy_file.declarations import MetricDeclaration
 from .metric_readings import ListReading, MetricReadings
-from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, NotColumnar, Term, Terms
+from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, NotColumnar, SeriesOfTerm, SeriesReading, Term, Terms
 
 _FACTS: Final = frozenset(
     {
@@ -111,11 +111,15 @@ class _Compiler:
         terms: Terms,
         read: PolicyReadings,
         past: Callable[[ref.PastDecisions], PastAnswer],
+        *,
+        is_of_series: bool = False,
     ) -> None:
         self._rule = rule
         self._terms = terms
         self._read = read
         self._past = past
+        # Within the expression of a series, windows have to be full, and params are those of the policy.
+        self._is_of_series = is_of_series
 
     def condition(self) -> Term:
         """Return the term of the rule."""
@@ -241,17 +245,53 @@ class _Compiler:
             case ref.Milestone() | ref.FamilyReading():
                 why = " (a family of series)" if isinstance(reference, ref.FamilyReading) else ""
                 raise NotColumnar(f"it calls {self._rule.expression.segment(node)}{why}")
-            case ref.SeriesAge(limit=limit) if not reference.key.is_derived:
-                return self._terms.make("reference", payload=reference, is_truth=limit is not None)
         if isinstance(reference, ref.SeriesReference):
-            if reference.key.is_derived:
-                raise NotColumnar(f"it calls {self._rule.expression.segment(node)} (a series of an expression)")
-            return self._terms.make("reference", payload=reference, is_float=gives_float(node, self._rule))
+            return self._read_series(node, reference)
         raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
+
+    def _read_series(self, node: ast.expr, reference: ref.SeriesReference) -> Term:
+        is_truth = isinstance(reference, ref.SeriesAge) and reference.limit is not None
+        is_float = gives_float(node, self._rule)
+        is_full = self._is_of_series and _is_counted(reference)
+        sources = self._sources(reference.key)
+        if sources:
+            reference = _of(sources[-1].key, reference)
+        elif not is_full:
+            return self._terms.make("reference", payload=reference, is_truth=is_truth, is_float=is_float)
+        reading = SeriesReading(reference, sources, is_full)
+        return self._terms.make("series", payload=reading, is_truth=is_truth, is_float=is_float)
+
+    def _sources(self, key: ref.SeriesKey) -> tuple[SeriesOfTerm, ...]:
+        """Return the series of expressions on which a series depends, itself the last; empty for a recorded one."""
+        if not key.is_derived:
+            return ()
+        derived = self._rule.derived.get(key)
+        if derived is None or key.is_of_member:
+            raise NotColumnar(f"it reads the series {key.name!r}")
+        inner = _Compiler(self._rule, self._terms, self._read, self._past, is_of_series=True)
+        driven, term = self._sources(derived.driver), inner.reading(derived.node)
+        driver = driven[-1].key if driven else derived.driver
+        within = (reading.sources for reading in term.leaves("series"))
+        before = dict.fromkeys(source for sources in (driven, *within) for source in sources)
+        return (*before, self._terms.series(key.name, term, driver))
 
     def _param(self, node: ast.expr, value: Param) -> Term:
         name = node.id if isinstance(node, ast.Name) else None
         if name is None or isinstance(value, str):
             raise NotColumnar(f"a text: {name}")
+        if self._is_of_series:
+            return self._constant(value)
         # Not marked as float: another value of the param may be a whole number.
         return self._terms.make("param", payload=name, is_truth=isinstance(value, bool), params=(name,))
+
+
+def _is_counted(reference: ref.SeriesReference) -> bool:
+    """Whether a reading is a window of a number of values, all of which it may ask for."""
+    return isinstance(reference, ref.Window) and reference.extent is ref.Extent.VALUES and reference.least is None
+
+
+def _of(key: ref.SeriesKey, reference: ref.SeriesReference) -> ref.SeriesReference:
+    """Return the same reading of another series."""
+    if isinstance(reference, ref.SeriesRise):
+        return ref.SeriesRise(replace(reference.before, key=key))
+    return replace(reference, key=key)

@@ -40,6 +40,24 @@ class SeriesReadings:
             self._rows[kind] = self._stream.rows(kind)
         return self._rows[kind]
 
+    def add_rows(self, kind: str, rows: Ints) -> None:
+        """Let rules ask at those events, under the name of a kind that no event has."""
+        self._rows[kind] = rows
+
+    def add_values(self, key: ref.SeriesKey, values: Values) -> None:
+        """Add the values of a series of an expression."""
+        self._series[key] = values
+
+    def values(self, key: ref.SeriesKey) -> Values:
+        """Return the values of a series."""
+        if key not in self._series:
+            self._series[key] = self._stream.series(key)
+        return self._series[key]
+
+    def is_full(self, kind: str, window: ref.Window) -> Truths:
+        """Return whether a window of a number of values holds them all, at each row of a kind."""
+        return self._place(kind, window.key)[0] + 1 >= window.keep
+
     def has_value(self, kind: str, key: ref.SeriesKey) -> Truths:
         """Return whether a series has had a value at each row of a kind."""
         return self._place(kind, key)[0] >= 0
@@ -67,7 +85,7 @@ class SeriesReadings:
 
     def _of_values(self, kind: str, reference: ref.SeriesReference) -> Vector:
         """Return what changes only with the values of the series."""
-        series = self._values(reference.key)
+        series = self.values(reference.key)
         place, is_own = self._place(kind, reference.key)
         match reference:
             case ref.SeriesLength():
@@ -89,29 +107,24 @@ class SeriesReadings:
     def _at_each_value(self, reference: ref.SeriesReference) -> tuple[Floats, Truths | None]:
         """Return a window or a fold at each value of the series, and where it is defined."""
         if isinstance(reference, ref.SeriesFold):
-            return folded(reference, self._values(reference.key).values)
+            return folded(reference, self.values(reference.key).values)
         assert isinstance(reference, ref.Window)
         return windowed(reference, self._sums_of(reference.key))
 
     def _rise(self, kind: str, reference: ref.SeriesRise) -> Vector:
         place, _ = self._place(kind, reference.key)
-        return _less(taken(self._values(reference.key).values, place), self._ago(kind, reference.before))
-
-    def _values(self, key: ref.SeriesKey) -> Values:
-        if key not in self._series:
-            self._series[key] = self._stream.series(key)
-        return self._series[key]
+        return _less(taken(self.values(reference.key).values, place), self._ago(kind, reference.before))
 
     def _sums_of(self, key: ref.SeriesKey) -> WindowSums:
         if key not in self._sums:
-            self._sums[key] = WindowSums(self._values(key).values)
+            self._sums[key] = WindowSums(self.values(key).values)
         return self._sums[key]
 
     def _place(self, kind: str, series: ref.SeriesKey) -> tuple[Ints, bool]:
         """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
         key = (kind, series)
         if key not in self._places:
-            at, rows = self._values(series).at, self.rows(kind)
+            at, rows = self.values(series).at, self.rows(kind)
             self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
         return self._places[key]
 
@@ -147,7 +160,7 @@ class SeriesReadings:
         place, _ = self._place(kind, reference.key)
         first = self._first_within(kind, reference.key, reference.extent, reference.length)
         is_held = (first > 0) & (first >= place + 1 - MAX_WINDOW)
-        return taken(self._values(reference.key).values, np.where(is_held, first - 1, -1))
+        return taken(self.values(reference.key).values, np.where(is_held, first - 1, -1))
 
     def _age(self, kind: str, reference: ref.SeriesAge) -> Vector:
         place, _ = self._place(kind, reference.key)
@@ -170,7 +183,7 @@ class SeriesReadings:
 
     def _at_values(self, key: ref.SeriesKey, extent: Extent) -> Floats:
         if (key, extent) not in self._at:
-            self._at[key, extent] = positions_of_values(self._values(key).at, self.positions(extent), extent)
+            self._at[key, extent] = positions_of_values(self.values(key).at, self.positions(extent), extent)
         return self._at[key, extent]
 
     def positions(self, extent: Extent) -> Floats:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...rules.language.references import SeriesKey, SeriesReference
+
 #: Largest whole number that is exact as a float; every number in a column is a float.
 MAX_EXACT: Final = 2**53
 
@@ -46,7 +48,7 @@ class Term:
     """One operation of a rule.
 
     Attributes:
-        operation: ``reference``, ``past``, ``metric``, ``constant``, ``param``, ``and``, ``or``, ``not``, ``if``,
+        operation: ``reference``, ``series`` (a ``SeriesReading``), ``past``, ``metric``, ``constant``, ``param``, ``and``, ``or``, ``not``, ``if``,
             ``-``, the name of a function, or the name of an operator's class in ``ast``.
         arguments: The terms that it is applied to.
         payload: The meaning of a reference, a question about past decisions, a reading of a controller metric, a
@@ -67,8 +69,43 @@ class Term:
         """Yield the payloads of the terms of one operation that it consists of."""
         if self.operation == operation:
             yield self.payload
+        if isinstance(self.payload, SeriesReading):
+            if operation == "reference":
+                yield self.payload.reference
+            for source in self.payload.sources:
+                yield from source.term.leaves(operation)
         for argument in self.arguments:
             yield from argument.leaves(operation)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesOfTerm:
+    """A series of an expression: its values are those of a term.
+
+    Attributes:
+        key: Its key, which no other series has.
+        term: The term, without params.
+        driver: The series at whose values the term is computed.
+    """
+
+    key: SeriesKey
+    term: Term
+    driver: SeriesKey
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesReading:
+    """What a rule reads of a series of an expression, or within one.
+
+    Attributes:
+        reference: The reading.
+        sources: The series of expressions on which it depends, each after those that it depends on.
+        is_full: Whether a window counts only once it is full.
+    """
+
+    reference: SeriesReference
+    sources: tuple[SeriesOfTerm, ...] = ()
+    is_full: bool = False
 
 
 class Terms:
@@ -76,6 +113,14 @@ class Terms:
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], Term] = {}
+        self._series: dict[tuple[Term, SeriesKey], SeriesOfTerm] = {}
+
+    def series(self, text: str, term: Term, driver: SeriesKey) -> SeriesOfTerm:
+        """Return the series of an expression. Policies with other params share its text, but not its values."""
+        if (term, driver) not in self._series:
+            key = SeriesKey(f"{text} #{len(self._series)}", is_derived=True)
+            self._series[term, driver] = SeriesOfTerm(key, term, driver)
+        return self._series[term, driver]
 
     def make(
         self,

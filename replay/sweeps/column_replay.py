@@ -128,8 +128,6 @@ def _readings_of(
         NotColumnar: Some of it has no exact columnar form.
     """
     rule = controller.rule.bound
-    if any(key.is_derived for key in controller.series_read):
-        raise NotColumnar("a series of an expression")
     own = {text: _reading(reading_of(node, rule, terms), policy) for text, node in leaves(rule).items()}
     fields = () if controller.message is None else controller.message.fields
     shown = [_reading(reading_of(field.bound.expression.tree, field.bound, terms), policy) for field in fields]
@@ -182,7 +180,8 @@ class _ByColumns:
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
         if controller not in self._fed:
-            keys = [key for each in self._policy.controllers if each.name == controller for key in each.series_read]
+            read = (key for each in self._policy.controllers if each.name == controller for key in each.series_read)
+            keys = [key for key in read if not key.is_derived]
             firsts = [(first, self._kind_at(first)) for key in keys if (first := self._first(key)) is not None]
             self._fed[controller] = [*firsts, *((BEFORE_STREAM, key.kind) for key in keys if key.kind)]
         return frozenset(kind for first, kind in self._fed[controller] if first <= self._at)
@@ -219,7 +218,7 @@ class _ByColumns:
         return max((index for index in found if index is not None), default=None)
 
     def _warning(self, controller: Controller) -> int | None:
-        firsts = [self._first(key) for key in controller.series_read]
+        firsts = [self._first(key) for key in controller.series_read if not key.is_derived]
         # It is asked at most once at each event.
         if all(first is not None and first < MISSING_SERIES_AFTER for first in firsts):
             return None
