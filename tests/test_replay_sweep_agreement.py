@@ -19,13 +19,13 @@ from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.replay.runs.saves import Saves
-from steptape.replay.sweeps.column_replay import replay_by_columns
+from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
-from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 from steptape.store.sample_losses import SampleLosses
@@ -299,8 +299,11 @@ def conditions(depth: int = 2) -> st.SearchStrategy[str]:
 
 
 @st.composite
-def controllers(draw: st.DrawFn, name: str) -> str:
-    """Draw the text of a controller; those after the first may ask what it does at the same event."""
+def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
+    """Draw the text of a controller; those after the first may ask what it does at the same event.
+
+    A plain one mostly has a columnar form.
+    """
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
     triggers = draw(
         st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_custom:x]", "[on_step_begin]"])
@@ -338,9 +341,12 @@ def controllers(draw: st.DrawFn, name: str) -> str:
     }
     # One key in four; most controllers with ``clear`` go to the event engine, and those that ask about them.
     chances = {key: 9 if key == "clear" else 3 for key in keys}
+    if is_plain:
+        del chances["clear"]
     chosen = {key: draw(keys[key]) for key, most in chances.items() if draw(st.integers(0, most)) == most}
+    rule = draw(conditions(1) if is_plain else rules(name))
     # A series has to drive the rule.
-    rule = f"loss > -5 and ({draw(rules(name))})" if "every" in chosen else draw(rules(name))
+    rule = f"loss > -5 and ({rule})" if "every" in chosen else rule
     lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{rule}'", f"    operations: {operations}"]
     lines += [f"    {key}: {value}" for key, value in chosen.items()]
     return "\n".join(lines)
@@ -362,10 +368,11 @@ def rules(name: str = "a") -> st.SearchStrategy[str]:
 
 
 @st.composite
-def policies(draw: st.DrawFn) -> str:
+def policies(draw: st.DrawFn, *, is_plain: bool = False) -> str:
     """Draw the text of a policy."""
+    names = ("a", "b", "c")[: 2 if is_plain else draw(st.integers(2, 3))]
     head = "params: {threshold: 1.5, factor: 2, window: 3, tolerated: 1, flag: true}\ncooldowns: {shared: {steps: 3}}\n"
-    bodies = [draw(controllers(name)) for name in ("a", "b", "c")[: draw(st.integers(2, 3))]]
+    bodies = [draw(controllers(name, is_plain=is_plain)) for name in names]
     head += METRICS.replace("WINDOW", draw(st.sampled_from(["window", "2", "0", "-1"])))
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
 
@@ -462,7 +469,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
         assert repr(getattr(found, name).tolist()) == repr(getattr(expected, name).tolist()), name
 
 
-@given(policies(), streams(), st.sampled_from(Saves), st.integers(0, 2))
+@given(st.one_of(policies(), *[policies(is_plain=True)] * 3), streams(), st.sampled_from(Saves), st.integers(0, 2))
 @examples(100)
 def test_a_replay_by_columns_is_that_of_the_event_engine(
     text: str, events: list[Event], saves: Saves, delay_steps: int
@@ -473,6 +480,13 @@ def test_a_replay_by_columns_is_that_of_the_event_engine(
     found = replay_by_columns(policy, event_stream(events), PLAN, delay_steps=delay_steps, saves=saves)
 
     assert repr(found) == repr(replay_events(policy, events, PLAN, delay_steps=delay_steps, saves=saves))
+
+
+def test_columns_decide_most_shipped_policies() -> None:
+    """The others read lists of samples, values of all ranks, states or milestones, or follow events."""
+    names = {name for name, path in shipped_policies().items() if is_columnar(load_policy(path))}
+
+    assert names >= {"trac_fig3", "trac_fig4", "loss_spike", "overfitting", "gradient_explosion"}
 
 
 @pytest.mark.parametrize("appears_at", [1, 100, 101, 130, 999])

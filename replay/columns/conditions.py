@@ -70,6 +70,7 @@ class Conditions:
         past: Computes what rules ask of past decisions.
 
     Attributes:
+        metrics: Its controller metrics.
         series: Its series.
         may_fail: Whether an operation failed at some row: a rule fails there, unless it settles its answer before.
     """
@@ -77,7 +78,7 @@ class Conditions:
     def __init__(self, stream: Stream, metrics: MetricValues, past: Past) -> None:
         self.may_fail = False
         self._stream = stream
-        self._metrics = metrics
+        self.metrics = metrics
         self._past = past
         self.series = SeriesReadings(stream)
         self._kept: dict[tuple[object, ...], Vector] = {}
@@ -118,7 +119,7 @@ class Conditions:
             case "past":
                 return self._past(term.payload, kind, params)
             case "metric":
-                return self._metrics.read(term.payload, self.rows(kind))
+                return self.metrics.read(term.payload, self.rows(kind))
             case "param":
                 return Vector(_exact(params[term.payload]), None)
             case "constant":

@@ -123,6 +123,11 @@ class MetricReadings:
         return ValueReading(metric, keys, is_truth)
 
 
+def is_list(node: ast.expr, rule: BoundRule, metrics: Mapping[str, MetricDeclaration]) -> bool:
+    """Whether a node is a list of a ``HistoryBasedMetric``, or a slice of one."""
+    return _list_of(node, rule, metrics) is not None
+
+
 def _of_list(node: ast.expr, rule: BoundRule, metrics: Mapping[str, MetricDeclaration]) -> ListReading | None:
     """Return what a node computes from a list."""
     match node:

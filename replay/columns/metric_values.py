@@ -7,13 +7,13 @@ from the metric itself, which takes the events of its kinds once for all variant
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from ...rules.engine.decisions import is_storable
 from ...rules.functions.table import FUNCTIONS
-from ...rules.functions.undefined import UNAVAILABLE
 from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import BEFORE_STREAM, INIT_END, Event
 from .features import WindowSums
@@ -53,11 +53,13 @@ class _Path:
         at: The events that the metric took, ascending; -1 before the stream.
         numbers: The value at each.
         sorts: What the value is at each.
+        found: The value itself at each; None for nothing.
     """
 
     at: Ints
     numbers: Floats
     sorts: Ints
+    found: list[Any]
 
 
 class MetricValues:
@@ -81,6 +83,22 @@ class MetricValues:
             NotColumnar: The metric has values that no column holds.
         """
         return self._of_list(reading, rows) if isinstance(reading, ListReading) else self._of_path(reading, rows)
+
+    def recorded(self, reading: ListReading | ValueReading, rows: Ints) -> list[Any]:
+        """Return what a decision at each row records of a reading, in the type that it has; None for nothing."""
+        if isinstance(reading, ValueReading):
+            path = self._path(reading)
+            places = (np.searchsorted(path.at, rows, side="right") - 1).tolist()
+            found = [path.found[place] if place >= 0 else None for place in places]
+            return [value if is_storable(value) else None for value in found]
+        numbers, lengths = self._of_list(reading, rows), self._of_list(replace(reading, operation="len"), rows)
+        known = _all(numbers).tolist()
+        # The sum of an empty list is the whole number 0.
+        is_whole = reading.operation == "sum"
+        return [
+            None if not is_known else int(number) if is_whole and not length else number
+            for number, length, is_known in zip(numbers.values.tolist(), lengths.values.tolist(), known, strict=True)
+        ]
 
     # --- lists --------------------------------------------------------------------------------------------------
 
@@ -163,9 +181,7 @@ class MetricValues:
     # --- values at chains of keys -------------------------------------------------------------------------------
 
     def _of_path(self, reading: ValueReading, rows: Ints) -> Vector:
-        if reading.metric not in self._paths:
-            self._paths[reading.metric] = self._computed(reading.metric)
-        path = self._paths[reading.metric][reading.path]
+        path = self._path(reading)
         wanted = _TRUTH if reading.is_truth else _NUMBER
         if np.isin(path.sorts, (_NOTHING, wanted), invert=True).any():
             what = "truth values" if reading.is_truth else "numbers"
@@ -176,33 +192,48 @@ class MetricValues:
         is_there = sort.values == wanted
         return Vector(found.values, is_there if sort.defined is None else is_there & sort.defined)
 
+    def _path(self, reading: ValueReading) -> _Path:
+        if reading.metric not in self._paths:
+            self._paths[reading.metric] = self._computed(reading.metric)
+        return self._paths[reading.metric][reading.path]
+
     def _computed(self, declared: MetricPaths) -> dict[tuple[str | int, ...], _Path]:
         """Let the metric take its events, and note its value at each chain of keys."""
         metric = METRIC_CLASSES[declared.class_name](declared.arguments, self._stream.plan)
         at = np.flatnonzero(self._stream.is_any(metric.kinds - {INIT_END}))
         events = self._events()
         before = [Event(INIT_END, seq=BEFORE_STREAM)] if INIT_END in metric.kinds else []
-        values: dict[tuple[str | int, ...], list[float]] = {path: [] for path in declared.paths}
-        sorts: dict[tuple[str | int, ...], list[int]] = {path: [] for path in declared.paths}
+        found: dict[tuple[str | int, ...], list[Any]] = {path: [] for path in declared.paths}
         for event in (*before, *(events[index] for index in at.tolist())):
             try:
                 value = metric.compute(event)
             except Exception:  # As in the engine, a metric that fails is unavailable until its next event.
                 value = None
-            for path in declared.paths:
-                sort, number = _sorted(UNAVAILABLE if value is None else value, path)
-                values[path].append(number)
-                sorts[path].append(sort)
+            for path, values in found.items():
+                values.append(None if value is None else _value_at(value, path))
         at = np.concatenate([np.full(len(before), -1), at])
-        return {path: _Path(at, np.array(values[path]), np.array(sorts[path], np.int64)) for path in declared.paths}
+        return {path: _path_of(at, values) for path, values in found.items()}
 
 
-def _sorted(value: Any, path: tuple[str | int, ...]) -> tuple[int, float]:
-    """Return what the value at a chain of keys is, and the number."""
+def _value_at(value: Any, path: tuple[str | int, ...]) -> Any:
+    """Return the value at a chain of keys; None for nothing."""
     try:
         for key in path:
             value = value[key]
     except Exception:  # As in a rule, whatever goes wrong leaves it undefined.
+        return None
+    return value
+
+
+def _path_of(at: Ints, values: list[Any]) -> _Path:
+    sorts = [_sorted(value) for value in values]
+    numbers = np.array([number for _, number in sorts])
+    return _Path(at, numbers, np.array([sort for sort, _ in sorts], np.int64), values)
+
+
+def _sorted(value: Any) -> tuple[int, float]:
+    """Return what a value is, and the number."""
+    if value is None:
         return _NOTHING, 0.0
     if isinstance(value, bool):
         return _TRUTH, float(value)

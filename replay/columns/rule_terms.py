@@ -17,7 +17,7 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
 from ...rules.language.references import Param
 from ...rules.policy_file.declarations import MetricDeclaration
-from .metric_readings import ListReading, MetricReadings
+from .metric_readings import ListReading, MetricReadings, is_list
 from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, NotColumnar, SeriesOfTerm, SeriesReading, Term, Terms
 
 _FACTS: Final = frozenset(
@@ -89,17 +89,25 @@ def condition_of(
     return _Compiler(rule, terms, read, past).condition()
 
 
-def reading_of(node: ast.expr, rule: BoundRule, terms: Terms) -> Term:
-    """Return the term of a part of a rule that reads series and facts of the event.
+def reading_of(
+    node: ast.expr,
+    rule: BoundRule,
+    terms: Terms,
+    read: PolicyReadings,
+    past: Callable[[ref.PastDecisions], PastAnswer],
+) -> Term | None:
+    """Return the term of a part of a rule; None for a list, which no decision records.
+
+    Args:
+        node: The part.
+        rule, terms, read, past: As for ``condition_of``.
 
     Raises:
-        NotColumnar: It has no exact columnar form, or reads something else.
+        NotColumnar: It has no exact columnar form.
     """
-
-    def refused(asked: ref.PastDecisions) -> PastAnswer:
-        raise NotColumnar(f"it asks {asked.question} of {asked.controller!r}")
-
-    return _Compiler(rule, terms, PolicyReadings({}, frozenset(), MetricReadings()), refused).reading(node)
+    if is_list(node, rule, read.metrics):
+        return None
+    return _Compiler(rule, terms, read, past).reading(node)
 
 
 class _Compiler:
@@ -158,6 +166,10 @@ class _Compiler:
                 return self._binary(node)
             case ast.IfExp():
                 return self._chosen(node)
+            case ast.Call(ast.Name("float"), [ast.Constant(str(text))], []):
+                return self._constant(float(text))
+            case ast.Call(ast.Name("min" | "max" as name), [ast.List(elements)], []) if len(elements) > 1:
+                return self._called(ast.Call(node.func, elements, []), name)
             case ast.Call(func=ast.Name(id=name)):
                 return self._called(node, name)
         raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
@@ -227,7 +239,7 @@ class _Compiler:
         is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
         return self._terms.make(name, *arguments, is_truth=name in _TESTS, is_float=is_float)
 
-    def _referred(self, node: ast.expr, reference: ref.Reference) -> Term:  # noqa: C901 - one case a class
+    def _referred(self, node: ast.expr, reference: ref.Reference) -> Term:
         match reference:
             case ref.ParamValue(value):
                 return self._param(node, value)

@@ -48,8 +48,8 @@ class Term:
     """One operation of a rule.
 
     Attributes:
-        operation: ``reference``, ``series`` (a ``SeriesReading``), ``past``, ``metric``, ``constant``, ``param``, ``and``, ``or``, ``not``, ``if``,
-            ``-``, the name of a function, or the name of an operator's class in ``ast``.
+        operation: ``reference``, ``series`` (a ``SeriesReading``), ``past``, ``metric``, ``constant``, ``param``,
+            ``and``, ``or``, ``not``, ``if``, ``-``, the name of a function, or that of an operator's class in ``ast``.
         arguments: The terms that it is applied to.
         payload: The meaning of a reference, a question about past decisions, a reading of a controller metric, a
             constant's value, a param's name.

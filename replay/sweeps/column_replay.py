@@ -26,18 +26,20 @@ from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.message import render
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
+from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.plan import Plan
-from ..columns.rule_terms import reading_of
+from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.stream import Ints, Stream, Values
-from ..columns.terms import NotColumnar, Term, Terms
-from ..columns.watchers import asking_of
+from ..columns.terms import NotColumnar, SeriesReading, Term
+from ..columns.watchers import SharedRule
 from ..runs.event_stream import EventStream
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
 from ..runs.saves import Saves
 from .run import RunSweep
-from .task import metrics_read
-from .variants import Variant, variants_of
+from .structures import Reader, StructureCompiler
+from .task import metrics_of, metrics_read
+from .variants import Variant, sole_variant
 
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -64,6 +66,11 @@ def replay_by_columns(
     return replay_stream(policy, stream, plan, delay_steps=delay_steps, saves=saves)
 
 
+def is_columnar(policy: Policy) -> bool:
+    """Whether columns can decide a whole policy; a run may still need the event engine."""
+    return _form_of(policy, policy.semantics_version) is not None
+
+
 def _suits(stream: EventStream, plan: Plan) -> bool:
     """Whether columns hold everything that rules may read of a stream, as far as its events show."""
     declares = PLAN in stream.coded_kinds[1] or any(each != plan for each in stream.plans.values())
@@ -75,13 +82,12 @@ class _Reading(NamedTuple):
 
     Attributes:
         term: Its columnar form.
-        convert: Turns its values, which are floats or truth values, into those that the engine reads.
-        param: The value of a param; None for any other term.
+        convert: Turns its values, which are floats or truth values, into those that the engine reads; None where a
+            param or a controller metric has these.
     """
 
     term: Term
-    convert: Callable[[Any], Any]
-    param: object = None
+    convert: Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +97,7 @@ class _Form:
     Attributes:
         variant: The policy as the single variant of a sweep.
         readings: For each controller its readings, by text, and those of its message's fields.
-        metrics: The metrics that its rules read.
+        metrics: The metrics that its rules and messages read.
         log_messages: Renders its log messages.
     """
 
@@ -104,23 +110,27 @@ class _Form:
 @functools.lru_cache(maxsize=16)
 def _form_of(policy: Policy, _semantics_version: int) -> _Form | None:
     """Return the columnar form of a policy; None if it has none. Equal policies may differ in their version."""
-    if policy.metrics or policy.states or policy.admitted or policy.reads_ranks:
+    if policy.states or policy.admitted or policy.reads_ranks or not policy.is_self_contained:
         return None
-    (variant,) = variants_of(policy, {})
+    log_messages = LogMessages(policy)
+    if not log_messages.names.isdisjoint(metric.name for metric in policy.metrics):
+        return None
+    compiler = StructureCompiler()
+    variant = sole_variant(policy, compiler)
     if variant.structure.engine_names:
         return None
-    if any(asking.requires or asking.driver is not None for asking in map(asking_of, policy.controllers)):
-        return None
-    terms = Terms()
+    read = compiler.reader(policy)
     try:
-        readings = tuple(_readings_of(controller, terms, policy) for controller in policy.controllers)
+        readings = tuple(_readings_of(number, controller, read) for number, controller in enumerate(policy.controllers))
     except NotColumnar:
         return None
-    return _Form(variant, readings, frozenset(metrics_read([variant])), LogMessages(policy))
+    terms = [reading.term for own, shown in readings for reading in (*own.values(), *shown)]
+    metrics = metrics_read([variant]).union(*map(metrics_of, terms))
+    return _Form(variant, readings, frozenset(metrics), log_messages)
 
 
 def _readings_of(
-    controller: Controller, terms: Terms, policy: Policy
+    number: int, controller: Controller, read: Reader
 ) -> tuple[Mapping[str, _Reading], tuple[_Reading, ...]]:
     """Return what a decision of a controller records, by text, and what its message shows.
 
@@ -128,22 +138,48 @@ def _readings_of(
         NotColumnar: Some of it has no exact columnar form.
     """
     rule = controller.rule.bound
-    own = {text: _reading(reading_of(node, rule, terms), policy) for text, node in leaves(rule).items()}
+    terms = {text: read(number, node, rule) for text, node in leaves(rule).items()}
+    own = {text: _reading(term) for text, term in terms.items() if term is not None}
     fields = () if controller.message is None else controller.message.fields
-    shown = [_reading(reading_of(field.bound.expression.tree, field.bound, terms), policy) for field in fields]
-    return own, tuple(shown)
+    shown = [read(number, field.bound.expression.tree, field.bound) for field in fields]
+    if None in shown:
+        raise NotColumnar("a message that shows a list")
+    return own, tuple(_reading(term) for term in shown if term is not None)
 
 
-def _reading(term: Term, policy: Policy) -> _Reading:
-    if term.operation == "param":
-        return _Reading(term, bool, policy.params[term.payload])
+def _reading(term: Term) -> _Reading:
+    if term.operation == "param" or _is_told(term):
+        return _Reading(term, None)
     if term.is_truth:
         return _Reading(term, bool)
     if term.is_float:
         return _Reading(term, float)
-    if term.operation == "reference" and isinstance(term.payload, _WHOLE):
+    if _is_whole(term):
         return _Reading(term, int)
     raise NotColumnar("a float or a whole number")
+
+
+def _is_whole(term: Term) -> bool:
+    """Whether a term that is no float is always a whole number."""
+    match term.operation, term.payload:
+        case "past", _:
+            return True
+        case "reference", payload:
+            return isinstance(payload, _WHOLE)
+        case "series", SeriesReading(reference):
+            return isinstance(reference, _WHOLE)
+        case "metric", ListReading(operation="len" | "window_size" | "count"):
+            return True
+    return False
+
+
+def _is_told(term: Term) -> bool:
+    """Whether a term is read of a controller metric that tells the type of its values."""
+    if term.operation != "metric":
+        return False
+    return isinstance(term.payload, ValueReading) or (
+        term.payload.operation == "sum" and term.payload.key not in ("steps", "epoch")
+    )
 
 
 class _ByColumns:
@@ -167,7 +203,7 @@ class _ByColumns:
         self._stream = stream
         self._plan = plan
         self._columns = columns_of(stream, plan, form.metrics)
-        swept = RunSweep(self._columns, lambda: stream)
+        self._swept = swept = RunSweep(self._columns, lambda: stream)
         self._firings = swept.firings(form.variant)
         if swept.reasons or swept.conditions.may_fail:
             raise NotColumnar("a rule that may fail, or that has no columnar form in this run")
@@ -183,7 +219,8 @@ class _ByColumns:
             read = (key for each in self._policy.controllers if each.name == controller for key in each.series_read)
             keys = [key for key in read if not key.is_derived]
             firsts = [(first, self._kind_at(first)) for key in keys if (first := self._first(key)) is not None]
-            self._fed[controller] = [*firsts, *((BEFORE_STREAM, key.kind) for key in keys if key.kind)]
+            named = (*(key.kind for key in keys if key.kind), *self._taken_by(controller))
+            self._fed[controller] = [*firsts, *((BEFORE_STREAM, kind) for kind in named)]
         return frozenset(kind for first, kind in self._fed[controller] if first <= self._at)
 
     def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
@@ -202,6 +239,13 @@ class _ByColumns:
             self._at = index
             yield index, None, [decision for *_, decision in decided]
 
+    def _taken_by(self, controller: str) -> Iterator[str]:
+        """Yield the kinds of events whose numbers the metrics of a controller's rule carry."""
+        asking = [each.rule.bound for each in self._policy.controllers if each.name == controller]
+        for metric in self._policy.metrics:
+            if any(metric.name in bound.metrics for bound in asking):
+                yield from METRIC_CLASSES[metric.class_name].reads
+
     def _first(self, key: SeriesKey) -> int | None:
         """Return the event that brought the first value of a series; ``BEFORE_STREAM`` for a declared constant."""
         at = self._columns.series(key).at
@@ -214,27 +258,27 @@ class _ByColumns:
         """Return the last event at which a controller warns of a series that has not appeared; None without any."""
         if self._policy.series is not None:
             return None
-        found = [self._warning(controller) for controller in self._policy.controllers]
+        questions: dict[int, tuple[Controller, list[SharedRule]]] = {}
+        for watcher, _, question in (each for group in self._form.variant.asked for each in group):
+            questions.setdefault(id(watcher), (watcher.declaration, []))[1].append(question)
+        found = [self._warning(*asked) for asked in questions.values()]
         return max((index for index in found if index is not None), default=None)
 
-    def _warning(self, controller: Controller) -> int | None:
+    def _warning(self, controller: Controller, questions: Sequence[SharedRule]) -> int | None:
         firsts = [self._first(key) for key in controller.series_read if not key.is_derived]
         # It is asked at most once at each event.
         if all(first is not None and first < MISSING_SERIES_AFTER for first in firsts):
             return None
-        asked = np.sort(np.concatenate([self._asked(controller, trigger) for trigger in controller.triggers]))
+        asked = np.sort(np.concatenate([self._asked(question) for question in questions]))
         if len(asked) < MISSING_SERIES_AFTER:
             return None
         last = int(asked[MISSING_SERIES_AFTER - 1])
         return last if any(first is None or first > last for first in firsts) else None
 
-    def _asked(self, controller: Controller, trigger: str) -> Ints:
-        """Return the events at which a controller is asked at one of its triggers."""
-        rows, between = self._conditions.rows(trigger.removeprefix("on_")), controller.between
-        steps = self._columns.steps[rows]
-        if between.first is not None:
-            rows, steps = rows[steps >= between.first], steps[steps >= between.first]
-        return rows if between.last is None else rows[steps <= between.last]
+    def _asked(self, question: SharedRule) -> Ints:
+        """Return the events at which a rule is asked."""
+        rows, is_asked = self._conditions.rows(question.kind), self._swept.is_asked(question)
+        return rows if is_asked is None else rows[is_asked]
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -305,8 +349,11 @@ class _ByColumns:
 
     def _read(self, reading: _Reading, kind: str, at: Ints) -> list[Any]:
         """Return the values of a reading at those events of a kind; None where it is undefined."""
-        if reading.param is not None:
-            return [reading.param] * len(at)
+        payload = reading.term.payload
+        if reading.term.operation == "param":
+            return [self._policy.params[payload]] * len(at)
+        if reading.convert is None:
+            return self._conditions.metrics.recorded(payload, at)
         every = self._conditions.rows(kind)
         found, rows = self._conditions.vector(reading.term, kind, self._form.variant.params), np.searchsorted(every, at)
         values = np.broadcast_to(found.values, every.shape)[rows].tolist()

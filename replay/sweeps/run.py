@@ -142,15 +142,15 @@ class RunSweep:
             # A condition that reads only params has one answer for all rows.
             if np.ndim(truths) == 0:
                 truths = np.broadcast_to(truths, len(rows))
-            defined = both([defined, self._is_asked(question)])
+            defined = both([defined, self.is_asked(question)])
             if defined is not None:
                 defined = np.broadcast_to(defined, len(rows))
                 rows, truths = self._rows_where(question.kind, rows, defined), truths[defined]
             found = self._answers[question.key] = answers_of(rows, truths)
         return found
 
-    def _is_asked(self, question: SharedRule) -> Truths | None:
-        """Return whether a rule is asked at each row; None if it is at all of them."""
+    def is_asked(self, question: SharedRule) -> Truths | None:
+        """Return whether a rule is asked at each event of its kind; None if it is at all of them."""
         kind, asking = question.kind, question.asking
         first, last = asking.between.first, asking.between.last
         steps = self._stream.steps[self._conditions.rows(kind)]

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ...rules.control.effects import Effect
+from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import PastDecisions
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...store.events import INIT_END
 from ..columns.metric_readings import MetricReadings
 from ..columns.past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
-from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of
+from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
 from ..columns.terms import NotColumnar, Term, Terms
 from ..columns.watchers import Watcher, asking_of
 
@@ -60,6 +62,10 @@ class Structure:
     steers: str
 
 
+#: Takes a controller's index, and a part of one of its rules; see ``reading_of``.
+Reader = Callable[[int, ast.expr, BoundRule], Term | None]
+
+
 class StructureCompiler:
     """Compiles the structures of one policy."""
 
@@ -70,10 +76,7 @@ class StructureCompiler:
 
     def structure(self, policy: Policy) -> Structure:
         """Return the structure of a policy."""
-        names = Counter(metric.name for metric in policy.metrics)
-        metrics = {metric.name: metric for metric in policy.metrics if names[metric.name] == 1}
-        states = frozenset(state.name for state in policy.states)
-        watchers = _Watchers(policy, self._terms, PolicyReadings(metrics, states, self._readings), self._watchers).all()
+        watchers = self._watchers_of(policy).all()
         engine_names = _engine_names(watchers)
         inner = [
             rule
@@ -88,6 +91,16 @@ class StructureCompiler:
         steers = ", ".join(sorted(every - _KNOWN_EFFECTS))
         groups = _groups([watcher for watcher in watchers if watcher.declaration.name not in engine_names])
         return Structure(policy, watchers, groups, engine_names, tuple(sorted(params)), steers)
+
+    def reader(self, policy: Policy) -> Reader:
+        """Return a function that compiles parts of the rules of a policy."""
+        return self._watchers_of(policy).reading
+
+    def _watchers_of(self, policy: Policy) -> _Watchers:
+        names = Counter(metric.name for metric in policy.metrics)
+        metrics = {metric.name: metric for metric in policy.metrics if names[metric.name] == 1}
+        states = frozenset(state.name for state in policy.states)
+        return _Watchers(policy, self._terms, PolicyReadings(metrics, states, self._readings), self._watchers)
 
 
 class _Watchers:
@@ -113,6 +126,10 @@ class _Watchers:
         """Return the watchers, in file order."""
         made = [self._watcher(index) for index in range(len(self._policy.controllers))]
         return tuple(watcher for watcher in made if watcher is not None)
+
+    def reading(self, index: int, node: ast.expr, rule: BoundRule) -> Term | None:
+        """Return the term of a part of a rule of a controller; see ``reading_of``."""
+        return reading_of(node, rule, self._terms, self._read, functools.partial(self._past, index))
 
     def _watcher(self, index: int) -> Watcher | None:
         """Return the watcher of a controller; None while it is being made."""
@@ -140,9 +157,8 @@ class _Watchers:
                 raise NotColumnar(f"it waits for values of '{awaited.name}'")
         for series in controller.admitted:
             raise NotColumnar(f"it reads the admitted values '{series.name}'")
-        return condition_of(
-            controller.rule.bound, self._terms, self._read, lambda reference: self._past(index, reference)
-        )
+        past = functools.partial(self._past, index)
+        return condition_of(controller.rule.bound, self._terms, self._read, past)
 
     def _past(self, asking: int, reference: PastDecisions) -> PastAnswer:
         """Return how columns answer what a controller asks about another."""

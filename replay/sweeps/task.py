@@ -20,6 +20,7 @@ from ...store.run_info import RunInfo
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.positions import COUNTED_BY
 from ..columns.stream import Stream, read_stream
+from ..columns.terms import Term
 from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream, event_stream
 from ..runs.families import Family, configuration_of, family_of
@@ -261,10 +262,21 @@ def metrics_read(variants: Sequence[Variant]) -> set[str]:
             bound = watcher.declaration.rule.bound
             for key in (*bound.series, *watcher.declaration.requires):
                 names |= {key.name, ALSO_CALLED.get(key.name, key.name)}
-            if bound.metrics and watcher.condition is not None:
-                names |= {"loss"}.union(*map(_named, watcher.condition.leaves("metric")))
-            if watcher.condition is not None and any(map(_counts, watcher.condition.leaves("reference"))):
-                names |= _COUNTED
+            if watcher.condition is not None:
+                names |= metrics_of(watcher.condition)
+    return names
+
+
+def metrics_of(term: Term) -> set[str]:
+    """Return the names of the metrics that a term reads."""
+    names: set[str] = set()
+    for reference in term.leaves("reference"):
+        if not isinstance(reference, ContextValue):
+            names |= {reference.key.name, ALSO_CALLED.get(reference.key.name, reference.key.name)}
+        if _counts(reference):
+            names |= _COUNTED
+    for reading in term.leaves("metric"):
+        names |= {"loss"} | _named(reading)
     return names
 
 

@@ -43,6 +43,8 @@ class Variant:
     def policy(self) -> Policy:
         """Return the policy with these values of its params."""
         base = self.structure.policy
+        if self.params == base.params:
+            return base
         return parse_policy(base.text, source=base.source, params=self.params, semantics_version=base.semantics_version)
 
 
@@ -73,6 +75,13 @@ def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Var
         asked = tuple(tuple(questions.asked(group, params)) for group in structure.groups)
         variants.append(Variant(settings, params, structure, asked))
     return variants
+
+
+def sole_variant(policy: Policy, compiler: StructureCompiler) -> Variant:
+    """Return a policy as it is, as a variant."""
+    structure, questions = compiler.structure(policy), SharedRules()
+    asked = tuple(tuple(questions.asked(group, policy.params)) for group in structure.groups)
+    return Variant({}, policy.params, structure, asked)
 
 
 def _with(policy: Policy, settings: Mapping[str, Param]) -> Policy:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..control.effects import Effect
+from ..functions.table import OF_NOW
 from ..language.references import Param
 from ..language.timing import Unit
 from ..policy_file.declarations import Controller
@@ -116,9 +117,11 @@ class _Possible:
             self._decided = decided
 
     def _decided_by(self, question: str, controller: str) -> First:
-        """Return the first event after a controller could have fired, or its rule have held."""
-        found = self._decided.get(("holding" if question == "holding" else "fired", controller))
-        return found + 1 if isinstance(found, int) else Never(f"'{controller}' cannot fire")
+        """Return the first event at which a controller could be known to have fired, or its rule to have held."""
+        found = self._decided.get(("holding" if question in ("holding", "true_now") else "fired", controller))
+        if not isinstance(found, int):
+            return Never(f"'{controller}' cannot fire")
+        return found if question in OF_NOW else found + 1
 
     def _fires(self, controller: Controller, true: First) -> First:
         return any_of(self._fires_at(controller, trigger, true) for trigger in dict.fromkeys(controller.triggers))

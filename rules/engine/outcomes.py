@@ -58,6 +58,11 @@ class LogMessages:
             if entry.class_name == LogControl.__name__
         }
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the messages show."""
+        return frozenset[str]().union(*(control.names for control in self._controls.values()))
+
     def are_among(self, operations: Iterable[str]) -> bool:
         """Whether some of these operations are log messages."""
         return any(reference.partition(".")[0] in self._controls for reference in operations)

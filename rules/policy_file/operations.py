@@ -111,6 +111,11 @@ class LogControl(Operation):
         self._parts = _parts(str(arguments["log_format"]))
         self._level = str(arguments["log_level"])
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that its fields begin with."""
+        return frozenset(field.name for _, field in self._parts if field is not None)
+
     def message(self, operation: str, names: Mapping[str, Any]) -> LogMessage:
         """Return the message for an order of ``name.action``, rendered from values by name."""
         text = "".join(literal + (_field(field, names) if field else "") for literal, field in self._parts)
