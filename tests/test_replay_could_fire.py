@@ -156,6 +156,19 @@ def test_a_policy_that_stops_could_fire_if_its_stop_could(store_record: Recorder
     assert alone.could_not_fire == ""
 
 
+@pytest.mark.parametrize("question", ["fired_now", "true_now"])
+def test_a_controller_could_fire_at_the_event_of_the_one_that_it_asks(question: str, store_record: Recorder) -> None:
+    """The only event at which the one above can be true is the last."""
+    text = f"""
+controllers:
+  - {{name: above, triggers: [on_step_end], rule: len(loss) > 2, operations: []}}
+  - {{name: stop, triggers: [on_step_end], rule: '{question}("above")', operations: [hfcontrols.should_training_stop]}}
+"""
+    result = judged(parse_policy(text), steps(1.0, 1.0, 1.0), store_record)
+
+    assert not result.could_not_fire and result.stop is not None
+
+
 def test_a_policy_that_steers_could_fire_in_a_run_in_which_it_cannot_stop(store_record: Recorder) -> None:
     """Its stop reads a metric that the run lacks, and its reduction of the learning rate one that it has."""
     steer = "  - {name: steer, triggers: [on_step_end], rule: loss > 1, operations: [lr.reduce(0.5)]}"

@@ -486,7 +486,20 @@ def test_columns_decide_most_shipped_policies() -> None:
     """The others read lists of samples, values of all ranks, states or milestones, or follow events."""
     names = {name for name, path in shipped_policies().items() if is_columnar(load_policy(path))}
 
-    assert names >= {"trac_fig3", "trac_fig4", "loss_spike", "overfitting", "gradient_explosion"}
+    assert names >= {"trac_fig3", "trac_fig4", "loss_spike", "overfitting", "nan_guard"}
+
+
+def test_a_message_shows_a_metric_that_no_rule_reads() -> None:
+    """Columns load what messages read, too."""
+    text = """
+controllers:
+  - {name: a, triggers: [on_step_end], rule: loss > 1, message: "lr {lr}, mean {mean(norm, 2)}", operations: []}
+"""
+    events = [Event("step_end", 1, metrics={"loss": 2.0, "lr": 0.1, "norm": 3.0})]
+
+    (decision,) = replay_by_columns(parse_policy(text), event_stream(events), PLAN).decisions
+
+    assert decision.outcome.message == "lr 0.1, mean 3.0"
 
 
 @pytest.mark.parametrize("appears_at", [1, 100, 101, 130, 999])
