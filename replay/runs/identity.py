@@ -67,7 +67,8 @@ def seq_ranges(stream: EventStream) -> Iterator[SeqRange]:
     for event in stream.recorded:
         first, _ = recorded[event.attempt, event.rank]
         recorded[event.attempt, event.rank] = first, event.seq
+    attempts, ranks, seqs = (stream.facts.whole(name) for name in ("attempt", "rank", "seq"))
     for start, end in stream.stretches():
-        first, last = stream.facts[start], stream.facts[end - 1]
-        own = recorded.get((first.attempt, first.rank), (first.seq, last.seq))
-        yield SeqRange(first.attempt, first.rank, min(first.seq, own[0]), max(last.seq, own[1]))
+        attempt, rank, first, last = map(int, (attempts[start], ranks[start], seqs[start], seqs[end - 1]))
+        own = recorded.get((attempt, rank), (first, last))
+        yield SeqRange(attempt, rank, min(first, own[0]), max(last, own[1]))

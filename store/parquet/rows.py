@@ -283,7 +283,10 @@ def _known(column: pa.ChunkedArray) -> Numbers:
     numbers = chunk.to_numpy(zero_copy_only=False)
     if not chunk.null_count:
         return Numbers(np.arange(len(numbers)), numbers)
-    rows = np.flatnonzero(chunk.is_valid().to_numpy(zero_copy_only=False))
+    # Nulls are NaN now. Only where a value is NaN, too, the column itself has to tell them apart.
+    rows = np.flatnonzero(~np.isnan(numbers))
+    if len(rows) < len(chunk) - chunk.null_count:
+        rows = np.flatnonzero(chunk.is_valid().to_numpy(zero_copy_only=False))
     return Numbers(rows, numbers[rows])
 
 
