@@ -9,7 +9,8 @@ most of the time and one step in five is a decision, each with its readings. Dec
 
 Prints a JSON line for each way to fold, in seconds of processor time of all threads, the best of the rounds: from
 Parquet as ``replay`` and ``backtest`` do it, events in memory by the same path, event objects one by one as a live run
-observes them, and the same three rules as trees parsed by simpleeval. Ratios are within one run.
+observes them, and the same three rules as trees parsed by simpleeval. Beside them the same decisions written in numpy,
+from Parquet, for this policy alone. Ratios are within one run. The exit status is 1 if numpy counts other decisions.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Policy, Recorder, load_policy, open_store
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.replaying import observed_in, replay
 from steptape.replay.runs.run_result import facts_of_run
+from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.events import Event
@@ -57,6 +63,28 @@ def write_runs(store: Path, runs: int, steps: int, *, settles: bool) -> None:
         seal(rec.folder)
 
 
+def decisions_in_numpy(run: Run) -> int:
+    """Return how often the three rules of Fig. 4 decide, read and computed with numpy alone."""
+    (file,) = run.folder.glob("events-*.parquet")
+    table = pq.read_table(file, columns=["kind", "eval_loss"], use_threads=False)
+    kinds, losses = table["kind"].to_numpy(zero_copy_only=False), table["eval_loss"].to_numpy()
+    evaluated = np.flatnonzero(kinds == "evaluate")
+    known = losses[evaluated]
+    newest = np.searchsorted(evaluated, np.flatnonzero(kinds == "step_end")) - 1
+    drops, settled = np.zeros(len(known) + 1, np.bool_), np.zeros(len(known) + 1, np.bool_)
+    drops[1:-1] = known[1:] <= 0.85 * known[:-1]
+    for number in range(9, len(known)):
+        mean = sum(known[number - 9 : number + 1]) / 10
+        settled[number] = 0.9 * known[number] <= mean <= 1.1 * known[number]
+    counts = ((drops, 2), (settled, 11), (settled, 21))
+    return sum(_in_a_row(is_true[newest], needed) for is_true, needed in counts)
+
+
+def _in_a_row(is_true: npt.NDArray[np.bool_], needed: int) -> int:
+    edges = np.flatnonzero(np.diff(is_true, prepend=False, append=False))
+    return int(((edges[1::2] - edges[::2]) // needed).sum())
+
+
 def observe_all(policy: Policy, events: Sequence[Event]) -> None:
     """Observe every event, as a live run does."""
     engine = Engine(policy)
@@ -78,8 +106,8 @@ def naive_s(policy: Policy, steps: int) -> float:
     return (time.process_time() - start) / steps
 
 
-def measure(sort: str, runs: Sequence[Run], rounds: int) -> None:
-    """Time each way to fold the runs, and print it."""
+def measure(sort: str, runs: Sequence[Run], rounds: int) -> bool:
+    """Time each way to fold the runs, and print it; return whether numpy counts the same decisions."""
     policy = load_policy(shipped_policies()["trac_fig4"])
     streams = [event_stream(run.stream()) for run in runs]
     events = [list(run.events()) for run in runs]
@@ -99,7 +127,10 @@ def measure(sort: str, runs: Sequence[Run], rounds: int) -> None:
 
     ways: dict[str, Callable[[], object]] = {
         "replay, from Parquet": lambda: [replay(policy, run) for run in runs],
-        "backtest's facts, from Parquet": lambda: [facts_of_run(policy, run) for run in runs],
+        "backtest's facts, from Parquet": lambda: [
+            facts_of_run(policy, run, replayer=replay_by_columns, with_curves=False) for run in runs
+        ],
+        "decisions in numpy, from Parquet": lambda: [decisions_in_numpy(run) for run in runs],
         "folding alone": fold_streams,
         "event objects, one by one": observe_each,
     }
@@ -111,13 +142,17 @@ def measure(sort: str, runs: Sequence[Run], rounds: int) -> None:
             start = time.process_time()
             work()
             taken_s[way] = min(taken_s[way], time.process_time() - start)
+    in_numpy_s = taken_s["decisions in numpy, from Parquet"]
     for way, seconds in [*taken_s.items(), ("simpleeval, parsed, rules alone", naive * count)]:
         rates = {"events_per_s": round(count / seconds), "ns_per_event": round(seconds / count * 1e9)}
-        print(json.dumps({"runs": sort, "way": way, **rates, "times_simpleeval": round(naive * count / seconds, 1)}))
-    print(json.dumps({"runs": sort, "count": len(runs), "events": count, "decisions": decisions}))
+        ratios = {"times_simpleeval": round(naive * count / seconds, 1), "of_numpy": round(seconds / in_numpy_s, 1)}
+        print(json.dumps({"runs": sort, "way": way, **rates, **ratios}))
+    line = {"runs": sort, "count": len(runs), "events": count, "decisions": decisions, "load": os.getloadavg()}
+    print(json.dumps(line))
+    return decisions == sum(map(decisions_in_numpy, runs))
 
 
-def main() -> None:
+def main() -> int:
     """Write the runs, time, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
@@ -128,8 +163,10 @@ def main() -> None:
         for sort in ("falling", "settled"):
             store = Path(folder) / sort
             write_runs(store, given.runs, given.steps, settles=sort == "settled")
-            measure(sort, list(open_store(store)), given.rounds)
+            if not measure(sort, list(open_store(store)), given.rounds):
+                return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
