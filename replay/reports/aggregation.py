@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from ...rules.checks.possible_firings import deciding_controllers
@@ -164,7 +163,10 @@ def families_json(of_runs: Iterable[Family]) -> dict[str, Any]:
 
 def part_of(backtest: Backtest, is_in: Callable[[RunResult], bool]) -> dict[str, Any]:
     """Return what the policy saved and cost in some of the runs in which it could fire, without intervals."""
-    own = [(result, cost) for result, cost in _with_costs(backtest) if not result.could_not_fire and is_in(result)]
+    return _part([pair for pair in _with_costs(backtest) if not pair[0].could_not_fire and is_in(pair[0])])
+
+
+def _part(own: Sequence[tuple[RunResult, float | None]]) -> dict[str, Any]:
     results, known = [result for result, _ in own], [cost for _, cost in own if cost is not None]
     judged = [result for result in results if result.predicted is not None]
     timed = [result for result in judged if result.seconds_saved is not None]
@@ -220,13 +222,12 @@ def _shares_of_stopped(results: Sequence[RunResult]) -> list[float]:
 
 def _by_family(backtest: Backtest) -> list[dict[str, Any]]:
     """Return what the policy saved and cost in each family, the largest first."""
-    counts = Counter(result.family for result in backtest.results if not result.could_not_fire)
-    ordered = sorted(counts, key=lambda family: (-counts[family], family.key, family.value))
-    return [{**asdict(family), **part_of(backtest, partial(_is_of, family))} for family in ordered]
-
-
-def _is_of(family: Family, result: RunResult) -> bool:
-    return result.family == family
+    found: dict[Family, list[tuple[RunResult, float | None]]] = {}
+    for result, cost in _with_costs(backtest):
+        if not result.could_not_fire:
+            found.setdefault(result.family, []).append((result, cost))
+    ordered = sorted(found, key=lambda family: (-len(found[family]), family.key, family.value))
+    return [{**asdict(family), **_part(found[family])} for family in ordered]
 
 
 def _steps_by_unit(results: Sequence[RunResult]) -> list[dict[str, Any]]:

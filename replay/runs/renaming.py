@@ -16,6 +16,7 @@ from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import AWAITED, RANKS, Event
+from ...store.parquet.rows import EventRows
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .metric_names import nearest_metric
@@ -63,7 +64,13 @@ def renamed_columns(snapshot: Snapshot, renames: Renames) -> dict[str, str]:
 
 def renamed_events(events: Sequence[Event], called: Mapping[str, str]) -> Sequence[Event]:
     """Return the events with their metrics, and the names that they await, under the new names."""
-    return [_renamed(event, called) for event in events] if called else events
+    if not called:
+        return events
+    if isinstance(events, EventRows) and not events.mentions_late_values and RANKS not in events.coded_kinds[1]:
+        rows = events.renamed(called)
+        if rows is not None:
+            return rows
+    return [_renamed(event, called) for event in events]
 
 
 def check_recorded(runs: Iterable[Run], renames: Renames) -> None:

@@ -174,6 +174,14 @@ class EventRows(Sequence[Event]):
         rows = self._table.filter(pc.invert(wanted) if others else wanted)
         return EventRows(rows, self._metric_of, self._rows_beside)
 
+    def renamed(self, called: Mapping[str, str]) -> EventRows | None:
+        """The same events with new names of metrics, by the old ones; None if a renamed metric is not a column."""
+        if self._rows_beside is not None and not called.keys().isdisjoint(self._rows_beside.metrics):
+            return None
+        names = {name: self._metric_of.get(name, name) for name in self._table.column_names if name not in RESERVED}
+        metric_of = {name: called.get(metric, metric) for name, metric in names.items()}
+        return EventRows(self._table, metric_of, self._rows_beside)
+
     @cached_property
     def _envelope(self) -> list[list[Any]]:
         return [self.column(name) for name in ENVELOPE]
