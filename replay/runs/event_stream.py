@@ -132,6 +132,8 @@ class EventStream:
         if kind not in codes[1]:
             return Numbers(_NO_ROWS, np.zeros(0))
         own = codes[0][found.rows] == codes[1].index(kind)
+        if own.all():
+            return found
         return Numbers(found.rows[own], found.values[own])
 
     @cached_property

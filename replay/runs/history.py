@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...store.events import Event
 from ...store.garbage import collection_paused
@@ -37,6 +37,22 @@ class Checkpoint:
     size_bytes: int | None
 
 
+class EvaluatedValues(NamedTuple):
+    """The values of one evaluation metric, in order.
+
+    Attributes:
+        rows: Indices of their events among the stream's events, recorded decisions not counted.
+        steps: Optimizer updates finished by then.
+        values: The values.
+        times_ns: Wall clock when they were recorded; 0 where the log has no times.
+    """
+
+    rows: tuple[int, ...]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    times_ns: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """The facts of a run that a backtest needs.
@@ -57,7 +73,7 @@ class History:
     steps: int
     elapsed_ns: int | None
     checkpoints: tuple[Checkpoint, ...]
-    evaluations: Mapping[str, tuple[Evaluation, ...]]
+    evaluations: Mapping[str, EvaluatedValues]
     curves: tuple[Curve, ...] = ()
     annotations: tuple[Event, ...] = ()
     evaluated_at: tuple[int, ...] = ()
@@ -67,7 +83,8 @@ class History:
 
     def merit(self, objective: Objective | None) -> tuple[Evaluation, ...]:
         """Return the values of the objective in order; empty without one."""
-        return () if objective is None else self.evaluations.get(objective.metric, ())
+        found = None if objective is None else self.evaluations.get(objective.metric)
+        return () if found is None else tuple(map(Evaluation, *found))
 
 
 def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
@@ -97,18 +114,23 @@ def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
     )
 
 
-def _evaluations(stream: EventStream) -> dict[str, tuple[Evaluation, ...]]:
+def _evaluations(stream: EventStream) -> dict[str, EvaluatedValues]:
     """Return the values of each evaluation metric; the metrics in the order of their first evaluation."""
     if not len(stream.rows("evaluate")):
         return {}
     found = {name: stream.values_at("evaluate", name) for name in stream.facts.metrics}
     first = {name: int(values.rows[0]) for name, values in found.items() if len(values.rows)}
     times_ns = stream.facts.whole("time_ns")
-    evaluations: dict[str, tuple[Evaluation, ...]] = {}
+    # Most metrics have values at the same evaluations, and share these columns.
+    clocks: dict[bytes, tuple[tuple[int, ...], ...]] = {}
+    evaluations: dict[str, EvaluatedValues] = {}
     for name in sorted(first, key=first.__getitem__):
         rows, values = found[name]
-        columns = rows.tolist(), stream.steps[rows].tolist(), values.tolist(), times_ns[rows].tolist()
-        evaluations[name] = tuple(map(Evaluation, *columns))
+        key = rows.tobytes()
+        if key not in clocks:
+            clocks[key] = tuple(tuple(column.tolist()) for column in (rows, stream.steps[rows], times_ns[rows]))
+        indices, steps, times = clocks[key]
+        evaluations[name] = EvaluatedValues(indices, steps, tuple(values.tolist()), times)
     return evaluations
 
 
