@@ -57,6 +57,10 @@ StoreArgument = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
 ]
+ValuesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP."),
+]
 ObjectiveOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,6 +93,10 @@ SavesOption = Annotated[
     ),
 ]
 NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
+CoresOption = Annotated[
+    int | None,
+    typer.Option("--processes", metavar="N", min=1, help="Maximum number of processes; by default one per core."),
+]
 ProcessesOption = Annotated[
     int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes that read runs.")
 ]

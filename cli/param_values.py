@@ -5,16 +5,51 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import typer
 
 from ..rules.language.references import Param
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
-from .lookup import setting_value
+from ..store.run import Run
+from .lookup import complain_of, policy_named, runs_chosen, setting_value
+from .output_file import check_output
 
 #: Maximum number of values in one range.
 _MAX_VALUES: Final = 10_000
+
+
+class Variants(NamedTuple):
+    """A policy, the params to vary with their values, and the runs to replay the variants over."""
+
+    policy: Policy
+    axes: dict[str, list[Param]]
+    runs: list[Run]
+
+
+def variants_asked(
+    policy: str, settings: Sequence[str] | None, runs: list[str] | None, store: Path | None, out: Path | None
+) -> Variants:
+    """Load a policy, the values to try and the runs. Print problems with other runs on stderr.
+
+    Args:
+        policy: The policy, as the user named it.
+        settings: The values of ``--set``.
+        runs, store: The runs, as the user named them.
+        out: The file to write; None for none. It is checked before the runs are read.
+    """
+    if not settings:
+        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3 or --set patience=1:20:1")
+    axes = axes_of(settings)
+    if out is not None:
+        check_output(out)
+    loaded = policy_named(policy, None)
+    check_numbers(axes, loaded.params)
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    return Variants(loaded, axes, chosen)
 
 
 def axes_of(settings: Sequence[str]) -> dict[str, list[Param]]:

@@ -1,4 +1,4 @@
-"""A backtest answers whether to arm a policy: yes, no, or not enough runs, with the reason and what is lacking."""
+"""A backtest answers whether to arm a policy, with the reason and what is lacking, or says that it cannot judge."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from steptape import Policy, backtest, open_run
+from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.arming import Arm, Arming, HowChosen, arming_of
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.ledger import Fate, ledger_of, ranked
-from steptape.replay.reports.swept_front import read_front
 from steptape.replay.reports.terminal_tables import bar_lines, screenful
+from steptape.replay.reports.verdict import verdict
+from steptape.replay.runs.objective import declared_objective
+from steptape.replay.sweeps.swept_front import read_front
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
@@ -72,7 +76,7 @@ def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, rec
 
     assert (ledger.unit, ledger.spent, ledger.total(Fate.SAVED), ledger.total(Fate.LOST)) == ("h", 20, 3, 6)
     assert found.arm is Arm.NO
-    assert found.because.startswith("It loses more than it saves: 6.0 h against 3.0 h. In 3 of the 4 runs")
+    assert found.because.startswith("It loses more than it saves on these 4 runs: 6.0 h against 3.0 h. In 3 of the 4")
 
 
 def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
@@ -82,16 +86,50 @@ def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
     found = answer(policy, record([CHEAP] * 6 + [DEAR] * 4))
 
     assert (found.arm, found.families, found.lost) == (Arm.NO, 10, 4)
-    assert found.because.startswith("It loses too often. In 4 of the 10 runs that it stops, training on gave a model")
+    assert found.because.startswith("It loses too often on these 10 runs. In 4 of the 10 runs that it stops, training")
 
 
-def test_a_policy_that_cannot_fire_is_not_armed(record: Callable[..., list[Run]]) -> None:
-    """The reason names what the runs lack."""
-    found = answer(parse_policy(TEXT.replace("eval_loss", "grad_norm")), record([CHEAP, DEAR]))
+def test_a_policy_that_could_not_fire_is_not_judged(record: Callable[..., list[Run]]) -> None:
+    """The reason names what the runs never logged, and the page shows neither bars nor curves that say nothing."""
+    report = backtest(parse_policy(TEXT.replace("eval_loss", "grad_norm")), record([CHEAP, DEAR]))
+    found, page = arming_of(report), report_page(report)
 
-    assert found.arm is Arm.NO
-    assert found.because.startswith("It cannot fire in any of these 2 runs: each has no ")
-    assert "grad_norm" in found.because
+    assert (found.arm, report_json(report)["arming"]["arm"]) == (Arm.CANNOT_JUDGE, "cannot_judge")
+    assert found.because.startswith("These 2 runs never logged grad_norm, which its rules read, so it could not fire")
+    assert "2 of 2 runs have no 'grad_norm'." in found.because
+    assert '<div class="answer cannot_judge"><b>Cannot judge (high = 2)</b>' in page
+    assert not any(part in page for part in ('class="bars"', "Every run, by what it loses", "<svg"))
+
+
+def test_the_headline_and_the_text_have_the_params_that_were_judged(record: Callable[..., list[Run]]) -> None:
+    """The file says 2; the answer is about 3, and everything else in the file stays as it is written."""
+    text = f"# high: the limit\n{TEXT}"
+    report = backtest(parse_policy(text, params={"high": 3}), record([CHEAP, DEAR]))
+    page = report_page(report)
+
+    assert arming_of(report).headline.endswith("(high = 3)")
+    assert escape(text.replace("high: 2", "high: 3")) in page
+
+
+def test_all_amounts_of_a_ledger_have_the_unit_of_what_was_spent(
+    policy: Policy, record: Callable[..., list[Run]]
+) -> None:
+    """A small amount has no smaller unit beside it, and text and bar have the same number."""
+    report = backtest(policy, record([CHEAP, WHOLE], hours=0.1))
+    amounts = [bar.amount for bar in ledger_of(report).bars()]
+
+    assert amounts == ["1.0 h", "0.3 h (30%)", "0 h (0%)"]
+    assert "These save" not in " ".join(verdict(report, aggregate(report)))
+    assert "This saves 0.3 of 1.0 h (30%)." in " ".join(verdict(report, aggregate(report)))
+
+
+def test_a_guessed_metric_is_said_next_to_the_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """With the metric declared nothing is said."""
+    runs, declared = record([CHEAP, DEAR]), declared_objective("eval_loss", "min")
+    guessed, known = report_page(backtest(policy, runs)), report_page(backtest(policy, runs, objective=declared))
+
+    assert guessed.index("is a guess: eval_loss (lower is better)") < guessed.index('class="bars"')
+    assert "is a guess" not in known
 
 
 @pytest.mark.parametrize(("runs", "arm", "more"), [(21, Arm.NOT_ENOUGH, 1), (22, Arm.YES, None)])
@@ -181,7 +219,7 @@ def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Cal
 
     assert (told["arming"]["arm"], told["arming"]["because"]) == ("no", found.because)
     assert told["ledger"] == {"unit": "h", "spent": 20.0, "saved": 3.0, "lost": 6.0, "unknown": 0.0}
-    assert '<div class="answer no"><b>Do not arm it</b>' in page
+    assert '<div class="answer no"><b>Do not arm it (high = 2)</b>' in page
     assert page.index('class="answer no"') < page.index('class="bars"') < page.index("Every run")
     assert [line.split()[-1] for line in bar_lines(ledger_of(report))][:3] == ["50.00", "7.50", "15.00"]
 

@@ -127,7 +127,7 @@ def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[...
     report = backtest(policy, [record(plan=Plan(world_size=8))], cost_per_hour=36)
 
     assert aggregate(report)["cost_saved"] == pytest.approx(0.4)
-    assert any("That is worth 0.40: 0.0111 rank-hours at 36 each." in line for line in summary_lines(report))
+    assert any("What is cut off cost 0.40: 0.0111 rank-hours at 36 each" in line for line in summary_lines(report))
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,7 @@ def test_sentences_name_the_unit_of_each_sum(mixed: Store) -> None:
     """Steps of updates are called steps."""
     report = over(mixed)
 
-    assert "These cut off 50% of a run's steps on average, stopped or not" in " ".join(
-        verdict(report, aggregate(report))
-    )
+    assert "cut off 50% of a run's steps on average." in " ".join(verdict(report, aggregate(report)))
     saved = "Cut off: 25 of 50 steps (50%) in 2 runs, 4 of 8 _step (50%) in 1 run, 2 of 4 epochs (50%) in 1 run, 0 of"
     assert any(line.startswith(saved) for line in summary_lines(report))
 

@@ -17,15 +17,14 @@ from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
 from ...replay.choosing.certification_report import outside_json, outside_lines
 from ...replay.choosing.population import outside_of
 from ...replay.reports.aggregation import aggregate
-from ...replay.reports.arming import HowChosen, arming_of
+from ...replay.reports.arming import Arm, Arming, HowChosen, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json
 from ...replay.reports.ledger import ledger_of
-from ...replay.reports.objectives import rename_hints
+from ...replay.reports.objectives import guess_warning, rename_hints
 from ...replay.reports.sentences import summary_lines
-from ...replay.reports.swept_front import read_front
 from ...replay.reports.terminal_tables import (
     COMPARISON_HEADINGS,
     MOST_ROWS,
@@ -42,6 +41,7 @@ from ...replay.reports.terminal_tables import (
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.saves import Saves
+from ...replay.sweeps.swept_front import read_front
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
@@ -250,29 +250,16 @@ def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
 
 def _print(result: Backtest, choice: HowChosen) -> None:
     """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
-    answer, table = arming_of(result, choice), table_rows(result)[:MOST_ROWS]
-    head = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", ""]
-    head += [*bar_lines(ledger_of(result)), ""]
-    for line in head:
-        say(line)
-    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
-    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
-    for line in below:
-        say(line)
-    say()
-    if result.baselines:
-        print_table(
-            COMPARISON_HEADINGS,
-            comparison_rows(comparison(result)),
-            numeric=COMPARISON_HEADINGS[1:],
-        )
-        say()
+    answer = arming_of(result, choice)
+    printed = _print_answer(result, answer)
+    if answer.arm is not Arm.CANNOT_JUDGE:
+        printed += _print_runs(result)
     lines = summary_lines(result)
     verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
     for line in [*verdict, ""]:
         say(line)
     is_whole = bool(result.baselines or result.coverage)
-    printed = lines_of([*head, *below, *verdict]) + len(table) + 3
+    printed += lines_of([*verdict, ""])
     families = family_rows(aggregate(result))
     needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
     if families and (is_whole or printed + needed < SCREEN_LINES):
@@ -282,6 +269,34 @@ def _print(result: Backtest, choice: HowChosen) -> None:
         printed += needed
     for line in rest if is_whole else screenful(rest, printed):
         say(line)
+
+
+def _print_answer(result: Backtest, answer: Arming) -> int:
+    """Print whether to arm the policy, and the bars if there are any to judge it by. Return the number of lines."""
+    lines = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", *answer.grounds]
+    if answer.arm is not Arm.CANNOT_JUDGE:
+        lines += filter(None, [guess_warning([one.objective for one in result.results])])
+        lines += ["", *bar_lines(ledger_of(result))]
+    for line in [*lines, ""]:
+        say(line)
+    return lines_of([*lines, ""])
+
+
+def _print_runs(result: Backtest) -> int:
+    """Print the runs that lose most, and the baselines. Return the number of lines of the former."""
+    table = table_rows(result)[:MOST_ROWS]
+    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
+    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
+    for line in [*below, ""]:
+        say(line)
+    if result.baselines:
+        print_table(
+            COMPARISON_HEADINGS,
+            comparison_rows(comparison(result)),
+            numeric=COMPARISON_HEADINGS[1:],
+        )
+        say()
+    return lines_of([*below, ""]) + len(table) + 1
 
 
 def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:

@@ -27,8 +27,9 @@ from ...replay.runs.saves import Saves
 from ...rules.certificate import Certificate, read_certificate
 from ...store.plural import counted
 from ..exit_status import FINDINGS
-from ..lookup import complain_of, policy_named, runs_chosen
+from ..lookup import complain_of, runs_chosen
 from ..options import (
+    CoresOption,
     FamilyOption,
     JsonOption,
     ModeOption,
@@ -36,70 +37,70 @@ from ..options import (
     RenameOption,
     SavesOption,
     StoreOption,
+    ValuesOption,
     objectives_of,
     renames_of,
 )
 from ..output import print_json, print_table, reading_runs, say
-from ..output_file import check_output, output_file
-from ..param_values import axes_of, check_numbers
+from ..output_file import output_file
+from ..param_values import variants_asked
 from ..streams import complain
+
+CertifiedPolicyArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="POLICY",
+        help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
+    ),
+]
+PastRunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Past runs to certify it on.")]
+RiskOption = Annotated[
+    str,
+    typer.Option(
+        metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
+    ),
+]
+LimitOption = Annotated[
+    str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
+]
+ConfidenceOption = Annotated[
+    str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
+]
+CapOption = Annotated[
+    str | None, typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with.")
+]
+OrderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
+    ),
+]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")]
+CheckOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Check a certificate: are its policy and its logs unchanged?")
+]
 
 
 def certify(
-    policy: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="POLICY",
-            help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
-        ),
-    ] = None,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Past runs to certify it on.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PARAM=VALUES",
-            help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP.",
-        ),
-    ] = None,
-    risk: Annotated[
-        str,
-        typer.Option(
-            metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
-        ),
-    ] = "regret > 1%",
-    at_most: Annotated[
-        str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
-    ] = "10%",
-    confidence: Annotated[
-        str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
-    ] = "90%",
-    cap: Annotated[
-        str | None, typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with.")
-    ] = None,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")
-    ] = DEFAULT_SEED,
+    policy: CertifiedPolicyArgument = None,
+    runs: PastRunsArgument = None,
+    settings: ValuesOption = None,
+    risk: RiskOption = "regret > 1%",
+    at_most: LimitOption = "10%",
+    confidence: ConfidenceOption = "90%",
+    cap: CapOption = None,
+    order: OrderOption = None,
+    seed: SeedOption = DEFAULT_SEED,
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     renames: RenameOption = None,
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")] = None,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check a certificate: are its policy and its logs unchanged?")
-    ] = None,
+    processes: CoresOption = None,
+    out: OutOption = None,
+    check: CheckOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Choose the variant of a policy that saves most while it keeps a stated risk.
@@ -113,23 +114,13 @@ def certify(
         return
     if policy is None:
         raise typer.BadParameter("name a POLICY")
-    if not settings:
-        raise typer.BadParameter("give the values to try, such as --set patience=1:20:1")
-    asked, wanted = risk_of(risk, at_most, cap), amount_of(confidence, "--confidence").value
+    limited, wanted = risk_of(risk, at_most, cap), amount_of(confidence, "--confidence").value
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
-    axes = axes_of(settings)
-    if out is not None:
-        check_output(out)
-    loaded = policy_named(policy, None)
-    check_numbers(axes, loaded.params)
-    chosen, problems = runs_chosen(runs, store)
-    complain_of(problems)
+    asked = variants_asked(policy, settings, runs, store, out)
     with reading_runs() as on_progress:
         found = certify_runs(
-            loaded,
-            axes,
-            chosen,
-            asked,
+            *asked,
+            limited,
             confidence=wanted,
             order=order,
             family=family,
@@ -140,18 +131,23 @@ def certify(
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
         )
-    certificate = None if found.choice.chosen is None else found.certificate()
+    _report(found, out, as_json=as_json)
+    if found.params is None:
+        raise typer.Exit(FINDINGS)
+
+
+def _report(found: Certification, out: Path | None, *, as_json: bool) -> None:
+    """Write the certificate, if a variant has one, and print the result."""
+    certificate = None if found.params is None else found.certificate()
     if certificate is not None and out is not None:
         with output_file(out) as file:
             file.write(certificate.text)
-    if as_json:
-        print_json(certification_json(found, certificate))
-        for run in found.outside:
-            complain(f"Outside of the population, {run.name} ({run.run_id}): {run.reason}.")
-    else:
+    if not as_json:
         _print(found, certificate, out)
-    if certificate is None:
-        raise typer.Exit(FINDINGS)
+        return
+    print_json(certification_json(found, certificate))
+    for run in found.outside:
+        complain(f"Outside of the population, {run.name} ({run.run_id}): {run.reason}.")
 
 
 def _check(path: Path, policy: str | None, runs: list[str] | None, store: Path | None, *, as_json: bool) -> None:

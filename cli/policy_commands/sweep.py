@@ -17,14 +17,14 @@ from ...replay.reports.aggregation import families_json
 from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
+from ...replay.reports.sweep_page import front_title, sample_sentences, sweep_page
 from ...replay.runs.regret import FEWEST_EVALUATIONS
 from ...replay.runs.saves import Saves, asks_for_checkpoints
-from ...replay.sweep_reports.sweep_page import front_title, sample_sentences, sweep_page
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.plural import counted
-from ..lookup import complain_of, policy_named, runs_chosen
 from ..options import (
+    CoresOption,
     FamilyOption,
     JsonOption,
     ModeOption,
@@ -33,12 +33,13 @@ from ..options import (
     RenameOption,
     SavesOption,
     StoreOption,
+    ValuesOption,
     objectives_of,
     renames_of,
 )
 from ..output import print_json, print_table, reading_runs, say
-from ..output_file import check_output, output_file
-from ..param_values import axes_of, check_numbers
+from ..output_file import output_file
+from ..param_values import variants_asked
 from ..streams import complain
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -68,24 +69,14 @@ _OUT_OF_SAMPLE: Final = (
 def sweep(
     policy: PolicyArgument,
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PARAM=VALUES",
-            help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP.",
-        ),
-    ] = None,
+    settings: ValuesOption = None,
     store: StoreOption = None,
     objective: ObjectiveOption = None,
     mode: ModeOption = None,
     renames: RenameOption = None,
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Maximum number of processes; by default one per core."),
-    ] = None,
+    processes: CoresOption = None,
     split: Annotated[
         SplitKind | None,
         typer.Option(
@@ -108,21 +99,11 @@ def sweep(
     run's best. The runs that chose these variants flatter them: --split states by how much. With --json, prints every
     variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
     """
-    if not settings:
-        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3")
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
-    axes = axes_of(settings)
-    if html is not None:
-        check_output(html)
-    loaded = policy_named(policy, None)
-    check_numbers(axes, loaded.params)
-    chosen, problems = runs_chosen(runs, store)
-    complain_of(problems)
+    asked = variants_asked(policy, settings, runs, store, html)
     with reading_runs() as on_progress:
         result = sweep_runs(
-            loaded,
-            axes,
-            chosen,
+            *asked,
             objective=declared,
             renames=renaming,
             saves=saves,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...rules.certificate import Certificate, CertifiedRisk
+from ...rules.language.references import Param
 from ...store.plural import counted
 from .certifying import Certification
+from .testing_order import FIXED_SEQUENCE
 
 #: Most variants in the table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -80,7 +83,7 @@ def headline(found: Certification) -> str:
 def promise_lines(certificate: Certificate) -> Iterator[str]:
     """Yield what a certificate promises, and what it rests on."""
     evidence, risk = certificate.evidence, certificate.risk
-    yield f"With {percent(risk.confidence)} confidence, {_promise(risk)}."
+    yield f"With {percent(risk.confidence)} confidence, {promise(risk)}."
     seen = f"Seen on one run of each of {_families(evidence.families)}:"
     if evidence.broken is None:
         yield f"{seen} {_regret(risk, evidence.mean)} on average; {_ALONE} {_regret(risk, evidence.bound)}."
@@ -97,12 +100,66 @@ def promise_lines(certificate: Certificate) -> Iterator[str]:
         yield "It saves nothing: it stopped no drawn run early."
 
 
-def _promise(risk: CertifiedRisk) -> str:
-    regret = "deployable regret" if risk.is_deployable else "regret"
+def promise(risk: CertifiedRisk, note: str = "") -> str:
+    """Return what a certificate promises, without the confidence.
+
+    Args:
+        risk: The risk.
+        note: What follows the word regret, to explain it.
+    """
+    regret = f"{'deployable regret' if risk.is_deployable else 'regret'}{note}"
     if risk.over is not None:
         return f"its {regret} exceeds {_regret(risk, risk.over)} in at most {percent(risk.at_most)} of runs like these"
     most = f"a run counts with at most {_regret(risk, risk.cap or 0.0)}"
     return f"its mean {regret} on runs like these is at most {_regret(risk, risk.at_most)}, where {most}"
+
+
+def grounds_of(certificate: Certificate) -> Iterator[str]:
+    """Yield what a promise rests on: which runs are like these, how the drawn ones speak for it, and the tests."""
+    population, risk, evidence = certificate.population, certificate.risk, certificate.evidence
+    least, most = population.fewest_steps, population.most_steps
+    steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    config = f" and values of {', '.join(_listed([*population.config]))} from the same ranges"
+    yield (
+        f"Runs like these: drawn in the same way as the {counted(population.runs, 'run', ',')} of "
+        f"{_families(population.families)} (by {population.family_key}) that it was chosen on. They have {steps} "
+        f"steps, {', '.join(population.metrics) or 'no common metric'} in their logs"
+        f"{config if population.config else ''}. On other runs it may lose."
+    )
+    error = percent(round(1 - risk.confidence, 12))
+    if evidence.broken is None:
+        seen = f"the mean of the drawn runs is {_regret(risk, evidence.mean)}. If it were {_regret(risk, risk.at_most)}"
+    else:
+        seen = f"{evidence.broken} of the drawn runs exceed it. If {percent(risk.at_most)} of all runs did"
+    yield (
+        f"Evidence: one run of each family was drawn, {evidence.families:,} in all (seed {population.seed}); {seen}, a "
+        f"draw as good as this would have a probability of at most {percent(evidence.p_value)}. "
+        f"{percent(risk.confidence)} confidence allows an error of {error}."
+    )
+    yield _tests_sentence(certificate)
+
+
+def _tests_sentence(certificate: Certificate) -> str:
+    """Return how the variants were tested, and what their number cost."""
+    tests = certificate.tests
+    if tests.variants == 1:
+        return "Tests: it was the only variant, so nothing was chosen."
+    values = "; ".join(f"{name} = {', '.join(_listed(tried))}" for name, tried in tests.axes.items())
+    variants = f"{counted(tests.variants, 'variant', ',')} ({values})"
+    if not tests.order.startswith(FIXED_SEQUENCE):
+        return f"Tests: {variants} shared the error: each had to pass at {percent(tests.error)}."
+    along = tests.order.removeprefix(FIXED_SEQUENCE)
+    is_single = math.isclose(tests.error, 1 - certificate.risk.confidence)
+    cost = "so their number costs no correction" if is_single else f"and each had to pass at {percent(tests.error)}"
+    return (
+        f"Tests: {variants} were tested in an order declared before looking: {along}. "
+        f"The first that fails ends the tests, {cost}. {tests.passed:,} passed; this one saves most."
+    )
+
+
+def _listed(values: Sequence[Param]) -> list[str]:
+    """Return the values, or the first and the last of many."""
+    return [*map(str, values if len(values) <= MOST_ROWS else (values[0], "...", values[-1]))]
 
 
 def lines_without_certificate(found: Certification) -> Iterator[str]:
@@ -218,7 +275,7 @@ def outside_lines(
     """
     found = {run_id: reasons for run_id, reasons in outside.items() if reasons}
     inside = len(outside) - len(found)
-    yield f"Certificate ({_promise(certificate.risk)}): it covers {inside:,} of {counted(len(outside), 'run', ',')}."
+    yield f"Certificate ({promise(certificate.risk)}): it covers {inside:,} of {counted(len(outside), 'run', ',')}."
     for run_id, reasons in [*found.items()][:MOST_ROWS]:
         yield f"Outside of it: {names.get(run_id, run_id)} ({run_id}): {'; '.join(reasons)}."
     if len(found) > MOST_ROWS:
@@ -228,4 +285,4 @@ def outside_lines(
 def outside_json(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """Return the same as JSON: the certificate's digest, its promise, and for each run the reasons."""
     reasons = {run_id: list(found) for run_id, found in outside.items()}
-    return {"certificate": {"digest": certificate.digest, "promise": _promise(certificate.risk), "outside": reasons}}
+    return {"certificate": {"digest": certificate.digest, "promise": promise(certificate.risk), "outside": reasons}}

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from ...rules.control.effects import Effect
 from ...rules.errors import suggestion
@@ -20,6 +21,9 @@ from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ..sweeps.structures import effects_of_controller
+
+#: Begin of the words for an order that tests variants along a param.
+FIXED_SEQUENCE: Final = "fixed sequence along "
 
 
 class Direction(StrEnum):
@@ -59,7 +63,7 @@ class OrderOfTests:
             return "each variant by itself (Bonferroni)"
         first = "greatest" if self.direction is Direction.DESCENDING else "least"
         several = f", {len(self.chains)} chains (Bonferroni)" if len(self.chains) > 1 else ""
-        return f"fixed sequence along {self.param}, {first} first{several}"
+        return f"{FIXED_SEQUENCE}{self.param}, {first} first{several}"
 
 
 def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[str, Direction]:

@@ -28,16 +28,24 @@ def duration(seconds: float | None) -> str:
     return _below_a_minute(seconds)
 
 
-def hours(seconds: float) -> str:
-    """Format seconds in hours, which have a price; below an hour in smaller units.
+def hours(seconds: float, of: float | None = None) -> str:
+    """Format seconds in hours, which have a price; below an hour in a smaller unit.
+
+    Args:
+        seconds: The seconds.
+        of: The whole that they are a part of, which decides the unit; the seconds themselves if not given.
 
     >>> hours(54.9 * 86400), hours(9 * 3600), hours(90), hours(0)
-    ('1,318 h', '9.0 h', '1 min 30 s', '0 h')
+    ('1,318 h', '9.0 h', '1.5 min', '0 h')
+    >>> hours(90, of=7200), hours(0, of=90)
+    ('<0.1 h', '0 min')
     """
-    if 0 < abs(seconds) < 3600:
-        return duration(seconds)
-    count = seconds / 3600
-    return f"{count:,.{0 if abs(count) >= 100 or not count else 1}f} h"
+    whole = abs(seconds if of is None else of)
+    size, unit = next((entry for entry in _UNITS[1:] if whole >= entry[0]), (0.001, "ms") if whole else _UNITS[1])
+    count = seconds / size
+    if 0 < count < 0.05:
+        return f"<0.1 {unit}"
+    return f"{count:,.{0 if abs(count) >= 100 or not count else 1}f} {unit}"
 
 
 def short_duration(seconds: float | None) -> str:

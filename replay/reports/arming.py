@@ -1,28 +1,31 @@
-"""Answers whether to arm a policy: yes, no, or not enough runs, each with the reason.
+"""Answers whether to arm a policy: yes, no, not enough runs, or cannot judge, each with the reason.
 
 Takes a backtest and how the policy was chosen. ``RULE`` states the rule behind the answer.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from ...rules.certificate import Certificate
 from ...rules.control.effects import Effect
-from ...rules.policy_file.policy import Policy
+from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..choosing.bounds import binomial_tails
+from ..choosing.certification_report import grounds_of, promise
 from ..runs.families import Family
+from ..runs.results import RunResult
+from ..sweeps.swept_front import SweptFront
 from .aggregation import regrets_of_stopped
 from .family_sentences import family_heading
 from .ledger import Fate, fate_of, ledger_of
 from .stop_costs import NOTABLE_REGRET
-from .swept_front import SweptFront
 
 #: The share of families that may lose by a policy, and how sure the runs must make of it.
 LIMIT: Final = 0.1
@@ -35,7 +38,7 @@ _SURELY: Final = _SURE.capitalize()
 RULE: Final = (
     f"A run loses if training on after the stop gave a model more than {NOTABLE_REGRET:.0%} better. A family loses if "
     "more than 1 in 10 of its runs lose. The exact binomial test counts families. "
-    "Do not arm: the policy cannot fire, it loses more than it saves, or "
+    "Cannot judge: the policy could fire in none of the runs. Do not arm: it loses more than it saves, or "
     f"{_SURE} more than 1 in 10 families lose. "
     f"Arm: a certificate covers these runs, or {_SURE} at most 1 in 10 families lose, where a stop of unknown cost "
     "counts as a loss and nobody chose the policy by these runs. "
@@ -49,10 +52,25 @@ class Arm(StrEnum):
     YES = "yes"
     NO = "no"
     NOT_ENOUGH = "not_enough"
+    CANNOT_JUDGE = "cannot_judge"
 
 
 #: The answer in words.
-HEADLINES: Final = {Arm.YES: "Arm it", Arm.NO: "Do not arm it", Arm.NOT_ENOUGH: "Not enough runs"}
+HEADLINES: Final = {
+    Arm.YES: "Arm it",
+    Arm.NO: "Do not arm it",
+    Arm.NOT_ENOUGH: "Not enough runs",
+    Arm.CANNOT_JUDGE: "Cannot judge",
+}
+
+#: Maximum number of params in the headline, and of reasons that a sentence names.
+_NAMED: Final = 3
+
+#: What regret is, for readers who see the word first in a promise.
+_REGRET: Final = " (how far the model at the stop is from the run's best)"
+
+#: A metric in the reason why a policy could not fire.
+_LACKED: Final = re.compile(r"\bno '([^']+)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,8 @@ class Arming:
         lost: Number of them that lose.
         unknown: Number of them that may lose, because the cost of stops is unknown.
         more: Number of further families that would suffice for ``yes`` if none of them loses; None if none would.
+        params: The params that were judged, in words; empty without any.
+        grounds: What a certificate rests on, in sentences.
     """
 
     arm: Arm
@@ -93,17 +113,21 @@ class Arming:
     lost: int = 0
     unknown: int = 0
     more: int | None = None
+    params: str = ""
+    grounds: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
-        """The answer in words."""
-        return HEADLINES[self.arm]
+        """The answer in words, with the params that it is about: the same file may do well with others."""
+        return f"{HEADLINES[self.arm]} ({self.params})" if self.params else HEADLINES[self.arm]
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as JSON."""
         return {
             "arm": str(self.arm),
+            "headline": self.headline,
             "because": self.because,
+            "grounds": list(self.grounds),
             "families": self.families,
             "families_lost": self.lost,
             "families_unknown": self.unknown,
@@ -137,7 +161,9 @@ class _Case:
     def answer(self) -> Arming:
         """Return the answer: refusals first, then what is lacking."""
         if not self._results:
-            return Arming(Arm.NOT_ENOUGH, "No run could be judged.")
+            return self._said(Arm.NOT_ENOUGH, "No run could be judged.")
+        if not self._able:
+            return self._said(Arm.CANNOT_JUDGE, _why_unable(self._results))
         for arm, reason in self._by_firing():
             return self._said(arm, reason)
         if reason := self._refusal():
@@ -145,20 +171,15 @@ class _Case:
         return self._said(*self._by_choice())
 
     def _said(self, arm: Arm, reason: str) -> Arming:
-        count = len(self._families)
-        more = _more_families(count, self._doubtful) if arm is Arm.NOT_ENOUGH else None
-        return Arming(arm, reason, count, self._lost, self._doubtful - self._lost, more)
+        count, certificate = len(self._families), self._choice.certificate
+        more = _more_families(count, self._doubtful) if arm is Arm.NOT_ENOUGH and self._results else None
+        grounds = () if certificate is None or arm is not Arm.YES else tuple(grounds_of(certificate))
+        return Arming(arm, reason, count, self._lost, self._doubtful - self._lost, more, _params(self._policy), grounds)
 
     def _by_firing(self) -> Iterator[tuple[Arm, str]]:
         """Yield the answer if the policy never stops a run."""
         fired, runs = any(result.fired for result in self._results), _these(len(self._results))
-        if not self._able:
-            reasons = Counter(result.could_not_fire for result in self._results).most_common()
-            who = "each has" if len(reasons) == 1 < len(self._results) else f"{reasons[0][1]:,} have"
-            who = "it has" if len(self._results) == 1 else who
-            runs = runs if len(self._results) == 1 else f"any of {runs}"
-            yield Arm.NO, f"It cannot fire in {runs}: {who} {reasons[0][0]}. Armed, it would do nothing."
-        elif any(fate is not Fate.KEPT or result.stop is not None for result, fate in self._able):
+        if any(fate is not Fate.KEPT or result.stop is not None for result, fate in self._able):
             return
         elif not fired:
             yield Arm.NOT_ENOUGH, f"It could have fired in {_of(len(self._able))} and fired in none: no run tests it."
@@ -172,11 +193,11 @@ class _Case:
         ledger = self._ledger
         lost, saved = ledger.total(Fate.LOST), ledger.total(Fate.SAVED)
         if lost > saved:
-            return f"It loses more than it saves: {ledger.text(lost)} against {ledger.text(saved)}. {self._too_early()}"
+            amounts = f"{ledger.text(lost)} against {ledger.text(saved)}"
+            return f"It loses more than it saves on {_these(len(self._able))}: {amounts}. {self._too_early()}"
         if _at_least(self._lost, len(self._families)) <= 1 - CONFIDENCE:
-            return (
-                f"It loses too often. {self._too_early()} {_SURELY}, more than 1 in 10 {self._cases()} lose this way."
-            )
+            said = f"It loses too often on {_these(len(self._able))}. {self._too_early()}"
+            return f"{said} {_SURELY}, more than 1 in 10 {self._cases()} lose this way."
         return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
 
     def _too_early(self) -> str:
@@ -198,7 +219,7 @@ class _Case:
     def _by_choice(self) -> tuple[Arm, str]:
         """Return the answer for a policy that the runs do not speak against."""
         ledger, choice = self._ledger, self._choice
-        saves = f"It would save {ledger.text(ledger.total(Fate.SAVED))} of {ledger.text(ledger.spent)} here."
+        saves = f"It would save {ledger.share_text(ledger.total(Fate.SAVED))} here."
         if choice.certificate is not None:
             return self._by_certificate(choice.certificate, saves)
         if not self._families:
@@ -224,7 +245,11 @@ class _Case:
         if outside:
             return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
         stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"
-        return Arm.YES, f"{promise(certificate)} {saves} Of these runs, {stops} lost by it."
+        drawn = {one.run_id for one in certificate.population.drawn}
+        chose = sum(result.run_id in drawn for result in self._results)
+        flatter = f" {chose:,} of them chose it, which flatters the saving but not the promise." if chose else ""
+        said = f"Certified: with {certificate.risk.confidence:.0%} confidence, {promise(certificate.risk, _REGRET)}."
+        return Arm.YES, f"{said} {saves} Of these {_of(len(self._results))}, {stops} lost by it.{flatter}"
 
     def _shortfall(self) -> str:
         """Return what is lacking to be sure, and how much more would do."""
@@ -249,19 +274,29 @@ class _Case:
         return f"{count:,} {'family' if count == 1 else 'families'} of related runs (by {self._key})"
 
 
-def promise(certificate: Certificate) -> str:
-    """Return what a certificate promises, in a sentence."""
-    risk, tests, population = certificate.risk, certificate.tests, certificate.population
-    kind = f"{'deployable ' if risk.is_deployable else ''}regret (how far the model at the stop is from the run's best)"
-    if risk.over is None:
-        said = f"the mean {kind}, each capped at {risk.cap:.2%}, is at most {risk.at_most:.2%}"
-    else:
-        over = f"{risk.over:.2%}" if risk.is_relative else f"{risk.over:g}"
-        said = f"{kind} exceeds {over.replace('.00%', '%')} in at most {risk.at_most:.0%} of runs like these"
-    chosen = (
-        f"chosen from {counted(tests.variants, 'variant', ',')} on {population.families:,} families of related runs"
+def _params(policy: Policy) -> str:
+    """Return the params with their values; of many, the first of those that differ from the file's."""
+    params = dict(policy.params)
+    if len(params) > _NAMED:
+        own = parse_policy(policy.text, semantics_version=policy.semantics_version).params
+        params = {name: value for name, value in params.items() if value != own[name]}
+    named = [f"{name} = {value}" for name, value in params.items()]
+    more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
+    return ", ".join([*named[:_NAMED], *more])
+
+
+def _why_unable(results: Sequence[RunResult]) -> str:
+    """Return why a policy could fire in none of the runs, and what that says of it."""
+    count, which = len(results), _these(len(results))
+    reasons = Counter(result.could_not_fire for result in results).most_common()
+    lacked = ", ".join(dict.fromkeys(name for reason, _ in reasons for name in _LACKED.findall(reason)))
+    have = "; ".join(f"{runs:,} of {counted(count, 'run', ',')} have {reason}" for reason, runs in reasons[:_NAMED])
+    said = f"{which[0].upper()}{which[1:]} never logged {lacked}, which its rules read, so it" if lacked else "It"
+    how = f" To judge it, log {lacked} in new runs, then backtest these." if lacked else ""
+    return (
+        f"{said} could not fire: {have}. They say nothing for or against it.{how} "
+        "Armed, it would do nothing, but only as long as logging stays the same."
     )
-    return f"Certified: with {risk.confidence:.0%} confidence, {said} ({chosen})."
 
 
 def _these(runs: int) -> str:

@@ -62,7 +62,7 @@ def scored_on(outcome: BaselineOutcome, backtest: Backtest) -> str:
 
 def baseline_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield explanations of the baselines in the rows of a comparison."""
-    shown = {row["name"] for row in rows if "reason" not in row}
+    shown = {row["name"] for row in rows if "reason" not in row and row["runs"]}
     yield from (note for one, note in _NOTES.items() if one.name in shown)
 
 

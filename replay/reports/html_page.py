@@ -18,7 +18,7 @@ from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.control.effects import Effect
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.policy import Policy
+from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
@@ -26,16 +26,17 @@ from ..runs.families import Family
 from ..runs.results import Excluded, RunResult
 from ..runs.saves import asks_for_checkpoints, saving_controllers
 from ..runs.validity import Validity
+from ..sweeps.swept_front import SweptFront
 from .aggregation import aggregate, detection_json, human_json, without_regret
 from .amounts import short_duration
-from .arming import RULE, UNTOLD, HowChosen, arming_of
+from .arming import RULE, UNTOLD, Arm, HowChosen, arming_of
 from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
 from .decision_rows import NOTES, DecisionRow, decision_rows
 from .family_sentences import FAMILY_WORDS, family_heading, family_rows, notices
 from .glossary import glossary
 from .html_templates import STYLE_FILE, TEMPLATES, html_environment
-from .ledger import Fate, Ledger, ledger_of, ranked
-from .objectives import objective_sentences, rename_hints, renamed_sentences, renamed_text
+from .ledger import MEANINGS, Ledger, ledger_of, ranked
+from .objectives import guess_warning, objective_sentences, rename_hints, renamed_sentences, renamed_text
 from .plots import Mark, run_plot, savings_plot
 from .sentences import (
     CLAUSE,
@@ -47,8 +48,6 @@ from .sentences import (
     sum_sentences,
     thinning_lines,
 )
-from .stop_costs import NOTABLE_REGRET
-from .swept_front import SweptFront
 from .verdict import bounds_sentence, verdict
 
 #: Maximum number of runs whose curves are drawn; the table lists them all.
@@ -77,32 +76,15 @@ _RULES: Final = 4
 #: Maximum number of families with a colour of their own.
 _COLOURS: Final = 8
 
-#: What the bars mean.
-_MEANINGS: Final = {
-    "spent": "what the runs recorded",
-    "saved": f"cut off by stops after which training on gave no model more than {NOTABLE_REGRET:.0%} better",
-    "lost": "spent up to the other stops: to get their better model, the run is trained again",
-    "unknown": "cut off by stops that cannot be judged",
-}
-
 #: What a rule does, in the words of its list.
 _DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
 
 
-class LedgerBar(NamedTuple):
-    """A bar of the ledger: its kind, its share of what was spent, the amount, the money, and what it means."""
-
-    kind: str
-    share: float
-    amount: str
-    money: str
-    meaning: str
-
-
 class Figure(NamedTuple):
-    """The curves of a run as SVG, with their caption."""
+    """The curves of a run as SVG, with what the policy does to it and their caption."""
 
     result: RunResult
+    fate: str
     caption: str
     plot: Markup
 
@@ -117,6 +99,8 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
     """
     total, compared, ledger = aggregate(backtest), comparison(backtest), ledger_of(backtest)
     decisions, classes = list(_listed_decisions(backtest)), _family_classes(backtest)
+    answer = arming_of(backtest, choice)
+    is_shown = answer.arm is not Arm.CANNOT_JUDGE or bool(decisions)
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         ranked=ranked(backtest),
@@ -124,10 +108,12 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
         total=total,
-        answer=arming_of(backtest, choice),
+        answer=answer,
         arming_rule=RULE,
         ledger=ledger,
-        bars=list(_bars(ledger)),
+        bars=list(ledger.bars()),
+        meanings=MEANINGS,
+        policy_text=text_as_judged(backtest.policy),
         classes=classes,
         swept=choice.front,
         rules=_rules(backtest),
@@ -150,7 +136,9 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
         compared=compared,
         is_cost_known=is_cost_known,
         savings=savings_plot(_marks(backtest, compared, choice.front, classes)),
-        figures=_figures(backtest),
+        figures=_figures(backtest, ledger) if is_shown else [],
+        is_shown=is_shown,
+        guess=guess_warning([result.objective for result in backtest.results]) if is_shown else "",
         metric=None if backtest.objective is None else backtest.objective.metric,
         has_deployable=any(result.relative_deployable_regret is not None for result in backtest.results),
         shown=SHOWN,
@@ -198,15 +186,6 @@ def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
         if total["relative_deployable_regret"]["runs"]:
             yield DEPLOYABLE_REGRET
     yield bounds_sentence(total)
-
-
-def _bars(ledger: Ledger) -> Iterator[LedgerBar]:
-    """Yield what was spent, saved and lost, each as a share of what was spent."""
-    amounts = [(fate, ledger.total(Fate(fate))) for fate in ("saved", "lost", "unknown")]
-    for kind, amount in (("spent", ledger.spent), *amounts):
-        if amount or kind != "unknown":
-            share = amount / ledger.spent if ledger.spent else 0.0
-            yield LedgerBar(kind, share, ledger.text(amount), ledger.money(amount), _MEANINGS[kind])
 
 
 def _family_classes(backtest: Backtest) -> dict[Family, str]:
@@ -280,26 +259,37 @@ def _marks(
         if result.stop is not None and own_regret is not None and own_share is not None:
             kind = f"run {classes.get(result.family, '')}".strip()
             marks.append(Mark(100 * own_share, 100 * own_regret, result.name, kind))
+    # Baselines that stop nothing are the same point as never to stop.
+    idle = [row["name"] for row in rows if row.get("stopped") == 0 and row["name"] not in ("policy", "never")]
     for row in rows:
+        if row["name"] in idle:
+            continue
         known = (row["share_saved"]["mean"], row["relative_regret"]["mean"]) if "reason" not in row else (None,)
         if None not in known and is_cost_known(row):
             kind = "policy" if row["name"] == "policy" else "baseline"
             label = row["title"] if kind == "policy" else row["name"].replace("_", " ")
+            if row["name"] == "never" and idle:
+                label = f"{label} ({len(idle)} more)"
             share, regret = 100 * row["share_saved"]["mean"], 100 * row["relative_regret"]["mean"]
             marks.append(Mark(share, regret, label, kind))
     return marks
 
 
-def _figures(backtest: Backtest) -> list[Figure]:
+def _figures(backtest: Backtest, ledger: Ledger) -> list[Figure]:
     """Return the curves of the runs. Runs with a stop or a decision come first: readers look for these."""
     ordered = sorted(ranked(backtest), key=lambda result: (result.stop is None, not result.fired))
-    drawn = ((result, run_plot(result)) for result in ordered[:PLOTTED])
-    return [Figure(result, _caption(result), plot) for result, plot in drawn if plot]
+    drawn = ((result, ledger.entries.get(result.run_id), run_plot(result)) for result in ordered[:PLOTTED])
+    return [
+        Figure(result, "" if entry is None else entry.fate, _caption(result, ledger), plot)
+        for result, entry, plot in drawn
+        if plot
+    ]
 
 
-def _caption(result: RunResult) -> str:
+def _caption(result: RunResult, ledger: Ledger) -> str:
     status = [] if result.right_censored else [result.status]
-    return "; ".join([*status, counted(len(result.decisions), "decision", ","), *result.notes])
+    lost = [f"lost {amount}"] if (amount := ledger.lost(result.run_id)) != "-" else []
+    return "; ".join([*status, *lost, counted(len(result.decisions), "decision", ","), *result.notes])
 
 
 def _listed_decisions(backtest: Backtest) -> Iterator[Sequence[DecisionRow]]:

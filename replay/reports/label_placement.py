@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 #: Width of a character and height of a line, in drawing units; generous, because fonts differ.
-CHARACTER: Final = 6.3
+CHARACTER: Final = 7.0
 LINE: Final = 12.5
 
 #: Distance from a point to its label, and clearance around every point.
@@ -65,10 +65,9 @@ class LabelPlacement:
         self._taken = [_Box(x - _AROUND, y - _AROUND, x + _AROUND, y + _AROUND) for x, y in self.points]
 
     def place(self, x: float, y: float, text: str) -> Placed:
-        """Return the nearest free position next to a point; if none is free, the nearest one despite the overlap."""
-        candidates = list(self._candidates(x, y, CHARACTER * len(text)))
-        free = (entry for entry in candidates if not any(entry[1].meets(box) for box in self._taken))
-        placed, box = next(free, candidates[0])
+        """Return the position next to a point that overlaps least, the nearest of several such."""
+        candidates = self._candidates(x, y, CHARACTER * len(text))
+        placed, box = min(candidates, key=lambda entry: sum(entry[1].meets(taken) for taken in self._taken))
         self._taken.append(box)
         return placed
 

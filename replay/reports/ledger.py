@@ -6,17 +6,30 @@ spent up to it: whoever wants that model trains the run again, in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
+from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.history import UPDATES
 from ..runs.results import SECONDS_PER_HOUR, Outlay, RunResult
 from .aggregation import regrets_of_stopped
-from .amounts import hours
-from .stop_costs import kind_of
+from .amounts import hours, percent
+from .stop_costs import NOTABLE_REGRET, kind_of
+
+#: What the bars mean.
+MEANINGS: Final[Mapping[str, str]] = {
+    "spent": "what the runs recorded",
+    "saved": f"cut off by stops after which training on gave no model more than {NOTABLE_REGRET:.0%} better",
+    "lost": (
+        "compute of runs that the stop spoiled, up to the stop: training on gave a model more than "
+        f"{NOTABLE_REGRET:.0%} better, so they must be trained again in full"
+    ),
+    "unknown": "cut off by stops that cannot be judged",
+}
 
 
 class Fate(StrEnum):
@@ -28,7 +41,8 @@ class Fate(StrEnum):
     UNKNOWN = "unknown"
 
 
-_FATES: Final[Mapping[str, Fate]] = {
+#: The fates of a run by the kind of its stop, a key of ``stops_by_cost``.
+FATES: Final[Mapping[str, Fate]] = {
     "at_most_1_percent": Fate.SAVED,
     "above_1_percent": Fate.LOST,
     "not_judged": Fate.UNKNOWN,
@@ -51,7 +65,16 @@ class LedgerEntry:
     amount: float | None
 
 
-@dataclass(frozen=True, slots=True)
+class LedgerBar(NamedTuple):
+    """A bar of the ledger: its kind, its share of what was spent, the amount with its share, and its cost."""
+
+    kind: str
+    share: float
+    amount: str
+    cost: str
+
+
+@dataclass(frozen=True)
 class Ledger:
     """Sums over the runs in which a policy could fire, or over all runs if it could fire in none.
 
@@ -65,7 +88,7 @@ class Ledger:
     entries: Mapping[str, LedgerEntry]
     cost_per_hour: float | None
 
-    @property
+    @cached_property
     def spent(self) -> float:
         """What the runs spent."""
         return sum(sorted(entry.spent for entry in self.entries.values() if entry.spent is not None))
@@ -80,19 +103,56 @@ class Ledger:
         return sum(entry.fate is fate for entry in self.entries.values())
 
     def text(self, amount: float) -> str:
-        """Format an amount.
+        """Format an amount. All amounts of a ledger in hours have the unit that fits what was spent.
 
-        >>> Ledger("h", {}, None).text(1.5), Ledger("runs", {}, None).text(1.5), Ledger("updates", {}, None).text(1.5e4)
-        ('1.5 h', '1.5 runs', '15,000 steps')
+        >>> Ledger("runs", {}, None).text(1.5), Ledger("updates", {}, None).text(1.5e4)
+        ('1.5 runs', '15,000 steps')
         """
         if self.unit == "h":
-            return hours(amount * SECONDS_PER_HOUR)
+            return hours(amount * SECONDS_PER_HOUR, of=self.spent * SECONDS_PER_HOUR)
         unit = "steps" if self.unit == UPDATES else self.unit
         return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:,.3g} {unit}"
 
-    def money(self, amount: float) -> str:
-        """Format what an amount costs; empty if nobody said what an hour costs."""
-        return "" if self.cost_per_hour is None else f"{amount * self.cost_per_hour:,.2f}"
+    def share_text(self, amount: float, *, is_first: bool = True) -> str:
+        """Format an amount as a share of what was spent.
+
+        Args:
+            amount: The amount.
+            is_first: Whether to add what was spent, and in how many runs that is known.
+        """
+        share = percent(amount / self.spent if self.spent else 0.0)
+        if self.unit == "runs":
+            return f"{share} of a run's steps on average" if is_first else share
+        if not is_first:
+            return f"{self.text(amount)} ({share})"
+        clocked = sum(entry.spent is not None for entry in self.entries.values())
+        where = "" if clocked == len(self.entries) else f" in the {counted(clocked, 'run', ',')} with a clock"
+        return f"{self.text(amount).partition(' ')[0]} of {self.text(self.spent)}{where} ({share})"
+
+    def bars(self) -> Iterator[LedgerBar]:
+        """Yield what was spent, saved and lost, and what is unknown if anything is; nothing if nothing was spent."""
+        if not self.spent:
+            return
+        for kind in MEANINGS:
+            amount = self.spent if kind == "spent" else self.total(Fate(kind))
+            if amount or kind != Fate.UNKNOWN:
+                share = amount / self.spent
+                shown = self.text(amount) if kind == "spent" else f"{self.text(amount)} ({percent(share)})"
+                cost = "" if self.cost_per_hour is None else f"{amount * self.cost_per_hour:,.2f}"
+                yield LedgerBar(kind, share, shown, cost)
+
+    def cost_sentence(self) -> str:
+        """Return what the costs are; empty if nobody said what an hour costs."""
+        if self.cost_per_hour is None:
+            return ""
+        return (
+            f"cost: in your currency, hours of all processes times the {self.cost_per_hour:g} an hour that you gave by "
+            "--cost-per-hour."
+        )
+
+    def of_runs(self, run_ids: Collection[str]) -> Ledger:
+        """Return the ledger of some of the runs."""
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key in run_ids})
 
     def lost(self, run_id: str) -> str:
         """Format what a run loses; ``-`` if it does not."""
@@ -156,7 +216,7 @@ def fate_of(result: RunResult, regret: float | None) -> Fate:
     """
     if result.predicted is None:
         return Fate.UNKNOWN
-    return Fate.KEPT if result.stop is None else _FATES[kind_of(result, regret)]
+    return Fate.KEPT if result.stop is None else FATES[kind_of(result, regret)]
 
 
 def ranked(backtest: Backtest) -> list[RunResult]:

@@ -54,6 +54,15 @@ def objective_sentences(objectives: Sequence[Objective | None]) -> list[str]:
     return said
 
 
+def guess_warning(objectives: Iterable[Objective | None]) -> str:
+    """Return a warning that nobody declared what judges runs; empty if somebody did, or nothing judges them."""
+    guessed = Counter(one for one in objectives if one is not None and one.guessed).most_common(_LISTED)
+    if not guessed:
+        return ""
+    named = ", ".join(f"{one.metric} ({'lower' if one.mode is Mode.MIN else 'higher'} is better)" for one, _ in guessed)
+    return f"The metric that judges the runs is a guess: {named}. Declare it by --objective."
+
+
 def objectives_json(objectives: Iterable[Objective | None]) -> list[dict[str, Any]]:
     """Return each objective with the number of runs that it judges, the commonest first."""
     judged = Counter(objective for objective in objectives if objective is not None)

@@ -40,14 +40,17 @@ class Mark:
 
     Attributes:
         x, y: Share cut off and regret, in percent.
-        label: Name of the run, policy or baseline.
-        kind: Its classes in the style sheet: ``run``, with that of its family, ``policy``, ``baseline`` or ``front``.
+        label: Name of the run, policy, baseline or variant.
+        kind: Its classes in the style sheet: ``run``, with that of its family, ``policy``, ``baseline``, ``front`` for
+            the variants of a front, or ``variant`` to label them, too.
+        outside: The point of a variant on runs that did not choose it; None if it is unknown.
     """
 
     x: float
     y: float
     label: str
     kind: str
+    outside: tuple[float, float] | None = None
 
 
 def run_plot(result: RunResult) -> Markup:
@@ -69,35 +72,42 @@ def run_plot(result: RunResult) -> Markup:
     return _svg(height, title, parts)
 
 
-def savings_plot(marks: Sequence[Mark]) -> Markup:
+def savings_plot(marks: Sequence[Mark], title: str = "steps cut off against regret") -> Markup:
     """Plot relative regret against the share of steps cut off; up and to the left is worse. Empty without points.
 
-    The regret axis is symmetric-logarithmic in percent: sign times log10(1 + regret / 0.1). Regret spans from
-    hundredths to hundreds, and 0 matters most.
+    A leader joins a variant to its point out of sample. The regret axis is symmetric-logarithmic in percent: sign times
+    log10(1 + regret / 0.1). Regret spans from hundredths to hundreds, and 0 matters most.
     """
-    across = scale_of([0.0, *(mark.x for mark in marks)], _LEFT + 8, WIDTH - _RIGHT)
-    upwards = scale_of([-0.5, 1.0, *(_flattened(mark.y) for mark in marks)], _SCATTER_HEIGHT - 44, _TOP)
+    points = [point for mark in marks for point in ((mark.x, mark.y), mark.outside) if point is not None]
+    across = scale_of([0.0, *(x for x, _ in points)], _LEFT + 8, WIDTH - _RIGHT)
+    upwards = scale_of([-0.5, 1.0, *(_flattened(y) for _, y in points)], _SCATTER_HEIGHT - 44, _TOP)
     if not marks or across is None or upwards is None:
         return Markup()
-    base, parts = upwards.begin, []
+    base, parts, least = upwards.begin, [], min(0.0, *(y for _, y in points))
     for tick in _REGRET_TICKS:
-        if upwards.low <= _flattened(tick) <= upwards.high:
+        if max(upwards.low, _flattened(least)) <= _flattened(tick) <= upwards.high:
             y = upwards.at(_flattened(tick))
             parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
     parts += [_text(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
     parts.append(_text((across.begin + across.end) / 2, base + 36, "steps cut off", "axis middle"))
     parts.append(_text(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
-    labels = LabelPlacement([(x, y) for x, y, _ in places], _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
-    front = [f"{x:.1f} {y:.1f}" for x, y, mark in sorted(places, key=lambda place: place[:2]) if mark.kind == "front"]
+    drawn = [(across.at(x), upwards.at(_flattened(y))) for x, y in points]
+    labels = LabelPlacement(drawn, _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    ordered = sorted(places, key=lambda place: place[:2])
+    front = [f"{x:.1f} {y:.1f}" for x, y, mark in ordered if mark.kind in ("front", "variant")]
     if len(front) > 1:
         parts.append(_path("front", f"M{'L'.join(front)}"))
+    for x, y, mark in places:
+        if mark.outside is not None:
+            there = across.at(mark.outside[0]), upwards.at(_flattened(mark.outside[1]))
+            parts += [_line(x, y, *there, "leader"), _dot(*there, Mark(*mark.outside, mark.label, "outside"))]
     # The policy's label is placed first, to be next to its dot; its dot is drawn last, to be on top.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
-        if mark.kind in ("policy", "baseline"):
+        if mark.kind in ("policy", "baseline", "variant"):
             parts += _label(labels.place(x, y, mark.label), x, y, mark)
     parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
-    return _svg(_SCATTER_HEIGHT, "steps cut off against regret", parts)
+    return _svg(_SCATTER_HEIGHT, title, parts)
 
 
 def _flattened(percent: float) -> float:
@@ -179,7 +189,8 @@ def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
 
 
 def _dot(x: float, y: float, mark: Mark) -> Markup:
-    title = f"{mark.label}: {mark.x:.1f}% cut off, regret {mark.y:+.2f}%"
+    where = ", out of sample" if mark.kind == "outside" else ""
+    title = f"{mark.label}{where}: {mark.x:.1f}% cut off, regret {mark.y:+.2f}%"
     if mark.kind == "baseline":
         return _path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
     return _circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)

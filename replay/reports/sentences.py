@@ -154,7 +154,8 @@ def _checkpoints_line(total: Mapping[str, Any], backtest: Backtest) -> str:
 def _cost_lines(total: Mapping[str, Any], backtest: Backtest) -> Iterator[str]:
     if total["cost_saved"] is not None:
         hours = total["rank_hours_saved"]
-        yield f"That is worth {total['cost_saved']:,.2f}: {hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each."
+        price = f"{hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each"
+        yield f"What is cut off cost {total['cost_saved']:,.2f}: {price}, runs that are lost included."
     share = total["share_saved"]
     if share["runs"] >= FEWEST_FAMILIES:
         within = "" if share["low"] is None else f" [{share['low']:.1%}, {share['high']:.1%}]"

@@ -10,10 +10,8 @@ from typing import Any, Final
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..runs.results import RunResult
-from .amounts import percent
 from .baseline_rows import is_cost_known
-from .ledger import Fate, Ledger, ledger_of, ranked
-from .stop_costs import NOTABLE_REGRET
+from .ledger import MEANINGS, Ledger, ledger_of, ranked
 
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "cut off", "lost", "saves", "regret", "deploy", "validity")
@@ -37,28 +35,20 @@ TABLE_LEGEND: Final = (
 #: Headings of the table that ``comparison_rows`` fills.
 COMPARISON_HEADINGS: Final = ("", "stops", "cut off", "regret", "median", "deploy", "Δ cut off", "Δ regret")
 
-#: The line below the bars.
-BARS_LEGEND: Final = (
-    f"saved: cut off where training on gave no model more than {NOTABLE_REGRET:.0%} better. "
-    "lost: spent up to the other stops, because their better model needs the training again."
-)
-
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
 
 
 def bar_lines(ledger: Ledger) -> Iterator[str]:
-    """Yield a bar for what the runs spent, and for what is saved, lost and unknown of it."""
-    if not ledger.spent:
-        return
-    amounts = [(str(fate), ledger.total(fate)) for fate in (Fate.SAVED, Fate.LOST, Fate.UNKNOWN)]
-    for name, amount in (("spent", ledger.spent), *amounts):
-        if amount or name != Fate.UNKNOWN:
-            share = amount / ledger.spent
-            bar = "█" * (max(1, round(_BAR * share)) if amount else 0)
-            money = f" = {text}" if (text := ledger.money(amount)) else ""
-            yield f"{name:7}  {bar:{_BAR}}  {ledger.text(amount)} ({percent(share)}){money}"
-    yield BARS_LEGEND
+    """Yield a bar for what the runs spent, and for what is saved, lost and unknown of it, then what the bars are."""
+    bars = list(ledger.bars())
+    for one in bars:
+        bar = "█" * (max(1, round(_BAR * one.share)) if one.share else 0)
+        yield f"{one.kind:7}  {bar:{_BAR}}  {one.amount}{f', cost {one.cost}' if one.cost else ''}"
+    if bars:
+        yield "; ".join(f"{one.kind}: {MEANINGS[one.kind]}" for one in bars[1:]) + "."
+    if cost := ledger.cost_sentence():
+        yield cost
 
 
 def lines_of(texts: Iterable[str]) -> int:

@@ -16,6 +16,7 @@ from ..runs.saves import saving_controllers
 from .aggregation import part_of
 from .amounts import hours, percent
 from .family_sentences import all_of, family_warning, is_told_apart
+from .ledger import FATES, Fate, Ledger, ledger_of
 from .stop_costs import NOTABLE_REGRET
 
 #: What training on would do in a run whose stop costs much.
@@ -38,9 +39,10 @@ def verdict(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
     if not total["runs"]:
         return ["No run could be judged."]
     warning, added = [text] if (text := _dependence(total)) else [], _price(backtest, total)
+    ledger = ledger_of(backtest)
     if is_told_apart(total):
-        return [f"{could_fire(total)}.", *warning, *_apart(backtest, total), *added, *_unknown(total)]
-    return [*_together(total), *added, *warning, *_unknown(total)]
+        return [f"{could_fire(total)}.", *warning, *_apart(backtest, total, ledger), *added, *_unknown(total)]
+    return [*_together(total, ledger), *added, *warning, *_unknown(total)]
 
 
 def _dependence(total: Mapping[str, Any]) -> str:
@@ -99,7 +101,7 @@ def _is_limited(total: Mapping[str, Any]) -> bool:
     return any(one["could_fire"] < total["could_fire"] or one["series_end_early"] for one in total["by_controller"])
 
 
-def _together(total: Mapping[str, Any]) -> Iterator[str]:
+def _together(total: Mapping[str, Any], ledger: Ledger) -> Iterator[str]:
     """Yield how many runs the policy stops, what the stops save and what they cost, over all runs."""
     is_part = total["could_fire"] < total["runs"]
     if not total["could_fire"]:
@@ -112,12 +114,12 @@ def _together(total: Mapping[str, Any]) -> Iterator[str]:
     else:
         the = "the " if stopped == "each" else ""
         said = f"The policy would have stopped {stopped} of {the}{counted(total['runs'], 'run', ',')}"
-    first, *others = [f"{said}{_by_controller(total)}.", *stop_sentences(total)]
+    first, *others = [f"{said}{_by_controller(total)}.", *_stop_sentences(total, ledger)]
     yield f"{first} {others[0]}" if others else first
     yield from others[1:]
 
 
-def _apart(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+def _apart(backtest: Backtest, total: Mapping[str, Any], ledger: Ledger) -> Iterator[str]:
     """Yield the same for the largest family, and for the other runs."""
     largest = total["families"]["largest"]
 
@@ -126,10 +128,11 @@ def _apart(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
 
     for where, is_chosen in (("In these", is_in), ("In the other", lambda result: not is_in(result))):
         part = part_of(backtest, is_chosen)
+        own = ledger.of_runs({result.run_id for result in backtest.results if is_chosen(result)})
         said = f"{where} {part['runs']:,} runs it would have stopped {part['stopped'] or 'none'}."
         if part["runs"] == 1:
             said = f"It would {'' if part['stopped'] else 'not '}have stopped the other run."
-        yield " ".join([said, *stop_sentences(part)])
+        yield " ".join([said, *_stop_sentences(part, own)])
 
 
 def _by_controller(total: Mapping[str, Any]) -> str:
@@ -148,19 +151,19 @@ def _more(controllers: Sequence[Mapping[str, Any]]) -> list[str]:
     return [counted(more, "other")] if more > 0 else []
 
 
-def stop_sentences(part: Mapping[str, Any]) -> Iterator[str]:
+def _stop_sentences(part: Mapping[str, Any], ledger: Ledger) -> Iterator[str]:
     """Yield what the stops save and what that costs, those first that are known to cost little.
 
     Args:
         part: The aggregate of a backtest or of some of its runs.
+        ledger: The ledger of these runs.
     """
-    before: list[Mapping[str, Any]] = []
+    is_first = True
     for kind, found in part["stops_by_cost"].items():
         if found["stopped"]:
             which = "this run" if part["stopped"] == 1 else f"{_count(found['stopped'], part['stopped'])} of them"
-            verb = "save" if kind == "at_most_1_percent" else "cut off"
-            yield f"{_COSTS[kind](found, which, not before)}.{_savings(verb, found, part, before)}"
-            before.append(found)
+            yield f"{_COSTS[kind](found, which, is_first)}.{_amount(FATES[kind], found, ledger, is_first)}"
+            is_first = False
 
 
 def _count(count: int, of: int) -> str:
@@ -212,25 +215,17 @@ _COSTS: Final[Mapping[str, Callable[[Mapping[str, Any], str, bool], str]]] = Map
 )
 
 
-def _savings(verb: str, found: Mapping[str, Any], part: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the stops of a kind add to the mean share of steps that are cut off, and to the time.
-
-    Only stops that are known to cost little save it.
-    """
-    if not found["share_saved"]:
+def _amount(fate: Fate, found: Mapping[str, Any], ledger: Ledger, is_first: bool) -> str:
+    """Say what the stops of a kind save, lose or cut off, in the amounts of the bars."""
+    amount, is_one = ledger.total(fate), found["stopped"] == 1
+    if not amount:
         return ""
-    least, another = "at least " if found["right_censored"] else "", "another " if before else ""
-    said = f"{least}{another}{percent(found['share_saved'])}"
-    runs = part.get("could_fire", part["runs"])
-    if not before:
-        said += " of its steps" if runs == 1 else " of a run's steps on average, stopped or not"
-    if found["seconds_saved"]:
-        is_told = any(one["seconds_saved"] for one in before)
-        saved_s = found["seconds_saved"]
-        said += ", and" if not before and runs > 1 else " and"
-        said += f" {hours(saved_s) if is_told else time_saved({**part, 'seconds_saved': saved_s})}"
-    who = f"This {verb.replace('save', 'saves').replace('cut', 'cuts')}" if found["stopped"] == 1 else f"These {verb}"
-    return f" {who} {said}."
+    said = ledger.share_text(amount, is_first=is_first)
+    if fate is Fate.LOST:
+        return f" {'Its' if is_one else 'Their'} compute up to the stop is lost: {said}."
+    verb = "save" if fate is Fate.SAVED else "cut off"
+    who = f"This {verb.replace('save', 'saves').replace('cut', 'cuts')}" if is_one else f"These {verb}"
+    return f" {who} {'at least ' if found['right_censored'] else ''}{said}."
 
 
 def time_saved(part: Mapping[str, Any]) -> str:

@@ -57,6 +57,9 @@ class Family:
     value: str
 
 
+#: A program that Python read from its input or from ``-c``.
+_UNNAMED: Final = "unnamed program"
+
 #: The family of results that no run on disk belongs to.
 UNKNOWN_FAMILY: Final = Family("configuration", "")
 
@@ -139,6 +142,7 @@ def _configuration(info: RunInfo) -> str:
     """
     argv = info.attempts[0].environment.get("argv")
     program = PurePath(str(argv[0])).name if isinstance(argv, list) and argv else ""
+    program = _UNNAMED if program in ("-", "-c") else program
     config = flattened(info.config).items()
     kept = {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
     if not kept:

@@ -7,8 +7,9 @@ character inside a scalar, however that scalar is quoted or folded.
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -158,6 +159,25 @@ class Document:
     def problem(self, place: Place, message: str) -> PolicyProblem:
         """Return a problem of this document at a place."""
         return PolicyProblem(self.source, place.line, place.column, " ".join(message.split()))
+
+    def with_values(self, section: str, values: Mapping[str, object]) -> str:
+        """Return the text with other values in a mapping of the top level; equal ones stay as they are written.
+
+        Args:
+            section: The key of the mapping.
+            values: The values, by key.
+        """
+        top = self.root.value if isinstance(self.root, yaml.MappingNode) else ()
+        nodes = [node for key, node in top if key.value == section and isinstance(node, yaml.MappingNode)]
+        text = self._text
+        # From the end on, so that the earlier places stay the same.
+        entries = sorted((pair for node in nodes for pair in node.value), key=lambda pair: -pair[1].start_mark.index)
+        for key, node in entries:
+            begin, end = node.start_mark.index, node.end_mark.index
+            written = text[begin:end].rstrip()
+            if key.value in values and yaml.safe_load(written) != values[key.value]:
+                text = text[:begin] + json.dumps(values[key.value]) + text[begin + len(written) :]
+        return text
 
     def place(self, node: yaml.Node) -> Place:
         """Return where a node begins."""

@@ -145,6 +145,11 @@ class Policy:
         return _unpickled, (self.text, self.source, tuple(self.params.items()), self.semantics_version)
 
 
+def text_as_judged(policy: Policy) -> str:
+    """Return the text of a policy's file with the values of its params in place of those that were overridden."""
+    return Document(policy.text, policy.source).with_values("params", policy.params)
+
+
 def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) -> Policy:
     """Read, check and compile a policy file.
 

@@ -144,12 +144,10 @@ async function showReport(now) {
   place.dataset.done = now.id;
 }
 
-const ARM = { yes: "Arm it", no: "Do not arm it", not_enough: "Not enough runs" };
-
 /** Whether to arm the policy and why, then how many runs it stops, in the report's own sentences. */
 function verdict() {
-  const { arm, because } = report.arming;
-  const answer = element("p", {}, element("b", {}, `${ARM[arm]}. `), because);
+  const { headline, because } = report.arming;
+  const answer = element("p", {}, element("b", {}, `${headline}. `), because);
   return element("div", { class: "verdict" }, [answer, ...report.verdict.map((text) => element("p", {}, text))]);
 }
 

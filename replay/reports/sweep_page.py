@@ -16,15 +16,18 @@ from markupsafe import Markup
 from ...store.plural import counted
 from ..choosing.optimism import Optimism
 from ..choosing.splits import SplitKind
-from ..reports.html_templates import STYLE_FILE, TEMPLATES, html_environment
-from ..reports.objectives import objective_sentences
-from ..reports.sentences import REGRET
 from ..sweeps.sweeping import Sweep
 from ..sweeps.winners import stopped_counts
-from .front_plot import DrawnPoint, front_plot
+from .html_templates import STYLE_FILE, TEMPLATES, html_environment
+from .objectives import guess_warning, objective_sentences
+from .plots import Mark, savings_plot
+from .sentences import REGRET
 
 #: Maximum number of winners that a sentence names.
 _NAMED: Final = 5
+
+#: Maximum number of variants in the picture that have a label.
+_LABELLED: Final = 12
 
 
 def front_title(judged: Optimism | None) -> str:
@@ -94,9 +97,10 @@ def sweep_page(sweep: Sweep, judged: Optimism | None = None, written: str = "") 
         title=title,
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
         sentences=list(sample_sentences(sweep, judged)),
-        picture=front_plot(_drawn(sweep, judged), title),
+        picture=savings_plot(_marks(sweep, judged), title),
         headings=_headings(sweep, judged),
         rows=_rows(sweep, judged),
+        guess=guess_warning([run.objective for run in sweep.runs]),
         about=[*objective_sentences([run.objective for run in sweep.runs]), REGRET],
         written=written,
     )
@@ -109,39 +113,43 @@ def _headings(sweep: Sweep, judged: Optimism | None) -> list[str]:
 
 def _rows(sweep: Sweep, judged: Optimism | None) -> Iterator[list[str]]:
     totals, winners = sweep.totals, stopped_counts(sweep.winners, len(sweep.variants))
-    for place, (index, point) in enumerate(zip(sweep.front, _drawn(sweep, judged), strict=True)):
+    for place, (index, mark) in enumerate(zip(sweep.front, _marks(sweep, judged), strict=True)):
         out = []
         if judged is not None:
+            point = judged.points[place]
             out = [
-                _percent(point.out_saved, ".1f"),
-                _percent(point.out_regret, "+.2f"),
-                _percent(100 * judged.points[place].optimism_regret, "+.2f"),
+                _percent(100 * point.out_of_sample_saved_share, ".1f"),
+                _percent(100 * point.out_of_sample_regret, "+.2f"),
+                _percent(100 * point.optimism_regret, "+.2f"),
             ]
         yield [
             *(str(sweep.variants[index].settings[name]) for name in sweep.axes),
             f"{totals['stopped'][index]:,.0f} of {totals['could_fire'][index]:,.0f}",
-            _percent(point.saved, ".1f"),
-            _percent(point.regret, "+.2f"),
+            _percent(mark.x, ".1f"),
+            _percent(mark.y, "+.2f"),
             *out,
             _percent(100 * float(totals["worst_regret"][index]), "+.2f"),
             f"{winners[index]} of {len(sweep.winners)}" if sweep.winners else "-",
         ]
 
 
-def _drawn(sweep: Sweep, judged: Optimism | None) -> list[DrawnPoint]:
+def _marks(sweep: Sweep, judged: Optimism | None) -> list[Mark]:
+    """Return the points of the front, with their points out of sample; of a long front none has a label."""
     totals = sweep.totals
     with np.errstate(all="ignore"):
         shares = totals["share_saved"] if sweep.steps is None else totals["steps_saved"] / totals["steps"]
-    drawn = []
+    marks = []
     for place, index in enumerate(sweep.front):
         label = ", ".join(f"{name}={sweep.variants[index].settings[name]}" for name in sweep.axes)
-        out = (math.nan, math.nan)
+        outside = None
         if judged is not None:
             point = judged.points[place]
             out = (100 * point.out_of_sample_saved_share, 100 * point.out_of_sample_regret)
+            outside = out if all(map(math.isfinite, out)) else None
+        kind = "variant" if len(sweep.front) <= _LABELLED else "front"
         regret = float(totals["mean_regret"][index])
-        drawn.append(DrawnPoint(label, 100 * float(shares[index]), 100 * regret, *out))
-    return drawn
+        marks.append(Mark(100 * float(shares[index]), 100 * regret, label, kind, outside))
+    return marks
 
 
 def _percent(value: float, form: str) -> str:

@@ -1,1 +1,0 @@
-"""The page of a sweep: its best trade-offs, in sample and out of it."""
