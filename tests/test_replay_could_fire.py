@@ -166,7 +166,8 @@ controllers:
 """
     result = judged(parse_policy(text), steps(1.0, 1.0, 1.0), store_record)
 
-    assert not result.could_not_fire and result.stop is not None
+    assert not result.could_not_fire
+    assert result.stop is not None
 
 
 def test_a_policy_that_steers_could_fire_in_a_run_in_which_it_cannot_stop(store_record: Recorder) -> None:
