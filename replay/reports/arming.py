@@ -247,7 +247,7 @@ class _Case:
         stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"
         drawn = {one.run_id for one in certificate.population.drawn}
         chose = sum(result.run_id in drawn for result in self._results)
-        flatter = f" {chose:,} of them chose it, which flatters the saving but not the promise." if chose else ""
+        flatter = f" {chose:,} of them chose the params: that flatters the saving, not the promise." if chose else ""
         said = f"Certified: with {certificate.risk.confidence:.0%} confidence, {promise(certificate.risk, _REGRET)}."
         return Arm.YES, f"{said} {saves} Of these {_of(len(self._results))}, {stops} lost by it.{flatter}"
 
@@ -292,7 +292,7 @@ def _why_unable(results: Sequence[RunResult]) -> str:
     lacked = ", ".join(dict.fromkeys(name for reason, _ in reasons for name in _LACKED.findall(reason)))
     have = "; ".join(f"{runs:,} of {counted(count, 'run', ',')} have {reason}" for reason, runs in reasons[:_NAMED])
     said = f"{which[0].upper()}{which[1:]} never logged {lacked}, which its rules read, so it" if lacked else "It"
-    how = f" To judge it, log {lacked} in new runs, then backtest these." if lacked else ""
+    how = f" To judge it, log {lacked} in new runs, then backtest those." if lacked else ""
     return (
         f"{said} could not fire: {have}. They say nothing for or against it.{how} "
         "Armed, it would do nothing, but only as long as logging stays the same."
