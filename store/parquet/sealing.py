@@ -366,10 +366,10 @@ def _remove_leftovers(folder: Path) -> None:
     remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
-def complaints(folder: Path) -> list[str]:
-    """Seal a run folder; return why some or all of it could not be sealed."""
+def complaints(folder: Path, *, other_hosts: bool = False) -> list[str]:
+    """Seal a run folder, as ``seal`` does; return why some or all of it could not be sealed."""
     try:
-        seal(folder)
+        seal(folder, other_hosts=other_hosts)
         what = "another machine wrote it and may still be writing"
         return [f"{path}: {what}" for path in foreign_journals(folder)]
     except (TelemetryError, OSError) as error:
