@@ -49,7 +49,7 @@ class FolderTarget:
     def put_chunk(self, run_id: str, chunk: bytes) -> int:
         """As ``Target`` says."""
         with _translated():
-            return self._intake.take_chunk(run_id, OWNER, chunk)
+            return self._intake.take_chunk(run_id, OWNER, chunk)[1]
 
     def end(self, run_id: str, streams: Collection[Stream]) -> None:
         """As ``Target`` says; the run is sealed on return."""

@@ -106,8 +106,8 @@ class Intake:
                 digests,
             )
 
-    def take_chunk(self, run_id: str, owner: str, data: bytes) -> int:
-        """Append the events of a chunk that are missing, and return the ``seq`` of the next event of its stream.
+    def take_chunk(self, run_id: str, owner: str, data: bytes) -> tuple[Stream, int]:
+        """Append the events of a chunk that are missing. Return its stream, and the ``seq`` of the next event of it.
 
         Raises:
             BadFrames: It is not a chunk of this run.
@@ -136,7 +136,7 @@ class Intake:
             self._used[owner] = self._used.get(owner, 0) + stream.append(chunk)
             if stream.has_closed:
                 self._seal_closed(folder, run)
-            return stream.next_seq
+            return chunk.stream, stream.next_seq
 
     def take_papers(self, run_id: str, owner: str, papers: RunPapers) -> None:
         """Replace ``run.json``, and add columns and notes.

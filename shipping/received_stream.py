@@ -8,18 +8,14 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from ..store.errors import NotWritten
-from ..store.journal.format import MAGIC, PREAMBLE, VERSION, header_record
+from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, VERSION, header_record
 from ..store.journal.reading import read_segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
 from ..store.run_folder import JournalFile, journal_name, list_files
 from .chunks import Chunk, Stream
 from .errors import IntakeBusy, OutOfStep
-
-#: The key in a segment's header that says that a push brought its events.
-RECEIVED: Final = "received"
 
 
 class ReceivedStream:

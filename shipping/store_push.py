@@ -51,10 +51,12 @@ class Backoff:
     Args:
         say: Called once when the target goes away, and once when it is back.
         wait_s: Seconds without success after which the last error is raised.
+        sleep: Sleeps for so many seconds.
     """
 
     say: Callable[[str], None]
     wait_s: float
+    sleep: Callable[[float], object] = time.sleep
     _pause_s: float = FIRST_PAUSE_S
     _since_s: float | None = None
     _said: str = ""
@@ -74,7 +76,7 @@ class Backoff:
             self.say(f"{error}\nNothing is lost; the push tries again")
             self._said = error.what
         # A random part, so that pushers of many machines do not return at once.
-        time.sleep(min(left_s, self._pause_s * random.uniform(0.5, 1.0)))
+        self.sleep(min(left_s, self._pause_s * random.uniform(0.5, 1.0)))
         self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s)
 
     def end(self) -> None:

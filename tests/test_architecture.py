@@ -22,7 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "store": set(),
     "rules": {"store"},
     "shipping": {"store"},
-    "recorder": {"rules", "shipping", "store"},
+    "recorder": {"rules", "store"},
     "importers": {"store"},
     # Nothing imports integrations but the user's own loop.
     "integrations": {"importers", "recorder", "rules", "store"},
@@ -219,6 +219,8 @@ PUBLIC: dict[str, set[str]] = {
     },
     "shipping": {
         "errors",
+        "intake",
+        "run_state",
         "store_push",
         "target",
     },

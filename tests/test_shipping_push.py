@@ -211,10 +211,10 @@ def test_replayed_overlapping_and_jumping_chunks_lose_and_double_nothing(tmp_pat
     """A chunk counts only where its events are next; a jump is refused, with the event that is missing."""
     intake = an_intake(tmp_path / "b")
     intake.take_papers(RUN, "me", PAPERS)
-    answers = [intake.take_chunk(RUN, "me", a_chunk(*at)) for at in ((0, 3), (0, 3), (1, 4), (4, 1), (5, 0))]
+    answers = [intake.take_chunk(RUN, "me", a_chunk(*at))[1] for at in ((0, 3), (0, 3), (1, 4), (4, 1), (5, 0))]
     with pytest.raises(OutOfStep, match="event 5 of attempt 0, rank 0 comes next"):
         intake.take_chunk(RUN, "me", a_chunk(7, 2))
-    hole = intake.take_chunk(RUN, "me", a_chunk(7, 2, after=5))
+    _, hole = intake.take_chunk(RUN, "me", a_chunk(7, 2, after=5))
     intake.close()
 
     assert (answers, hole) == ([3, 3, 5, 5, 5], 9)
@@ -272,6 +272,21 @@ def test_an_attempt_that_ended_stays_and_another_one_of_its_number_is_refused(tm
     assert status == "completed"
 
 
+def test_a_pusher_that_falls_silent_leaves_a_crashed_run_and_may_come_back(tmp_path: Path) -> None:
+    """After the lease nobody holds the segment; the next chunk makes the run live again."""
+    intake = an_intake(tmp_path / "b")
+    intake.take_papers(RUN, "me", PAPERS)
+    statuses = []
+    for first in (0, 3):
+        intake.take_chunk(RUN, "me", a_chunk(first, 3))
+        intake.release_silent(3600.0)
+        statuses.append(open_run(tmp_path / "b" / RUN).status)
+        intake.release_silent(0.0)
+        statuses.append(open_run(tmp_path / "b" / RUN).status)
+
+    assert statuses == ["running", "crashed"] * 2
+
+
 def test_two_pushers_of_one_run_wait_for_each_other(tmp_path: Path) -> None:
     """The second is told who holds the segment, and continues once the first has gone."""
     first, second = an_intake(tmp_path / "b"), an_intake(tmp_path / "b")
@@ -281,7 +296,7 @@ def test_two_pushers_of_one_run_wait_for_each_other(tmp_path: Path) -> None:
         second.take_chunk(RUN, "me", a_chunk(0, 3))
     first.close()
 
-    assert second.take_chunk(RUN, "me", a_chunk(0, 3)) == 3
+    assert second.take_chunk(RUN, "me", a_chunk(0, 3)) == ((0, 0), 3)
 
 
 def test_a_full_disk_and_a_full_quota_are_said_and_cost_nothing(tmp_path: Path) -> None:
@@ -289,7 +304,7 @@ def test_a_full_disk_and_a_full_quota_are_said_and_cost_nothing(tmp_path: Path) 
     limits = IntakeLimits(owner_bytes=6000, free_bytes=0)
     intake = an_intake(tmp_path / "b", limits)
     intake.take_papers(RUN, "me", PAPERS)
-    taken = intake.take_chunk(RUN, "me", a_chunk(0, 30))
+    _, taken = intake.take_chunk(RUN, "me", a_chunk(0, 30))
     with pytest.raises(QuotaExceeded, match="fill their quota of 6,000 bytes"):
         intake.take_chunk(RUN, "me", a_chunk(taken, 60))
     intake.close()
@@ -297,7 +312,7 @@ def test_a_full_disk_and_a_full_quota_are_said_and_cost_nothing(tmp_path: Path) 
     with pytest.raises(NotWritten, match="less than"):
         full.take_chunk(RUN, "me", a_chunk(taken, 10))
 
-    assert (taken, an_intake(tmp_path / "b").take_chunk(RUN, "me", a_chunk(taken, 10))) == (30, 40)
+    assert (taken, an_intake(tmp_path / "b").take_chunk(RUN, "me", a_chunk(taken, 10))[1]) == (30, 40)
 
 
 def test_a_target_that_writes_half_a_chunk_keeps_none_of_it(tmp_path: Path) -> None:
@@ -310,7 +325,8 @@ def test_a_target_that_writes_half_a_chunk_keeps_none_of_it(tmp_path: Path) -> N
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n"
         "try: intake.take_chunk(RUN, 'me', a_chunk(5, 50))\n"
         "except NotWritten as error: print(error.what)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)); print(intake.take_chunk(RUN, 'me', a_chunk(5, 1)))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))\n"
+        "print(intake.take_chunk(RUN, 'me', a_chunk(5, 1))[1])\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "b"), str(Path(__file__).parent)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
