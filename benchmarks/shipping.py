@@ -26,6 +26,12 @@ from steptape import Recorder, open_run
 #: Seconds within which a round must end.
 _PATIENCE_S: Final = 300.0
 
+#: Seconds after which the line is left alone, so that a round ends.
+_CUTTING_S: Final = 60.0
+
+#: Probability of a cut at each read of up to 4 KiB.
+_CUT: Final = 0.1
+
 
 class Proxy:
     """A proxy on loopback that breaks connections.
@@ -58,20 +64,13 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        # Bytes after which the connection breaks: in a head, in a frame, or in an answer.
-        left = float("inf") if self.is_kind else self._chance.choice((0, 60, 700, 3_000, 40_000)) * self._chance.random()
-        if left < 1:
-            self.cuts += 1
-            client.close()
-            return
         try:
             server = socket.create_connection(("127.0.0.1", self._behind), timeout=5)
         except OSError:
             client.close()
             return
-        budget = [left]
         pair = ((client, server), (server, client))
-        threads = [threading.Thread(target=self._pass, args=(*each, budget), daemon=True) for each in pair]
+        threads = [threading.Thread(target=self._pass, args=each, daemon=True) for each in pair]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -79,16 +78,16 @@ class Proxy:
         client.close()
         server.close()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, budget: list[float]) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(4096):
                 if self._chance.random() < 0.05:
                     time.sleep(self._chance.random() / 50)
-                if len(data) >= budget[0]:
-                    sink.sendall(data[: int(budget[0])])
+                if not self.is_kind and self._chance.random() < _CUT:
+                    # In a head, in a frame, or in an answer, whose request has been carried out by then.
+                    sink.sendall(data[: self._chance.randrange(len(data) + 1)])
                     self.cuts += 1
                     break
-                budget[0] -= len(data)
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):
@@ -145,11 +144,12 @@ class Campaign:
                 while at and at[0] == step:
                     at.pop(0)
                     self._kill()
-        deadline_s = time.monotonic() + _PATIENCE_S
+        began_s = time.monotonic()
         there = self._target / rec.run_id
         while not (there / "digests.json").exists() or not open_run(there).log_digest:
-            assert time.monotonic() < deadline_s, f"{rec.folder}: not pushed within {_PATIENCE_S:g} s"
-            self._proxy.is_kind = time.monotonic() > deadline_s - _PATIENCE_S / 2
+            seconds = time.monotonic() - began_s
+            assert seconds < _PATIENCE_S, f"{rec.folder}: not pushed within {_PATIENCE_S:g} s"
+            self._proxy.is_kind = seconds > _CUTTING_S
             self._start()
             time.sleep(0.1)
         rec.close(seal=True)

@@ -33,5 +33,15 @@ class TargetAway(TelemetryError):
     """The target does not answer, or cannot take anything now. The pusher tries again later."""
 
 
+class LineLost(TargetAway):
+    """The connection broke.
+
+    Attributes:
+        after_answers: Whether the target had answered since the failure before, so that a long pause is of no use.
+    """
+
+    after_answers = False
+
+
 class PushRefused(TelemetryError):
     """The target refuses this run; another try would not help."""

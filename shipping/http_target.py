@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from ..store.errors import TelemetryError
 from .chunks import Stream
-from .errors import OutOfStep, PushRefused, TargetAway
+from .errors import LineLost, OutOfStep, PushRefused, TargetAway
 from .run_state import RunPapers, RunState
 
 #: Seconds without a byte after which a request counts as lost.
@@ -46,6 +46,7 @@ class HttpTarget:
         self._connection = kind(host, port, timeout=timeout_s)
         self._prefix = f"{parts.path.rstrip('/')}/api/v1/intake/"
         self._address = address
+        self._is_used = self._has_answered = False
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def state(self, run_id: str) -> RunState:
@@ -84,23 +85,37 @@ class HttpTarget:
         Raises:
             OutOfStep, PushRefused, TargetAway: As ``Target`` says.
         """
-        headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
         try:
-            self._connection.request(method, self._prefix + quote(path), body, headers)
-            answer = self._connection.getresponse()
-            content = answer.read(_MOST_ANSWER_BYTES)
+            try:
+                status, content = self._exchange(method, path, body, media_type)
+            except (OSError, http.client.HTTPException):
+                if not self._is_used:
+                    raise
+                # A server may close a connection that has been idle. All requests may be repeated.
+                self._is_used = False
+                status, content = self._exchange(method, path, body, media_type)
         except (OSError, http.client.HTTPException) as error:
-            self._connection.close()  # The next request connects anew.
-            raise TargetAway(
-                f"the target does not answer ({error or type(error).__name__})", where=self._address
-            ) from None
+            lost = LineLost(f"the target does not answer ({error or type(error).__name__})", where=self._address)
+            lost.after_answers, self._has_answered = self._has_answered, False
+            raise lost from None
+        self._has_answered = self._is_used = True
         try:
             document = json.loads(content or b"{}")
         except ValueError:
             document = None
-        if answer.status < 300 and isinstance(document, dict):
+        if status < 300 and isinstance(document, dict):
             return document
-        raise self._error_of(answer.status, document if isinstance(document, Mapping) else {})
+        raise self._error_of(status, document if isinstance(document, Mapping) else {})
+
+    def _exchange(self, method: str, path: str, body: bytes | None, media_type: str) -> tuple[int, bytes]:
+        headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
+        try:
+            self._connection.request(method, self._prefix + quote(path), body, headers)
+            answer = self._connection.getresponse()
+            return answer.status, answer.read(_MOST_ANSWER_BYTES)
+        except BaseException:
+            self._connection.close()  # The next request connects anew.
+            raise
 
     def _error_of(self, status: int, problem: Mapping[str, Any]) -> TelemetryError:
         what = str(problem.get("detail") or f"the server answered with status {status}")

@@ -49,7 +49,7 @@ class IntakeLimits:
     """
 
     chunk_bytes: int = MOST_CHUNK_BYTES
-    owner_bytes: int = 1 << 40
+    owner_bytes: int = 10**12
     free_bytes: int = 256 << 20
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from ..store.errors import RunChanging, TelemetryError
 from ..store.run_folder import RUN_JSON, has_journal, run_names
-from .errors import PushRefused, TargetAway
+from .errors import LineLost, PushRefused, TargetAway
 from .run_push import RunPush
 from .target import Target
 
@@ -67,6 +67,8 @@ class Backoff:
         Raises:
             TelemetryError: The given error, if the target has been away for too long.
         """
+        if isinstance(error, LineLost) and error.after_answers:
+            self.end()
         now_s = time.monotonic()
         self._since_s = now_s if self._since_s is None else self._since_s
         left_s = self._since_s + self.wait_s - now_s
