@@ -8,7 +8,6 @@ Prints one line a round and exits with status 1 if a digest differs.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import socket
@@ -176,8 +175,8 @@ class Campaign:
 
 
 def _steptape(*arguments: object) -> subprocess.Popen[bytes]:
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", "steptape", *map(str, arguments)], env={**os.environ}, **quiet)
+    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -122,6 +122,19 @@ def test_a_pusher_goes_on_where_a_sealer_of_the_target_has_been(tmp_path: Path) 
     assert early != digests_of(tmp_path / "b" / RUN) == digests_of(loop.folder)
 
 
+def test_only_an_intake_declares_a_pushed_writer_gone(tmp_path: Path) -> None:
+    """Other sealers of the target leave the segments alone, also where the writer was on this machine."""
+    loop = Loop(tmp_path / "a")
+    loop.steps(40)
+    target = FolderTarget(tmp_path / "b")
+    RunPush(loop.folder, target).look()
+    target.close()
+    sealed = seal(tmp_path / "b" / RUN)
+
+    assert (sealed, open_run(tmp_path / "b" / RUN).status) == (0, "crashed")
+    assert digests_of(tmp_path / "b" / RUN) == {}
+
+
 def test_a_resumed_run_and_a_crashed_one_arrive_as_they_are(tmp_path: Path) -> None:
     """The second attempt follows the first, and a writer that was killed leaves a crashed run at both ends."""
     first = Loop(tmp_path / "a")
