@@ -21,6 +21,7 @@ from .endpoints import (
     decisions,
     events,
     health,
+    intake,
     jobs,
     notes,
     policies,
@@ -48,6 +49,7 @@ from .pages import routes as page_routes
 from .pages.layout import show_lost
 from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
+from .workers.intake_service import IntakeService
 from .workers.job_queue import JobQueue
 from .workers.query_workers import QueryWorkers
 from .workers.rule_processes import RuleProcesses
@@ -58,7 +60,7 @@ PREFIX: Final = "/api/v1"
 
 _ENDPOINTS: Final = (
     runs, run_detail, health, series, windows, events, tail, samples, decisions, notes, policies, query, rule_checks,
-    jobs,
+    jobs, intake,
 )  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def create_app(
     policies_path: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> FastAPI:
-    """Build the HTTP application over a store. It only reads runs, and writes notes: annotations and requests.
+    """Build the HTTP application over a store. It reads runs, writes notes, and takes the runs that pushers bring.
 
     Args:
         store_path: A folder of runs.
@@ -116,6 +118,8 @@ def _set_up_work(state: State, limits: Limits) -> None:
     state.streams = FollowerSlots(limits.streams)
     state.traffic = Traffic()
     state.jobs = JobQueue(limits)
+    state.intake_service = IntakeService(state.store_path, limits.intake)
+    state.intake = state.intake_service.intake
     state.rule_processes = RuleProcesses(limits)
     state.query_workers = QueryWorkers(state.store_path, limits)
     # Separate threads: waiting queries never block other requests.
@@ -158,9 +162,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.query_workers.warm()
 
     threading.Thread(target=warm, name="warm-up", daemon=True).start()
+    app.state.intake_service.start()
     yield
     gc.unfreeze()
     app.state.jobs.close()
+    app.state.intake_service.close()
     app.state.query_workers.close()
 
 

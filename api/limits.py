@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..shipping.intake import IntakeLimits
 from ..store.sql.bounded_query import QueryLimits
 
 
@@ -30,6 +31,8 @@ class Limits:
         streams: Most live tails and long polls at a time.
         heartbeat_s: Interval between heartbeats in a live tail, in seconds.
         wait_s: Longest wait of a long poll, in seconds.
+        intake: Limits on what pushers bring.
+        intake_body_s: Timeout for receiving a chunk, in seconds.
     """
 
     body_bytes: int = 1 << 20
@@ -49,6 +52,8 @@ class Limits:
     streams: int = 64
     heartbeat_s: float = 15.0
     wait_s: float = 60.0
+    intake: IntakeLimits = field(default_factory=IntakeLimits)
+    intake_body_s: float = 120.0
 
 
 DEFAULT_LIMITS = Limits()

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ..rules.errors import PolicyError
+from ..shipping.errors import BadFrames, ForeignRun, IntakeBusy, OutOfStep, QuotaExceeded, RunConflict
 from ..store.errors import (
     DamagedLog,
     InvalidEvent,
@@ -82,6 +83,12 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     PolicyError: Sort(422, "invalid-policy", "The rules do not load"),
     QueryRefused: Sort(422, "query-refused", "The query was refused"),
     QueryTimedOut: Sort(422, "query-timed-out", "The query took too long"),
+    BadFrames: Sort(422, "bad-frames", "What was sent is not a part of the run"),
+    OutOfStep: Sort(409, "out-of-step", "Earlier events are missing"),
+    RunConflict: Sort(409, "run-conflict", "Another run has this id"),
+    ForeignRun: Sort(403, "foreign-run", "Begun with another token"),
+    QuotaExceeded: Sort(507, "quota-exceeded", "The quota is full"),
+    IntakeBusy: Sort(503, "intake-busy", "Another process writes to the run"),
     Busy: Sort(503, "busy", "The server is busy"),
     RunChanging: _CHANGING,
     DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),

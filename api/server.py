@@ -8,11 +8,13 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
+from .limits import DEFAULT_LIMITS
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
 from .workers.reading_ahead import reading_ahead
 from .workers.store_sealing import sealing_store
@@ -29,6 +31,7 @@ def serve(
     tokens_path: str | Path | None = None,
     allowed_hosts: Sequence[str] = (),
     policies_path: str | Path | None = None,
+    quota_bytes: int | None = None,
 ) -> None:
     """Serve a store over HTTP; return when interrupted. Writes the address to stderr, nothing to stdout.
 
@@ -42,6 +45,7 @@ def serve(
             the environment variable ``STEPTAPE_TOKENS`` may hold such lines.
         allowed_hosts: Names that clients use for the server, in addition to ``host`` and those of this machine.
         policies_path: A folder of rule files that clients can name.
+        quota_bytes: Most bytes of the runs that one token pushes; a terabyte if not given.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -58,7 +62,10 @@ def serve(
             from .app import create_app
             from .middleware.connections import prepare, settings
 
-        app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
+        hosts, limits = (host, *allowed_hosts), DEFAULT_LIMITS
+        if quota_bytes is not None:
+            limits = replace(limits, intake=replace(limits.intake, owner_bytes=quota_bytes))
+        app = create_app(store_path, tokens=tokens, allowed_hosts=hosts, policies_path=policies_path, limits=limits)
         catalog_of(app.state.store_path).use_preloaded(ahead.runs)
         with _listening(host, port) as listener:
             prepare(listener)

@@ -49,6 +49,7 @@ SUMMARIES: Final = {
     "query": "Run read-only SQL over a store.",
     "export": "Write a run's events as JSON lines, CSV or Parquet.",
     "seal": "Convert the journals of ended runs to Parquet.",
+    "push": "Bring runs to a server or another folder, and prove that both logs are equal.",
     "delete": "Delete runs by name, by age, or all but the newest.",
     "doctor": "Find damage in a store or a run, and print what to do about it.",
     "serve": "Serve the web pages and the HTTP API of a store.",

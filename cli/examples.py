@@ -35,6 +35,7 @@ EXAMPLES: Final = {
         "steptape import auto logs --store runs",
         "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
     ),
+    "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
     "query": ("steptape query runs 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id'",),
     "replay": (
         "steptape replay overfitting digits --store runs",

@@ -23,6 +23,7 @@ from ..store.run_info import Attempt, PolicyRecord, RunInfo
 from .batch_samples import SampleChoice
 from .control import Callbacks
 from .environment import describe_environment
+from .process.background_pushing import PushSettings
 from .ranks.rank import Rank, this_rank
 from .values import as_config, as_text, as_whole
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+#: The address of a server.
+_SERVER: Final = re.compile(r"https?://", re.IGNORECASE)
 
 
 def described_run(name: str | None, group: str | None, tags: Sequence[str], config: Any, attempt: Attempt) -> RunInfo:
@@ -99,9 +103,40 @@ def declared_store(store: Any) -> Path:
     """
     path = os.fspath(store) if isinstance(store, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path.strip() or _ADDRESS.match(path):
-        fix = "Runs are recorded in a folder of this machine or a mounted disk, such as 'runs'"
+        fix = "Runs are recorded in a folder of this machine, such as 'runs', or for a server: http(s)://HOST[:PORT]"
         raise TelemetryError(f"the store must be the path of a folder; got {shortened(repr(store))}", fix=fix)
     return Path(os.path.expanduser(path))
+
+
+def declared_push(store: Any, push: Any, push_wait_s: Any) -> tuple[Any, PushSettings | None]:
+    """Return the store of a recorder, and where its run is pushed; None for nowhere.
+
+    A server in place of the store means a local spool: ``STEPTAPE_SPOOL``, or a folder in the user's state folder.
+
+    Raises:
+        TelemetryError: The target is no address and no path, or there are two.
+    """
+    if not isinstance(push_wait_s, (int, float)) or not push_wait_s >= 0:
+        raise TelemetryError("push_wait_s must be a number of at least 0", got=push_wait_s)
+    if isinstance(store, str) and _SERVER.match(store):
+        if push is not None:
+            raise TelemetryError("a run that is recorded for a server has that server as its target", got=push)
+        return _spool_of(store), PushSettings(store, float(push_wait_s))
+    if push is None:
+        return store, None
+    target = os.fspath(push) if isinstance(push, (str, os.PathLike)) else push
+    if not isinstance(target, str) or not target.strip():
+        raise TelemetryError("push must be the address of a server, or a folder", got=push)
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", target):
+        target = os.path.abspath(os.path.expanduser(target))  # The program may change its working directory.
+    return store, PushSettings(target, float(push_wait_s))
+
+
+def _spool_of(server: str) -> Path:
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", server.partition("://")[2]).strip("-.")
+    if spool := os.environ.get("STEPTAPE_SPOOL"):
+        return Path(spool) / name
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "steptape", "spool", name)
 
 
 def declared_plan(

@@ -27,6 +27,7 @@ from .console_lines import ConsoleLines
 from .control import Callbacks, Control
 from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .opening import steering_of
+from .process.background_pushing import PUSHING, PushSettings
 from .process.background_sealing import SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
 from .process.watchdog import unwatch, watch
@@ -63,6 +64,7 @@ class RecorderSettings:
         callbacks: The loop's.
         choice: The selection of sample losses.
         value_lag, seal_wait_s, agree_timeout_s: As for ``Recorder``.
+        push: Where the run is pushed; None for nowhere.
         certified: The certificate with which the run is compared; None without one.
         is_strict: Whether wrong calls and failures raise.
         is_quiet: Whether no line is printed.
@@ -76,6 +78,7 @@ class RecorderSettings:
     value_lag: int
     seal_wait_s: float
     agree_timeout_s: float
+    push: PushSettings | None
     certified: CertifiedRun | None
     is_strict: bool
     is_quiet: bool
@@ -181,6 +184,9 @@ class LiveAttempt:
         """Record the start of the attempt, and register the handlers for its end."""
         self._lines.begin()
         SEALING.wait_at_exit(self._settings.seal_wait_s)
+        if self._settings.push is not None:
+            rank = self._settings.rank
+            PUSHING.start(str(self.folder), self._settings.push, rank.rank if rank.world_size > 1 else None)
         atexit.register(self._leave_at_exit)
         self._handles_sigterm = raise_on_sigterm()
         if self._handles_sigterm and (self.document.info.last.plan.world_size or 1) > 1:
@@ -266,6 +272,7 @@ class LiveAttempt:
 
     def take_back(self) -> None:
         """Delete the run that has just begun."""
+        PUSHING.drop(str(self.folder))
         self._release()
         self.is_closed = self._is_over = True
         self.tape.journal.discard()
@@ -409,6 +416,7 @@ class LiveAttempt:
                 self._write_end(status, failure, reason)
             finally:
                 self._release()
+                PUSHING.end(str(self.folder))
                 if self.operations is not None:
                     self.operations.end()
 
@@ -451,6 +459,7 @@ class LiveAttempt:
         attrs = {**failure, "traceback": failure["traceback"].splitlines()}
         self.tape.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
         self._write_end("interrupted", failure)
+        PUSHING.end(str(self.folder))
 
     def _write_end(
         self, status: str, failure: dict[str, str] | None, reason: str | None = None, *, shown: str = ""

@@ -27,6 +27,7 @@ from .arguments import (
     declared_later,
     declared_plan,
     declared_policy,
+    declared_push,
     declared_seal_wait_s,
     declared_store,
     declared_sync_s,
@@ -41,6 +42,7 @@ from .late_values import VALUE_LAG
 from .live_attempt import LiveAttempt, RecorderSettings
 from .opening import open_run
 from .probes.emission import NO_EMISSION, Emission
+from .process.background_pushing import PUSH_WAIT_S
 from .process.background_sealing import SEAL_WAIT_S
 from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
@@ -103,7 +105,8 @@ class Recorder:
     ``torch.distributed``'s process group, on every rank: the group broadcasts the run id.
 
     Args:
-        store: Folder of runs; created if missing. ``~`` is the user's home.
+        store: Folder of runs; created if missing. ``~`` is the user's home. Or the address of a server: the run is
+            then recorded in a local spool, and pushed.
         name: Name of the run, which need not be unique; the script's name if not given.
         group: A label that related runs share, for sorting and filtering.
         tags: Further labels.
@@ -137,6 +140,9 @@ class Recorder:
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
         seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
             that, sealing continues without the program. The largest of all recorders counts.
+        push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``, ``file://PATH`` or a
+            folder. ``STEPTAPE_TOKEN`` holds the token of a server.
+        push_wait_s: Maximum number of seconds that the program's exit waits until the run is pushed.
         mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
             every call works.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
@@ -185,6 +191,8 @@ class Recorder:
         value_lag: int = VALUE_LAG,
         seal_wait_s: float = SEAL_WAIT_S,
         agree_timeout_s: float = AGREE_TIMEOUT_S,
+        push: str | Path | None = None,
+        push_wait_s: float = PUSH_WAIT_S,
         mode: Literal["disabled"] | None = None,
         strict: bool = False,
         quiet: bool = False,
@@ -192,6 +200,7 @@ class Recorder:
     ) -> None:
         for argument in unknown:
             raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
+        store, pushed = declared_push(store, push, push_wait_s)
         folder = declared_store(store)
         if disable(self, folder, mode):
             return
@@ -213,6 +222,7 @@ class Recorder:
             value_lag,
             seal_wait_s,
             agree_timeout_s,
+            pushed,
             declared_certificate(certificate, policy, strict=strict),
             is_strict=strict,
             is_quiet=quiet or not own.decides,

@@ -21,14 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS: dict[str, set[str]] = {
     "store": set(),
     "rules": {"store"},
+    "shipping": {"store"},
     "recorder": {"rules", "store"},
     "importers": {"store"},
     # Nothing imports integrations but the user's own loop.
     "integrations": {"importers", "recorder", "rules", "store"},
     "replay": {"rules", "store"},
-    "api": {"replay", "rules", "store"},
+    "api": {"replay", "rules", "shipping", "store"},
     "examples": {"recorder", "rules"},
-    "cli": {"api", "examples", "importers", "replay", "rules", "store"},
+    "cli": {"api", "examples", "importers", "replay", "rules", "shipping", "store"},
     # The front door imports what it names, each name at its first use.
     "steptape": {"cli", "recorder", "replay", "rules", "store"},
 }
@@ -62,6 +63,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "process": set(),
         "ranks": {".", "calls", "operations"},
     },
+    "shipping": {},
     "importers": {
         ".": {"encodings"},
         "encodings": {"."},
@@ -110,13 +112,20 @@ PUBLIC: dict[str, set[str]] = {
         "events",
         "garbage",
         "host",
+        "journal/checksum",
         "journal/format",
+        "journal/reading",
+        "journal/scan",
+        "journal/segment",
         "journal/syncing",
+        "journal/whole_frames",
         "journal/writer",
         "lineage",
         "newest_values",
         "parquet/digests",
         "parquet/formats",
+        "parquet/from_journal",
+        "parquet/reading",
         "parquet/rows",
         "parquet/sealing",
         "plan",
@@ -207,6 +216,13 @@ PUBLIC: dict[str, set[str]] = {
         "scenarios/run",
         "semantics",
     },
+    "shipping": {
+        "errors",
+        "intake",
+        "run_state",
+        "store_push",
+        "target",
+    },
     "recorder": {
         "operations/learning_rate",
         "process/termination",
@@ -286,11 +302,11 @@ OWNERS = {
     "duckdb": {"store"},
     "isal": {"store"},
     # Importers use it to read tables that other tools exported.
-    "pyarrow": {"store", "importers"},
+    "pyarrow": {"store", "importers", "shipping/sealed_frames"},
     # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
     # Stable-Baselines3's evaluations are numpy's arrays.
-    "numpy": {"store", "rules", "replay", "importers/readers", "examples"},
+    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "shipping"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},

@@ -355,7 +355,7 @@ def test_a_method_of_another_tool_is_answered_with_steptape_s(tmp_path: Path, me
 
 
 @pytest.mark.parametrize(
-    "store", ["http://127.0.0.1:8431", "s3://bucket/runs", "file:///tmp/runs", "", " ", None, 5, Path("s3://bucket")]
+    "store", ["ftp://127.0.0.1:8431", "s3://bucket/runs", "file:///tmp/runs", "", " ", None, 5, Path("s3://bucket")]
 )
 def test_a_store_that_is_no_folder_is_refused_before_anything_is_written(
     tmp_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch

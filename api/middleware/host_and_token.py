@@ -35,6 +35,9 @@ _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: POST requests that change nothing: queries and rule trials.
 _QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
 
+#: What pushers send, and what they ask.
+_PUSHES: Final = "/api/v1/intake/"
+
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::\d{1,5})?")
 
 #: Most bytes of all headers of a request.
@@ -112,7 +115,7 @@ class HostAndTokenMiddleware:
         if holder is None:
             return _UNAUTHORIZED, "Send 'Authorization: Bearer TOKEN' with a token that this server knows"
         needed = required_scope(scope["method"], scope["path"])
-        if holder.scope < needed:
+        if not holder.scope.allows(needed):
             return (
                 _FORBIDDEN,
                 f"This request needs the scope {needed.name.lower()}; the token has {holder.scope.name.lower()}",
@@ -127,6 +130,8 @@ def required_scope(method: str, path: str) -> Scope:
     (<Scope.READ: 1>, <Scope.WRITE: 2>)
 
     """
+    if path.startswith(_PUSHES):
+        return Scope.RECORD
     return Scope.READ if method in _SAFE or (method == "POST" and _QUESTIONS.fullmatch(path)) else Scope.WRITE
 
 

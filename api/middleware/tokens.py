@@ -17,15 +17,25 @@ MIN_LENGTH: Final = 16
 
 
 class Scope(IntEnum):
-    """The permissions of a token; each scope includes those before it.
+    """The permissions of a token; ``WRITE`` includes ``READ``, and ``ADMIN`` includes all.
 
-    ``READ`` reads, including SQL queries and rule checks. ``WRITE`` annotates runs, asks running ones to
-    stop, save or evaluate, starts jobs and cancels its own. ``ADMIN`` cancels the jobs of all tokens.
+    ``RECORD`` pushes runs and reads nothing: a training job needs no more. ``READ`` reads, including SQL queries and
+    rule checks. ``WRITE`` annotates runs, asks running ones to stop, save or evaluate, starts jobs and cancels its own.
+    ``ADMIN`` pushes, too, and cancels the jobs of all tokens.
     """
 
+    RECORD = 0
     READ = 1
     WRITE = 2
     ADMIN = 3
+
+    def allows(self, needed: Scope) -> bool:
+        """Whether a token of this scope may do what needs the other one.
+
+        >>> Scope.WRITE.allows(Scope.READ), Scope.WRITE.allows(Scope.RECORD), Scope.ADMIN.allows(Scope.RECORD)
+        (True, False, True)
+        """
+        return self in (needed, Scope.ADMIN) or (needed > Scope.RECORD and self > needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,9 @@ def parse_tokens(text: str, *, source: str) -> Tokens:
         where = f"{source}:{number}"
         if len(words) < 3 or words[1].upper() not in Scope.__members__:
             raise TelemetryError(
-                "a line must hold a token, a scope and a name", where=where, fix="Scopes are read, write and admin"
+                "a line must hold a token, a scope and a name",
+                where=where,
+                fix="Scopes are record, read, write and admin",
             )
         if len(words[0]) < MIN_LENGTH:
             raise TelemetryError(

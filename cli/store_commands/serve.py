@@ -21,11 +21,15 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8420,
     tokens: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of lines 'token scope name'; scopes: read, write, admin.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File of lines 'token scope name'; scopes: record, read, write, admin."),
     ] = None,
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option("--allowed-host", metavar="NAME", help="A host name by which clients reach this server."),
+    ] = None,
+    quota: Annotated[
+        float | None, typer.Option(metavar="GB", min=0, help="Most gigabytes of the runs that one token pushes; 1000.")
     ] = None,
     policies: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
@@ -46,6 +50,7 @@ def serve(
         tokens_path=tokens,
         allowed_hosts=allowed_hosts or (),
         policies_path=policies,
+        quota_bytes=None if quota is None else int(quota * 1e9),
     )
 
 

@@ -27,6 +27,9 @@ TAG_HEADER: Final = 0
 TAG_LAYOUT: Final = 1
 TAG_EVENT: Final = 2
 
+#: The key in a segment's header that says that a push brought its events.
+RECEIVED: Final = "received"
+
 HAS_ATTRS: Final = 1
 HAS_SAMPLES: Final = 2
 HAS_VECTORS: Final = 4

@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import DamagedLog, UnsupportedVersion
 from ..run_folder import read_file
 from .checksum import FRAME
-from .format import MAGIC, PREAMBLE, VERSION, VERSIONS
+from .format import MAGIC, PREAMBLE, RECEIVED, VERSION, VERSIONS
 from .scan import segment_of
 from .segment import Record, Segment
 from .whole_frames import runs_of_frames
@@ -20,7 +20,7 @@ from .whole_frames import runs_of_frames
 #: Size limit of a segment, which is read as a whole. A writer closes one at 16 MiB, unless it cannot create the next.
 MOST_SEGMENT_BYTES: Final = 4 << 30
 
-__all__ = ["Record", "Segment", "idle", "is_being_written", "is_sound", "read_segment"]
+__all__ = ["Record", "Segment", "idle", "is_being_written", "is_received", "is_sound", "read_segment"]
 
 
 def read_segment(path: Path, *, checks: bool = True) -> Segment:
@@ -68,6 +68,14 @@ def is_being_written(path: Path) -> bool:
     try:
         with idle(path) as is_idle:
             return not is_idle
+    except FileNotFoundError:
+        return False
+
+
+def is_received(path: Path) -> bool:
+    """Whether a push brought the segment's events, so that its recorder is elsewhere. False when the file is gone."""
+    try:
+        return bool(read_segment(path, checks=False).header.get(RECEIVED))
     except FileNotFoundError:
         return False
 

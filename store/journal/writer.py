@@ -345,7 +345,7 @@ class JournalWriter:
         path = self._next_path()
         header = {**self._identity, "first_seq": self.seq, "writer": self._writer}
         beginning = PREAMBLE.pack(MAGIC, VERSION) + header_record(header)
-        fd = _create_locked(path)
+        fd = create_locked(path)
         try:
             _write_all(fd, beginning)
         except BaseException:
@@ -385,8 +385,8 @@ class JournalWriter:
         return self.segment != segment
 
 
-def _create_locked(path: Path) -> int:
-    """Create a new file that this process holds locked."""
+def create_locked(path: Path) -> int:
+    """Create a new file that this process holds locked, and return its descriptor."""
     while True:
         fd = above_streams(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644))
         fcntl.flock(fd, fcntl.LOCK_EX)

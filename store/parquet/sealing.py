@@ -34,6 +34,7 @@ import pyarrow as pa
 from ..columns import Columns, read_columns, write_columns
 from ..errors import TelemetryError
 from ..host import is_of_this_machine
+from ..journal.format import RECEIVED
 from ..journal.reading import Segment, idle, is_being_written, is_sound, read_segment
 from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from ..run_info import RunInfo, read_run_info
@@ -111,7 +112,13 @@ def foreign_journals(folder: Path) -> list[Path]:
         DamagedLog: A segment is not a journal.
     """
     journals = (journal.path for journal in list_files(folder).journals if not is_being_written(journal.path))
-    return [path for path in journals if not is_of_this_machine(read_segment(path).header.get("writer") or {})]
+    return [path for path in journals if not _is_of_this_machine(read_segment(path))]
+
+
+def _is_of_this_machine(segment: Segment) -> bool:
+    """Whether a lock shows if the segment's writer lives. Not if a push brought it: only the pusher sees the writer."""
+    header = segment.header
+    return not header.get(RECEIVED) and is_of_this_machine(header.get("writer") or {})
 
 
 @contextmanager
@@ -191,7 +198,7 @@ class _Sealer:
                 try:
                     # Checksums are verified during the writing, which takes longer and waits for them in the end.
                     segment = read_segment(journal.path, checks=False)
-                    if not (self._other_hosts or is_of_this_machine(segment.header.get("writer") or {})):
+                    if not (self._other_hosts or _is_of_this_machine(segment)):
                         break
                     sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
                 except Exception:
@@ -366,10 +373,10 @@ def _remove_leftovers(folder: Path) -> None:
     remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
-def complaints(folder: Path) -> list[str]:
-    """Seal a run folder; return why some or all of it could not be sealed."""
+def complaints(folder: Path, *, other_hosts: bool = False) -> list[str]:
+    """Seal a run folder, as ``seal`` does; return why some or all of it could not be sealed."""
     try:
-        seal(folder)
+        seal(folder, other_hosts=other_hosts)
         what = "another machine wrote it and may still be writing"
         return [f"{path}: {what}" for path in foreign_journals(folder)]
     except (TelemetryError, OSError) as error:

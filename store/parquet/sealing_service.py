@@ -1,7 +1,8 @@
 """Serves requests to seal runs, in its own process: takes frames with paths, answers why a run could not be sealed.
 
-A request is ``{"folder": ...}``, answered with ``{"folder": ..., "why": ""}``, or ``{"store": ...}`` for all runs of a
-store that have a journal, which has no answer and comes after all requests for single runs. The process finishes all
+A request is ``{"folder": ...}``, answered with ``{"folder": ..., "why": ""}``. With ``"other_hosts": true`` journals of
+other machines are sealed too. ``{"store": ...}`` asks for all runs of a store that have a journal; it has no answer and
+comes after all requests for single runs. The process finishes all
 requests and ends with its input, even if its parent was killed.
 """
 
@@ -41,9 +42,9 @@ def main() -> None:
         elif "store" in request:
             stores.append(iter(folders_with_journals(Path(request["store"]))))
         else:
-            # The parent may have died meanwhile; the run is sealed all the same.
-            with suppress(BrokenPipeError):
-                write_frame(sys.stdout.fileno(), {"folder": request["folder"], "why": _seal(Path(request["folder"]))})
+            why = _seal(Path(request["folder"]), other_hosts=request.get("other_hosts", False))
+            with suppress(BrokenPipeError):  # The parent may have died meanwhile.
+                write_frame(sys.stdout.fileno(), {"folder": request["folder"], "why": why})
     os._exit(0)
 
 
@@ -62,13 +63,13 @@ def _seal_next(stores: list[Iterator[Path]]) -> None:
         _seal(folder)
 
 
-def _seal(folder: Path) -> str:
+def _seal(folder: Path, *, other_hosts: bool = False) -> str:
     """Seal a run; return why that failed, or an empty text."""
     try:
         # Imported late because it loads pyarrow, which a store without journals does not need.
         from .sealing import complaints
 
-        why = "; ".join(complaints(folder))
+        why = "; ".join(complaints(folder, other_hosts=other_hosts))
     except Exception as error:  # The process must survive for the runs that follow, whatever is wrong with this one.
         why = repr(error)
     return why if why and has_journal(folder) else ""  # A deleted run needs no sealing.

@@ -1,0 +1,126 @@
+"""Serves ``/intake/{id}``: receives a run that a pusher brings, frame by frame. Needs the scope ``record``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi import Path as InPath
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from ...shipping.intake import Intake
+from ...shipping.run_state import RunPapers
+from ..models import Model, Problem
+
+router = APIRouter(responses={507: {"model": Problem}})
+
+RunId = Annotated[str, InPath(alias="id", description="The run's id; a name is not enough.")]
+
+
+class StreamPosition(Model):
+    """How far a stream has arrived."""
+
+    attempt: int
+    rank: int
+    next_seq: int
+    """`seq` of the next event that is missing; all events before it are there."""
+
+
+class StreamDigestItem(Model):
+    """The log digest of a stream that is sealed."""
+
+    attempt: int
+    rank: int
+    last_seq: int
+    sha256: str
+    format: int
+    """Format of the digest."""
+
+
+class IntakeState(Model):
+    """How much of a run is there."""
+
+    streams: list[StreamPosition]
+    run_sha256: str
+    """SHA-256 of its `run.json`; empty without one."""
+    attempts: list[int]
+    """The attempts that `run.json` names."""
+    digests: list[StreamDigestItem]
+
+
+class NewPapers(BaseModel):
+    """The files of a run that are not its log."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    run: str = ""
+    """The text of `run.json`; empty to leave it as it is."""
+    columns: list[str] = Field(default_factory=list)
+    """The metrics of `columns.json`, in order."""
+    notes: list[str] = Field(default_factory=list)
+    """Lines of `annotations.jsonl`. Those that are there already are ignored."""
+
+
+class StreamName(BaseModel):
+    """One stream."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    attempt: int = Field(ge=0)
+    rank: int = Field(ge=0)
+
+
+class EndedStreams(BaseModel):
+    """Streams whose writers are gone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    streams: list[StreamName]
+
+
+@router.get("/intake/{id}", summary="How much of a pushed run is there")
+def intake_state(request: Request, run_id: RunId) -> IntakeState:
+    """Return the position of each stream, from which a pusher continues, and the digests of those that are sealed."""
+    return IntakeState.model_validate(_intake(request).state(run_id, _owner(request)).to_json())
+
+
+@router.put("/intake/{id}/papers", summary="Replace a pushed run's run.json", status_code=204)
+def put_papers(request: Request, run_id: RunId, body: NewPapers) -> None:
+    """Replace `run.json`, and add columns and notes. The first request about a run makes its token the owner."""
+    _intake(request).take_papers(run_id, _owner(request), RunPapers(body.run, tuple(body.columns), tuple(body.notes)))
+
+
+@router.post(
+    "/intake/{id}/frames",
+    summary="Append events to a pushed run",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {}}}}},
+)
+async def post_frames(request: Request, run_id: RunId) -> StreamPosition:
+    """Append the events of a chunk that are missing. A chunk that was sent before changes nothing.
+
+    A chunk is a small journal segment; the store format describes it.
+    """
+    content = await request.body()
+    return StreamPosition(**await run_in_threadpool(_take_chunk, request, run_id, content))
+
+
+@router.post("/intake/{id}/end", summary="Say that a pushed run's writers are gone", status_code=204)
+def end_intake(request: Request, run_id: RunId, body: EndedStreams) -> None:
+    """Release the streams and have them sealed. The state has their digests once that is done."""
+    _intake(request).end(run_id, _owner(request), [(stream.attempt, stream.rank) for stream in body.streams])
+
+
+def _take_chunk(request: Request, run_id: str, content: bytes) -> dict[str, Any]:
+    (attempt, rank), number = _intake(request).take_chunk(run_id, _owner(request), content)
+    return {"attempt": attempt, "rank": rank, "next_seq": number}
+
+
+def _intake(request: Request) -> Intake:
+    intake: Intake = request.app.state.intake
+    return intake
+
+
+def _owner(request: Request) -> str:
+    name: str = request.state.holder.name
+    return name

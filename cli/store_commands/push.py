@@ -1,0 +1,99 @@
+"""``steptape push``: brings runs to a server or another folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ...shipping.errors import TargetAway
+from ...shipping.store_push import Backoff, RunPushed, push_on, push_once
+from ...shipping.target import target_of
+from ...store.errors import StoreNotFound, TelemetryError
+from ...store.plural import counted
+from ..exit_status import FINDINGS, INTERRUPTED
+from ..options import JsonOption, StoreArgument
+from ..output import print_json, say
+from ..streams import complain
+
+#: Environment variable with the token of the target.
+TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
+
+
+def push(
+    store: StoreArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], file://PATH or a folder.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on: push events as they are written, and new runs. Ctrl-C ends it.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"File of the token, of scope 'record'; else {TOKEN_VARIABLE} holds it."),
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Give up when the target is away for so long; 60, or never."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring runs to a server or another folder, and prove that both logs are equal.
+
+    STORE is a folder of runs, or one run's folder. Only what the target lacks is sent, so a push may be interrupted and
+    repeated. At the end of a run both ends are sealed, and the digests of their logs are compared.
+    """
+    if not store.is_dir():
+        raise StoreNotFound("no such store", where=str(store))
+    outcomes: list[RunPushed] = []
+
+    def report(outcome: RunPushed) -> None:
+        outcomes.append(outcome)
+        _print(outcome, as_json=as_json)
+
+    wait_s = wait if wait is not None else math.inf if follow else 60.0
+    place = target_of(target, _token(token_file))
+    try:
+        (push_on if follow else push_once)(store.absolute(), place, report, Backoff(complain, wait_s))
+    except TargetAway as error:
+        complain(f"error: {error}\nNothing is lost. Repeat the command to push the rest")
+        raise typer.Exit(FINDINGS) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if not outcomes and not as_json:
+        say(f"no runs in {store}")
+    if any(outcome.refused for outcome in outcomes):
+        raise typer.Exit(FINDINGS)
+
+
+def _print(outcome: RunPushed, *, as_json: bool) -> None:
+    name, sent = outcome.folder.name, f"{counted(outcome.events, 'event')} pushed"
+    if as_json:
+        state = "refused" if outcome.refused else "running" if outcome.is_live else "pushed"
+        why = outcome.refused or outcome.uncompared
+        print_json({"run_id": name, "state": state, "events_pushed": outcome.events, "reason": why or None})
+    elif outcome.refused:
+        complain(f"{name}: not pushed: {outcome.refused}")
+    elif outcome.is_live:
+        say(f"{name}: {sent}. A process still writes to it; --follow pushes it to its end")
+    elif outcome.uncompared:
+        say(f"{name}: {sent}. The logs were not compared: {outcome.uncompared}")
+    else:
+        say(f"{name}: {sent}. Both logs are equal")
+
+
+def _token(path: Path | None) -> str:
+    """Return the token of the file, or else of the environment; empty without one.
+
+    Raises:
+        TelemetryError: The file cannot be read, or others can read it.
+    """
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        if path.stat().st_mode & 0o077:
+            raise TelemetryError("other users can read the token", where=str(path), fix=f"Run chmod 600 {path}")
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TelemetryError(f"the token cannot be read ({type(error).__name__})", where=str(path)) from None

@@ -1,0 +1,190 @@
+"""Encodes and checks chunks, the unit of a push: whole checksummed frames of one stream, keyed by their ``seq``.
+
+A chunk is a small journal segment: preamble, header, the layouts that its events use, then the events. So each chunk
+can be read alone, wherever it is kept. Its header has one more key, ``after``: the ``seq`` that the pusher expects to
+be the target's next. A chunk without events announces that a writer is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from ..store.errors import DamagedLog
+from ..store.events import is_kind
+from ..store.journal.checksum import FRAME
+from ..store.journal.format import (
+    HAS_ATTRS,
+    HAS_SAMPLES,
+    HAS_VECTORS,
+    LAYOUT,
+    MAGIC,
+    PREAMBLE,
+    TAG_HEADER,
+    TAG_LAYOUT,
+    VERSION,
+    header_record,
+)
+from ..store.journal.scan import segment_of
+from ..store.journal.segment import Segment
+from .errors import BadFrames
+
+#: Attempt and rank.
+Stream = tuple[int, int]
+
+#: Bytes of events in a chunk, unless one event is larger.
+CHUNK_BYTES: Final = 1 << 20
+
+#: Largest chunk that an intake takes by default: an event of a million doubles has 8 MiB.
+MOST_CHUNK_BYTES: Final = 64 << 20
+
+_MOST_INT32: Final = 2**31 - 1
+_MOST_INT64: Final = 2**63 - 1
+_MOST_TEXT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A checked chunk.
+
+    Attributes:
+        stream: Attempt and rank.
+        first_seq: ``seq`` of its first event, or of the next event if it has none.
+        after: The target's expected next ``seq``; lower than ``first_seq`` where the log has a hole.
+        writer: Identity of the process that recorded the events.
+        layouts: The layout records by their ids.
+        segment: Its events.
+    """
+
+    stream: Stream
+    first_seq: int
+    after: int
+    writer: dict[str, Any]
+    layouts: dict[int, bytes]
+    segment: Segment
+
+    def events_from(self, seq: int) -> bytes:
+        """Return the frames of its events from this ``seq`` on."""
+        index = max(0, seq - self.first_seq)
+        if index >= len(self.segment):
+            return b""
+        return self.segment.data[int(self.segment.start[index]) - FRAME.size :]
+
+    @property
+    def next_seq(self) -> int:
+        """The ``seq`` after its last event."""
+        return self.first_seq + len(self.segment)
+
+
+def chunk_of(
+    run_id: str,
+    stream: Stream,
+    first_seq: int,
+    *,
+    after: int,
+    writer: Mapping[str, Any],
+    layouts: bytes = b"",
+    events: bytes = b"",
+) -> bytes:
+    """Encode a chunk from layout records and event frames."""
+    header = {"run_id": run_id, "attempt": stream[0], "rank": stream[1], "first_seq": first_seq, "after": after}
+    return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, "writer": dict(writer)}) + layouts + events
+
+
+def checked_chunk(data: bytes, run_id: str) -> Chunk:
+    """Parse a chunk. Trusts no length, number, name or checksum, and decodes every event.
+
+    Raises:
+        BadFrames: It is not a chunk of this run, or holds an event that no reader could read.
+    """
+    if data[: PREAMBLE.size] != PREAMBLE.pack(MAGIC, VERSION):
+        raise BadFrames("this is not a chunk of a journal of version 4", where=run_id, got=data[: PREAMBLE.size])
+    try:
+        segment = segment_of(data, run_id)
+        if segment.torn_bytes:
+            where = len(data) - segment.torn_bytes
+            raise BadFrames(f"the frame at byte {where} is cut or its checksum is wrong", where=run_id)
+        layouts = _layouts(data, int(segment.start[0]) - FRAME.size if len(segment) else len(data))
+        chunk = _with_header(segment, layouts, run_id)
+        _check_events(chunk)
+        _decode(segment, run_id)
+    except (DamagedLog, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        what = error.what if isinstance(error, DamagedLog) else f"it cannot be parsed ({error!r})"
+        raise BadFrames(what, where=run_id) from None
+    return chunk
+
+
+def _layouts(data: bytes, end: int) -> dict[int, bytes]:
+    """Return the layout records between the preamble and the first event. Nothing else may lie there but one header."""
+    layouts: dict[int, bytes] = {}
+    position, headers = PREAMBLE.size, 0
+    while position < end:
+        stop = position + FRAME.size + FRAME.unpack_from(data, position)[0]
+        tag = data[position + FRAME.size]
+        if tag == TAG_LAYOUT:
+            layouts[LAYOUT.unpack_from(data, position + FRAME.size)[1]] = data[position:stop]
+        elif tag == TAG_HEADER and not headers:
+            headers += 1
+        else:
+            raise BadFrames("it holds a frame of an unexpected kind", got=tag)
+        position = stop
+    return layouts
+
+
+def _with_header(segment: Segment, layouts: dict[int, bytes], run_id: str) -> Chunk:
+    header = segment.header
+    if header.get("run_id") != run_id:
+        raise BadFrames("its events belong to another run", where=run_id, got=header.get("run_id"))
+    attempt, rank = (_number(header, name, _MOST_INT32) for name in ("attempt", "rank"))
+    first, after = (_number(header, name, _MOST_INT64 - len(segment)) for name in ("first_seq", "after"))
+    if after > first:
+        raise BadFrames("its first event precedes the one that it expects", where=run_id, got=(first, after))
+    return Chunk((attempt, rank), first, after, _writer(header.get("writer") or {}), layouts, segment)
+
+
+def _number(header: Mapping[str, Any], name: str, most: int) -> int:
+    value = header.get(name)
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadFrames(f"{name} must be a whole number from 0 to {most}", got=value)
+    return value
+
+
+def _writer(writer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a writer's identity that readers use."""
+    texts = {name: writer[name][:_MOST_TEXT] for name in ("host", "boot_id") if isinstance(writer.get(name), str)}
+    return texts | ({"pid": writer["pid"]} if type(writer.get("pid")) is int else {})
+
+
+def _check_events(chunk: Chunk) -> None:
+    segment = chunk.segment
+    if not len(segment):
+        return
+    starts, ends = segment.start, segment.end
+    if (starts[1:] != ends[:-1] + FRAME.size).any() or ends[-1] != len(segment.data):
+        raise BadFrames("it holds other frames between or after its events")
+    if not np.array_equal(segment.seq, chunk.first_seq + np.arange(len(segment), dtype=np.int64)):
+        raise BadFrames(f"its events are not numbered one by one from {chunk.first_seq}")
+    if (segment.flags & ~np.uint8(HAS_ATTRS | HAS_SAMPLES | HAS_VECTORS)).any():
+        raise BadFrames("an event has parts that this version does not know")
+    for layout in segment.layouts:
+        if not is_kind(layout.kind):
+            raise BadFrames("an event is of an unknown kind", got=layout.kind)
+        if len(set(layout.names)) < len(layout.names):
+            raise BadFrames("an event has a metric twice", got=layout.kind)
+
+
+def _decode(segment: Segment, run_id: str) -> None:
+    """Build the tables that a sealer would build: a frame with a right checksum may still hold nonsense."""
+    # Pushers do without pyarrow; only intakes decode.
+    from ..store.columns import Columns
+    from ..store.parquet.from_journal import events_table, samples_table, vectors_table
+
+    if len(segment):
+        events_table(run_id, segment, Columns())
+        samples_table(run_id, segment)
+        vectors_table(run_id, segment)
+        if not all(isinstance(record.event.attrs, dict) for record in segment.records):
+            raise BadFrames("the attributes of an event are not a JSON object", where=run_id)

@@ -1,0 +1,131 @@
+"""A steptape server as the target of a push, over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from ..store.errors import TelemetryError
+from .chunks import Stream
+from .errors import LineLost, OutOfStep, PushRefused, TargetAway
+from .run_state import RunPapers, RunState
+
+#: Seconds without a byte after which a request counts as lost.
+TIMEOUT_S: Final = 30.0
+
+_MOST_ANSWER_BYTES: Final = 64 << 20
+_JSON: Final = "application/json"
+_FRAMES: Final = "application/octet-stream"
+
+
+class HttpTarget:
+    """A server, reached over one connection that stays open.
+
+    Args:
+        address: ``http(s)://HOST[:PORT][/PREFIX]``.
+        token: The bearer token; empty without one.
+        timeout_s: Seconds without a byte after which a request counts as lost.
+
+    Raises:
+        TelemetryError: The address is none, or holds a password.
+    """
+
+    def __init__(self, address: str, token: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
+        try:
+            parts = urlsplit(address)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise TelemetryError(f"the target's address does not parse ({error})", got=address) from None
+        if not host or parts.username or parts.password or parts.query or parts.fragment:
+            fix = "Write http://HOST:PORT; a token comes from --token-file or STEPTAPE_TOKEN"
+            raise TelemetryError("the target's address must be a host and a port", got=address, fix=fix)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(host, port, timeout=timeout_s)
+        self._prefix = f"{parts.path.rstrip('/')}/api/v1/intake/"
+        self._address = address
+        self._is_used = self._has_answered = False
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def state(self, run_id: str) -> RunState:
+        """As ``Target`` says."""
+        answer = self._ask("GET", run_id)
+        try:
+            return RunState.from_json(answer)
+        except (ValueError, TypeError, KeyError):
+            raise TargetAway("this server's answer is not one of steptape", where=self._address) from None
+
+    def put_papers(self, run_id: str, papers: RunPapers) -> None:
+        """As ``Target`` says."""
+        body = {"run": papers.run, "columns": list(papers.columns), "notes": list(papers.notes)}
+        self._ask("PUT", f"{run_id}/papers", json.dumps(body).encode(), _JSON)
+
+    def put_chunk(self, run_id: str, chunk: bytes) -> int:
+        """As ``Target`` says."""
+        answer = self._ask("POST", f"{run_id}/frames", chunk, _FRAMES)
+        number = answer.get("next_seq")
+        if not isinstance(number, int):
+            raise TargetAway("this server's answer is not one of steptape", where=self._address)
+        return number
+
+    def end(self, run_id: str, streams: Collection[Stream]) -> None:
+        """As ``Target`` says. The server seals the run after it has answered."""
+        body = {"streams": [{"attempt": attempt, "rank": rank} for attempt, rank in sorted(streams)]}
+        self._ask("POST", f"{run_id}/end", json.dumps(body).encode(), _JSON)
+
+    def close(self) -> None:
+        """As ``Target`` says."""
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> dict[str, Any]:
+        """Send one request and return the JSON object of its answer.
+
+        Raises:
+            OutOfStep, PushRefused, TargetAway: As ``Target`` says.
+        """
+        try:
+            try:
+                status, content = self._exchange(method, path, body, media_type)
+            except (OSError, http.client.HTTPException):
+                if not self._is_used:
+                    raise
+                # A server may close a connection that has been idle. All requests may be repeated.
+                self._is_used = False
+                status, content = self._exchange(method, path, body, media_type)
+        except (OSError, http.client.HTTPException) as error:
+            lost = LineLost(f"the target does not answer ({error or type(error).__name__})", where=self._address)
+            lost.after_answers, self._has_answered = self._has_answered, False
+            raise lost from None
+        self._has_answered = self._is_used = True
+        try:
+            document = json.loads(content or b"{}")
+        except ValueError:
+            document = None
+        if status < 300 and isinstance(document, dict):
+            return document
+        raise self._error_of(status, document if isinstance(document, Mapping) else {})
+
+    def _exchange(self, method: str, path: str, body: bytes | None, media_type: str) -> tuple[int, bytes]:
+        headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
+        try:
+            self._connection.request(method, self._prefix + quote(path), body, headers)
+            answer = self._connection.getresponse()
+            return answer.status, answer.read(_MOST_ANSWER_BYTES)
+        except BaseException:
+            self._connection.close()  # The next request connects anew.
+            raise
+
+    def _error_of(self, status: int, problem: Mapping[str, Any]) -> TelemetryError:
+        what = str(problem.get("detail") or f"the server answered with status {status}")
+        fix = str(problem.get("hint") or "")
+        if problem.get("code") == "out-of-step":
+            return OutOfStep(what, where=self._address)
+        if status < 400 or status >= 500 or status in (408, 425, 429):
+            return TargetAway(what, where=self._address, fix=fix)
+        if status == 401 and not fix:
+            fix = "Give the token by --token-file or in STEPTAPE_TOKEN"
+        elif status in (404, 405) and not fix:
+            fix = "The server must be steptape's, of a version that takes runs"
+        return PushRefused(what, where=self._address, fix=fix)

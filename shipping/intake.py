@@ -1,0 +1,349 @@
+"""Receives runs into a store: checks what pushers send, appends it, and seals what has ended.
+
+Everything that an intake knows lies in the run's folder. So it can be killed at any time: pushers ask for the position
+and go on from there. ``intake.json`` names the owner of a run, the token that began it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..store.annotations import annotations_in, append_annotation, read_annotations
+from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
+from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
+from ..store.parquet.digests import DIGESTS_JSON, Digests, read_digests
+from ..store.run_folder import RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
+from ..store.run_info import RunInfo, run_info_of
+from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
+from .errors import BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
+from .received_stream import ReceivedStream, next_seq_of
+from .run_state import RunPapers, RunState, StreamDigest
+
+INTAKE_JSON: Final = "intake.json"
+
+#: Seconds without a word from a pusher after which its run no longer counts as live.
+LEASE_S: Final = 30.0
+
+#: Largest ``run.json`` that an intake takes.
+_MOST_RUN_BYTES: Final = 16 << 20
+_MOST_COLUMNS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeLimits:
+    """Limits on what an intake takes.
+
+    Attributes:
+        chunk_bytes: Largest chunk.
+        owner_bytes: Quota: most bytes on disk of all runs that one token began.
+        free_bytes: Bytes of the disk that stay free.
+    """
+
+    chunk_bytes: int = MOST_CHUNK_BYTES
+    owner_bytes: int = 10**12
+    free_bytes: int = 256 << 20
+
+
+@dataclass(slots=True)
+class _ReceivedRun:
+    """A run with open streams, when each was last heard of, and the attempts that ``run.json`` names."""
+
+    streams: dict[Stream, ReceivedStream] = field(default_factory=dict)
+    heard_s: dict[Stream, float] = field(default_factory=dict)
+    attempts: frozenset[int] = frozenset()
+
+
+class Intake:
+    """The intake of one store. Threads may share it.
+
+    Args:
+        store: A folder of runs.
+        seal: Seals the run in a folder. It may return before that is done.
+        limits: Limits on what it takes.
+    """
+
+    def __init__(self, store: Path, seal: Callable[[Path], None], limits: IntakeLimits | None = None) -> None:
+        self._store, self._seal, self._limits = store, seal, limits or IntakeLimits()
+        self._lock = threading.RLock()
+        self._runs: dict[str, _ReceivedRun] = {}
+        self._used: dict[str, int] = {}
+
+    def state(self, run_id: str, owner: str) -> RunState:
+        """Return how much of a run is there.
+
+        Raises:
+            BadFrames: The id is not one.
+            RunConflict, ForeignRun: The run was recorded here, or begun with another token.
+        """
+        with self._lock:
+            folder = self._folder(run_id)
+            if not folder.is_dir():
+                return RunState()
+            self._check_owner(folder, owner)
+            listing = list_files(folder)
+            streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
+            open_ = self._runs.get(run_id, _ReceivedRun()).streams
+            positions = {
+                stream: open_[stream].next_seq if stream in open_ else next_seq_of(folder, stream)
+                for stream in sorted(streams)
+            }
+            content, info = _run_in(folder)
+            live = {journal[1:3] for journal in listing.journals}
+            digests = {s: StreamDigest(*d) for s, d in read_digests(folder).logs.items() if s not in live}
+            return RunState(
+                positions,
+                hashlib.sha256(content).hexdigest() if content else "",
+                () if info is None else tuple(attempt.attempt for attempt in info.attempts),
+                digests,
+            )
+
+    def take_chunk(self, run_id: str, owner: str, data: bytes) -> tuple[Stream, int]:
+        """Append the events of a chunk that are missing. Return its stream, and the ``seq`` of the next event of it.
+
+        Raises:
+            BadFrames: It is not a chunk of this run.
+            OutOfStep: Earlier events, or the attempt's entry in ``run.json``, are missing.
+            RunConflict, ForeignRun: The run was recorded here, or begun with another token.
+            QuotaExceeded: The token's runs are too large.
+            IntakeBusy: Another process writes to the stream.
+            NotWritten: The disk has no room.
+        """
+        if len(data) > self._limits.chunk_bytes:
+            raise BadFrames(f"a chunk may have at most {self._limits.chunk_bytes:,} bytes", got=len(data))
+        folder = self._folder(run_id)
+        chunk = checked_chunk(data, run_id)  # Outside the lock: it takes most of the time.
+        with self._lock:
+            self._claim(folder, owner)
+            self._check_room(owner, len(data))
+            run = self._runs.get(run_id) or _ReceivedRun()
+            if len(chunk.segment) and chunk.stream[0] not in run.attempts:
+                run.attempts = _attempts_in(folder, chunk)
+            stream = run.streams.get(chunk.stream)
+            if stream is None:
+                stream = run.streams[chunk.stream] = ReceivedStream(folder, run_id, chunk.stream)
+                _forget_digest(folder, chunk.stream)
+            self._runs[run_id] = run
+            run.heard_s[chunk.stream] = time.monotonic()
+            self._used[owner] = self._used.get(owner, 0) + stream.append(chunk)
+            if stream.has_closed:
+                self._seal_closed(folder, run)
+            return chunk.stream, stream.next_seq
+
+    def take_papers(self, run_id: str, owner: str, papers: RunPapers) -> None:
+        """Replace ``run.json``, and add columns and notes.
+
+        An attempt that has ended stays as it is: a document from before its end is ignored.
+
+        Raises:
+            BadFrames: The document is not a ``run.json`` of this run.
+            RunConflict: It has other attempts than the run here.
+            ForeignRun: The run was begun with another token.
+            NotWritten: The disk has no room.
+        """
+        folder = self._folder(run_id)
+        content = papers.run.encode()
+        new = _checked_run(content, run_id, folder) if content else None
+        with self._lock:
+            self._claim(folder, owner)
+            self._check_room(owner, len(content))
+            try:
+                if new is not None and _is_news(_run_in(folder)[1], new):
+                    replace_file(folder / RUN_JSON, content)
+                self._extend_columns(folder, papers.columns)
+                _add_notes(folder, papers.notes)
+            except OSError as error:
+                raise NotWritten(f"the run cannot be written ({error.strerror})", where=run_id) from None
+            if papers.columns:
+                self._seal_closed(folder, self._runs.get(run_id, _ReceivedRun()))
+
+    def end(self, run_id: str, owner: str, streams: Collection[Stream]) -> None:
+        """Release the segments of streams whose writers are gone, and have the run sealed.
+
+        Raises:
+            OutOfStep: There is no such run.
+            RunConflict, ForeignRun: The run was recorded here, or begun with another token.
+        """
+        with self._lock:
+            folder = self._folder(run_id)
+            if not (folder / RUN_JSON).exists():
+                raise OutOfStep("run.json comes before the end", where=run_id)
+            self._check_owner(folder, owner)
+            self._release(run_id, streams)
+        self._seal(folder)
+
+    def release_silent(self, lease_s: float = LEASE_S) -> None:
+        """Release the streams of pushers that have said nothing for ``lease_s`` seconds."""
+        with self._lock:
+            limit_s = time.monotonic() - lease_s
+            for run_id, run in list(self._runs.items()):
+                self._release(run_id, [stream for stream, heard_s in run.heard_s.items() if heard_s < limit_s])
+
+    def close(self) -> None:
+        """Release all streams."""
+        with self._lock:
+            for run_id, run in list(self._runs.items()):
+                self._release(run_id, list(run.streams))
+
+    def _folder(self, run_id: str) -> Path:
+        if not RUN_ID.fullmatch(run_id):
+            what = "a run id starts with a letter or digit and continues with letters, digits, '.', '_' or '-'"
+            raise BadFrames(what, got=run_id)
+        return self._store / run_id
+
+    def _release(self, run_id: str, streams: Collection[Stream]) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        for stream in streams:
+            if stream in run.streams:
+                run.streams.pop(stream).close()
+                del run.heard_s[stream]
+        if not run.streams:
+            del self._runs[run_id]
+
+    def _claim(self, folder: Path, owner: str) -> None:
+        """Check the owner of a run, or make the token its owner if it is new."""
+        try:
+            if not folder.is_dir():
+                folder.mkdir()
+            if all(name.startswith(".") for name in os.listdir(folder)):
+                replace_file(folder / INTAKE_JSON, json.dumps({"format": 1, "owner": owner}).encode() + b"\n")
+        except OSError as error:
+            raise NotWritten(f"the run cannot be written ({error.strerror})", where=str(folder)) from None
+        self._check_owner(folder, owner)
+
+    def _check_owner(self, folder: Path, owner: str) -> None:
+        known = _owner_of(folder)
+        if known is None:
+            what = "a run of this id was recorded at the target, not pushed to it"
+            raise RunConflict(what, where=folder.name, fix="Delete one of the two, or push to another store")
+        if known != owner:
+            raise ForeignRun("this run was begun with another token", where=folder.name, fix="Push with that token")
+
+    def _check_room(self, owner: str, size: int) -> None:
+        status = os.statvfs(self._store)
+        if status.f_bavail * status.f_frsize < self._limits.free_bytes + size:
+            what = f"the target's disk has less than {self._limits.free_bytes >> 20} MiB left"
+            raise NotWritten(what, fix="Free some space there")
+        if owner not in self._used or self._used[owner] + size > self._limits.owner_bytes:
+            self._used[owner] = sum(_sizes_of(self._store, owner))
+        if self._used[owner] + size > self._limits.owner_bytes:
+            what = f"the runs of this token fill their quota of {self._limits.owner_bytes:,} bytes"
+            raise QuotaExceeded(what, got=self._used[owner], fix="Delete some of them at the target")
+
+    def _extend_columns(self, folder: Path, metrics: Collection[str]) -> None:
+        columns = read_columns(folder)
+        known = len(columns.by_metric)
+        columns.extend(metrics)
+        if len(columns.by_metric) > known:
+            write_columns(folder, columns)
+
+    def _seal_closed(self, folder: Path, run: _ReceivedRun) -> None:
+        """Have closed segments sealed, unless that could order the columns otherwise than the source does.
+
+        The first 512 metrics are columns, and digests depend on which these are.
+        """
+        known = read_columns(folder).by_metric
+        metrics = {name for stream in run.streams.values() for name in stream.metrics}
+        if metrics <= known.keys() or len(metrics | known.keys()) <= METRICS_AS_COLUMNS:
+            for stream in run.streams.values():
+                stream.has_closed = False
+            self._seal(folder)
+
+
+def _run_in(folder: Path) -> tuple[bytes, RunInfo | None]:
+    try:
+        content = read_file(folder, RUN_JSON)
+        return content, run_info_of(content, folder)
+    except FileNotFoundError:
+        return b"", None
+
+
+def _attempts_in(folder: Path, chunk: Chunk) -> frozenset[int]:
+    """Return the attempts of a run. Events of another attempt would count as part of every resumed run."""
+    info = _run_in(folder)[1]
+    attempts = frozenset(attempt.attempt for attempt in info.attempts) if info else frozenset()
+    if chunk.stream[0] not in attempts:
+        raise OutOfStep(f"run.json with attempt {chunk.stream[0]} comes before its events", where=folder.name)
+    return attempts
+
+
+def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:
+    if len(content) > _MOST_RUN_BYTES:
+        raise BadFrames(f"run.json may have at most {_MOST_RUN_BYTES:,} bytes", got=len(content))
+    try:
+        info = run_info_of(content, folder)
+        json.dumps(json.loads(content), allow_nan=False).encode()
+    except (NotARun, UnsupportedVersion) as error:
+        raise BadFrames(error.what, where=run_id) from None
+    except ValueError as error:
+        raise BadFrames(f"run.json is not strict JSON ({error})", where=run_id) from None
+    if info.run_id != run_id:
+        raise BadFrames("run.json belongs to another run", where=run_id, got=info.run_id)
+    return info
+
+
+def _is_news(old: RunInfo | None, new: RunInfo) -> bool:
+    """Whether a document says more than the one that is there.
+
+    Raises:
+        RunConflict: It is not a later document of the same run.
+    """
+    if old is None:
+        return True
+    fix = "Give one of the two another run id, or push to another store"
+    later = {attempt.attempt: attempt for attempt in new.attempts}
+    for attempt in old.attempts:
+        other = later.get(attempt.attempt)
+        if other is not None and other.started_ns != attempt.started_ns:
+            what = f"attempt {attempt.attempt} at the target is another one, which began at another time"
+            raise RunConflict(what, where=new.run_id, got=other.started_ns, fix=fix)
+        if other is None or (other.status == "running" and attempt.status != "running"):
+            return False
+        if attempt.status != "running" and other != attempt:
+            raise RunConflict(f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=fix)
+    return True
+
+
+def _owner_of(folder: Path) -> str | None:
+    """Return the owner of a run; None for a run that was not pushed."""
+    try:
+        owner = json.loads(read_file(folder, INTAKE_JSON))["owner"]
+    except (OSError, ValueError, TypeError, KeyError, TelemetryError):
+        return None
+    return owner if isinstance(owner, str) else None
+
+
+def _sizes_of(store: Path, owner: str) -> Iterator[int]:
+    """Yield the sizes of the files of the owner's runs."""
+    for name in run_names(store):
+        if _owner_of(store / name) == owner:
+            with contextlib.suppress(OSError), os.scandir(store / name) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        yield entry.stat().st_size
+
+
+def _forget_digest(folder: Path, stream: Stream) -> None:
+    """Drop the digest of a log that goes on after all: the pusher was away, and somebody sealed what there was."""
+    kept = read_digests(folder)
+    if stream in kept.logs:
+        logs = {other: digest for other, digest in kept.logs.items() if other != stream}
+        replace_file(folder / DIGESTS_JSON, Digests(logs, kept.attempts).to_json())
+
+
+def _add_notes(folder: Path, lines: Collection[str]) -> None:
+    if lines:
+        known = {note.id for note in read_annotations(folder)}
+        for note in annotations_in("\n".join(lines).encode()):
+            if note.id not in known:
+                append_annotation(folder, note)

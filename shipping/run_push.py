@@ -1,0 +1,267 @@
+"""Pushes one run: reads what is new in its folder, and brings the target to the same log.
+
+The order is the recorder's own: a locked segment, then ``run.json``, then events; the end of an attempt comes last. So
+the target reads at each moment as the source has read before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from ..store.annotations import ANNOTATIONS, MAX_BYTES
+from ..store.columns import read_columns
+from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
+from ..store.run_info import RunInfo, run_info_of
+from .chunks import CHUNK_BYTES, Stream
+from .errors import OutOfStep, PushRefused, TargetAway
+from .run_state import RunPapers, RunState, StreamDigest, live_streams
+from .stream_frames import StreamFrames
+from .target import Target
+
+#: Seconds between two words to the target about a run without new events. The target's lease is longer.
+_ALIVE_EVERY_S: Final = 5.0
+
+#: Smallest chunk: after a failure chunks are halved down to this, because a slow line needs small ones.
+_LEAST_CHUNK_BYTES: Final = 1 << 15
+
+#: Seconds that one look at a run lasts at most, so that others get their turn within their leases.
+_LOOK_S: Final = 5.0
+
+#: Seconds after which a target is asked again to seal a run.
+_END_EVERY_S: Final = 30.0
+
+#: Times that a position is asked for anew within one look.
+_MOST_TRIES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PushProgress:
+    """What one look at a run has done.
+
+    Attributes:
+        events: Number of events sent.
+        is_live: Whether a process still writes to the run.
+        is_done: Whether the run has ended and the target has all of it, sealed.
+        uncompared: Why the digests of a done run could not be compared; empty where they are equal.
+    """
+
+    events: int
+    is_live: bool
+    is_done: bool
+    uncompared: str = ""
+
+
+class RunPush:
+    """The push of one run, look by look.
+
+    Args:
+        folder: The run's folder.
+        target: Where it goes.
+        rank: Push only the streams of this rank. ``run.json`` goes with rank 0.
+    """
+
+    def __init__(self, folder: Path, target: Target, *, rank: int | None = None) -> None:
+        self._folder, self._target, self._rank = folder, target, rank
+        self._streams: dict[Stream, StreamFrames] = {}
+        self._state: RunState | None = None
+        self._next: dict[Stream, int] = {}
+        self._alive_s: dict[Stream, float] = {}
+        self._sent_aside: RunPapers | None = None
+        self._end_again_s = 0.0
+        self._chunk_bytes = CHUNK_BYTES
+        self.run_id = folder.name
+
+    def close(self) -> None:
+        """Close the run's files."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def look(self) -> PushProgress:
+        """Send what is new, and the end of the run if it has ended.
+
+        Raises:
+            TargetAway: The target takes nothing now. Nothing is lost: the next look continues.
+            PushRefused: The target refuses the run.
+            TelemetryError: The run cannot be read.
+        """
+        # A run whose writers are gone before everything else is read does not change any more.
+        live = {stream for stream in live_streams(self._folder) if self._rank in (None, stream[1])}
+        try:
+            return self._look(live)
+        except (TargetAway, OutOfStep) as error:
+            self._state = None  # It may be another process by now.
+            self._chunk_bytes = max(_LEAST_CHUNK_BYTES, self._chunk_bytes // 2)
+            if isinstance(error, OutOfStep):
+                raise TargetAway(error.what, where=error.where) from None
+            raise
+
+    def _look(self, live: set[Stream]) -> PushProgress:
+        listing = list_files(self._folder)
+        for stream in _streams_of(listing, self._rank):
+            known = self._streams.get(stream)
+            if known is None:
+                known = self._streams[stream] = StreamFrames(self._folder, self.run_id, stream)
+            known.open(listing)
+        content, info = self._run()
+        if info is not None and info.run_id != self.run_id:
+            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
+        if self._state is None:
+            self._state = self._target.state(self.run_id)
+            self._next = dict(self._state.next_seq)
+        self._announce(live)
+        self._begin_attempts(content, info)
+        until_s = time.monotonic() + _LOOK_S
+        events, is_all = 0, True
+        for stream in sorted(self._streams):
+            sent, is_whole = self._send(stream, listing, until_s, is_live=stream in live)
+            events, is_all = events + sent, is_all and is_whole
+        if not is_all:
+            return PushProgress(events, is_live=bool(live), is_done=False)
+        # The end of an attempt follows its last event.
+        if info is not None and (info.last.status == "running" or not live):
+            self._put_run(content)
+        if live:
+            self._put_aside()
+            return PushProgress(events, is_live=True, is_done=False)
+        return self._finish(events)
+
+    def _run(self) -> tuple[bytes, RunInfo | None]:
+        """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created."""
+        if self._rank:
+            return b"", None
+        try:
+            content = read_file(self._folder, RUN_JSON)
+        except FileNotFoundError:
+            return b"", None
+        return content, run_info_of(content, self._folder)
+
+    def _announce(self, live: Collection[Stream]) -> None:
+        """Lock the live streams at the target, first of all: a run without a lock would count as crashed."""
+        for stream in live:
+            if stream in self._streams and time.monotonic() >= self._alive_s.get(stream, 0.0):
+                self._put(stream, self._streams[stream].alive(self._next.get(stream, 0)))
+
+    def _begin_attempts(self, content: bytes, info: RunInfo | None) -> None:
+        """Send ``run.json`` before the events of an attempt that the target does not know, as it was at their start."""
+        if info is None or self._state is None or {a.attempt for a in info.attempts} <= set(self._state.attempts):
+            return
+        if info.last.status != "running":
+            last = dataclasses.replace(
+                info.last,
+                status="running",
+                ended_ns=None,
+                steps=None,
+                failure=None,
+                reason=None,
+                decision_digest=None,
+            )
+            content = dataclasses.replace(info, attempts=(*info.attempts[:-1], last)).to_json()
+        self._put_run(content)
+        self._state = dataclasses.replace(self._state, attempts=tuple(a.attempt for a in info.attempts))
+
+    def _put_run(self, content: bytes) -> None:
+        sha256 = hashlib.sha256(content).hexdigest()
+        if self._state is not None and content and self._state.run_sha256 != sha256:
+            self._target.put_papers(self.run_id, RunPapers(content.decode()))
+            self._state = dataclasses.replace(self._state, run_sha256=sha256)
+
+    def _put_aside(self) -> None:
+        """Send columns and notes, where they have grown."""
+        notes: tuple[str, ...] = ()
+        with contextlib.suppress(FileNotFoundError):
+            text = read_file(self._folder, ANNOTATIONS, MAX_BYTES).decode(errors="replace")
+            notes = tuple(line for line in text.split("\n")[:-1] if line.strip())
+        papers = RunPapers(columns=tuple(read_columns(self._folder).by_metric), notes=notes)
+        if self._rank in (None, 0) and papers not in (self._sent_aside, RunPapers()):
+            self._target.put_papers(self.run_id, papers)
+            self._sent_aside = papers
+
+    def _put(self, stream: Stream, chunk: bytes) -> int:
+        number = self._target.put_chunk(self.run_id, chunk)
+        self._next[stream] = number
+        self._alive_s[stream] = time.monotonic() + _ALIVE_EVERY_S
+        self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes * 2)
+        return number
+
+    def _send(self, stream: Stream, listing: Listing, until_s: float, *, is_live: bool) -> tuple[int, bool]:
+        """Send the events of a stream that the target lacks; return their number and whether these were all."""
+        sent, tries, why = 0, 0, "the target's position changes with each request"
+        while tries < _MOST_TRIES:
+            seq = self._next.get(stream, 0)
+            tries += 1
+            try:
+                for chunk, following in self._streams[stream].chunks(seq, listing, self._chunk_bytes, is_live=is_live):
+                    if self._put(stream, chunk) != following:
+                        break  # The target has lost events, or has them from another pusher.
+                    sent, seq, tries = sent + following - seq, following, 0
+                    if time.monotonic() >= until_s:
+                        return sent, False
+                else:
+                    self._streams[stream].drop_until(seq)
+                    return sent, True
+            except OutOfStep as error:
+                why = error.what
+                self._state = self._target.state(self.run_id)
+                self._next = dict(self._state.next_seq)
+            except FileNotFoundError:  # A sealer has replaced a file; open the new ones.
+                listing = list_files(self._folder)
+        raise TargetAway(why, where=self.run_id)
+
+    def _finish(self, events: int) -> PushProgress:
+        """Have both ends sealed, and compare the digests of their logs."""
+        why = self._seal()
+        self._put_aside()
+        streams = {stream for stream, number in self._next.items() if number and stream in self._streams}
+        digests = self._target.state(self.run_id).digests
+        if not self._is_sealed_there(streams, digests) and time.monotonic() >= self._end_again_s:
+            self._target.end(self.run_id, streams)
+            self._end_again_s = time.monotonic() + _END_EVERY_S
+            digests = self._target.state(self.run_id).digests
+        if not self._is_sealed_there(streams, digests):
+            return PushProgress(events, is_live=False, is_done=False)
+        if not why:
+            self._compare(streams, digests)
+        return PushProgress(events, is_live=False, is_done=True, uncompared=why)
+
+    def _is_sealed_there(self, streams: Collection[Stream], digests: Mapping[Stream, StreamDigest]) -> bool:
+        return all(stream in digests and digests[stream].last_seq == self._next[stream] - 1 for stream in streams)
+
+    def _seal(self) -> str:
+        """Seal the run here, where nobody has; return why it could not be sealed."""
+        if not list_files(self._folder).journals:
+            return ""
+        if find_spec("pyarrow") is None:
+            return "pyarrow is not installed here"
+        from ..store.parquet.sealing import complaints
+
+        return "; ".join(complaints(self._folder))
+
+    def _compare(self, streams: Collection[Stream], theirs: Mapping[Stream, StreamDigest]) -> None:
+        """Raise PushRefused if the logs differ."""
+        from ..store.parquet.digests import log_digest, read_digests
+
+        listing, kept = list_files(self._folder), read_digests(self._folder).logs
+        columns = read_columns(self._folder)
+        for stream in sorted(streams):
+            own, format_ = kept.get(stream), theirs[stream].format
+            is_kept = own is not None and (own.last_seq, own.format) == (self._next[stream] - 1, format_)
+            sha256 = own.sha256 if own and is_kept else log_digest(listing, columns, stream, format_)
+            if sha256 != theirs[stream].sha256:
+                what = f"the log of attempt {stream[0]}, rank {stream[1]} differs from the one at the target"
+                fix = (
+                    "'steptape verify' at each end says which of them has changed; delete the run there and push again"
+                )
+                raise PushRefused(what, where=self.run_id, got=theirs[stream].sha256, fix=fix)
+
+
+def _streams_of(listing: Listing, rank: int | None) -> set[Stream]:
+    streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
+    return {stream for stream in streams if rank in (None, stream[1])}

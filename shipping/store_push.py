@@ -1,0 +1,204 @@
+"""Pushes all runs of a store, once or for as long as it grows, and retries while the target is away."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..store.errors import RunChanging, TelemetryError
+from ..store.run_folder import RUN_JSON, has_journal, run_names
+from .errors import LineLost, PushRefused, TargetAway
+from .run_push import RunPush
+from .target import Target
+
+#: Seconds between two looks at a store that does not change.
+LOOK_EVERY_S: Final = 0.2
+
+#: Seconds until the first and at most until the next try while the target is away.
+FIRST_PAUSE_S: Final = 0.2
+MOST_PAUSE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPushed:
+    """The outcome of one run.
+
+    Attributes:
+        folder: The run's folder.
+        events: Number of events sent.
+        is_live: Whether a process still writes to it.
+        uncompared: Why the logs could not be compared; empty where they are equal.
+        refused: Why the target or this end refuses it; empty when it was pushed.
+    """
+
+    folder: Path
+    events: int
+    is_live: bool = False
+    uncompared: str = ""
+    refused: str = ""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses while the target is away: each twice as long as the one before, with a random part.
+
+    Args:
+        say: Called once when the target goes away, and once when it is back.
+        wait_s: Seconds without success after which the last error is raised.
+        sleep: Sleeps for so many seconds.
+    """
+
+    say: Callable[[str], None]
+    wait_s: float
+    sleep: Callable[[float], object] = time.sleep
+    _pause_s: float = FIRST_PAUSE_S
+    _since_s: float | None = None
+    _said: str = ""
+
+    def wait(self, error: TelemetryError) -> None:
+        """Wait until the next try.
+
+        Raises:
+            TelemetryError: The given error, if the target has been away for too long.
+        """
+        if isinstance(error, LineLost) and error.after_answers:
+            self.end()
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        left_s = self._since_s + self.wait_s - now_s
+        if left_s <= 0:
+            raise error
+        if self._pause_s > 1.0 and self._said != error.what:
+            self.say(f"{error}\nNothing is lost; the push tries again")
+            self._said = error.what
+        # A random part, so that pushers of many machines do not return at once.
+        self.sleep(min(left_s, self._pause_s * random.uniform(0.5, 1.0)))
+        self._pause_s = min(MOST_PAUSE_S, 2 * self._pause_s)
+
+    def end(self) -> None:
+        """Note a success."""
+        if self._said:
+            self.say("the target takes runs again")
+        self._pause_s, self._since_s, self._said = FIRST_PAUSE_S, None, ""
+
+
+@dataclass(slots=True)
+class StorePush:
+    """The push of a store, or of the single run in a folder.
+
+    Args:
+        source: A store, or a run's folder.
+        target: Where runs go.
+        report: Called with the outcome of each run.
+        backoff: Waits while the target is away.
+    """
+
+    source: Path
+    target: Target
+    report: Callable[[RunPushed], None]
+    backoff: Backoff
+    _open: dict[Path, RunPush] = field(default_factory=dict)
+    _sent: dict[Path, int] = field(default_factory=dict)
+    _settled: dict[Path, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+
+    def once(self) -> None:
+        """Push everything that is there now.
+
+        Raises:
+            TargetAway: The target was away for too long.
+        """
+        for folder in self._folders():
+            while not self._look(folder):
+                time.sleep(LOOK_EVERY_S)
+            self._close(folder)
+
+    def follow(self) -> None:
+        """Push for ever.
+
+        Raises:
+            TargetAway: The target was away for too long.
+        """
+        while True:
+            began_s = time.monotonic()
+            for folder in self._folders():
+                self._look(folder, goes_on=True)
+            time.sleep(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
+
+    def close(self) -> None:
+        """Close the files of all runs."""
+        for folder in list(self._open):
+            self._close(folder)
+
+    def _folders(self) -> Iterator[Path]:
+        if (self.source / RUN_JSON).exists() or has_journal(self.source):
+            yield self.source
+            return
+        for folder in (self.source / name for name in run_names(self.source)):
+            if (folder / RUN_JSON).exists() or has_journal(folder):
+                yield folder
+
+    def _look(self, folder: Path, *, goes_on: bool = False) -> bool:
+        """Look at one run; return whether there is no more to do for it now."""
+        stamp = _stamp(folder)
+        if self._settled.get(folder) == stamp:
+            return True
+        push = self._open.setdefault(folder, RunPush(folder, self.target))
+        try:
+            progress = push.look()
+        except PushRefused as error:
+            return self._settle(RunPushed(folder, self._sent.get(folder, 0), refused=str(error)))
+        except (TargetAway, RunChanging) as error:
+            self.backoff.wait(error)
+            return False
+        except TelemetryError as error:
+            return self._settle(RunPushed(folder, self._sent.get(folder, 0), refused=str(error)))
+        self.backoff.end()
+        self._sent[folder] = self._sent.get(folder, 0) + progress.events
+        if progress.is_done:
+            return self._settle(RunPushed(folder, self._sent[folder], uncompared=progress.uncompared))
+        if progress.is_live and not progress.events and not goes_on:
+            return self._settle(RunPushed(folder, self._sent[folder], is_live=True))
+        return False
+
+    def _settle(self, outcome: RunPushed) -> bool:
+        self.report(outcome)
+        self._close(outcome.folder)
+        self._settled[outcome.folder] = _stamp(outcome.folder)
+        self._sent.pop(outcome.folder, None)
+        return True
+
+    def _close(self, folder: Path) -> None:
+        push = self._open.pop(folder, None)
+        if push is not None:
+            push.close()
+
+
+def push_once(source: Path, target: Target, report: Callable[[RunPushed], None], backoff: Backoff) -> None:
+    """Push everything that is in a store, or in one run's folder, now.
+
+    Raises:
+        TargetAway: The target was away for too long.
+    """
+    with closing(target), closing(StorePush(source, target, report, backoff)) as push:
+        push.once()
+
+
+def push_on(source: Path, target: Target, report: Callable[[RunPushed], None], backoff: Backoff) -> None:
+    """Push a store, or one run's folder, while it grows. Ends only by an exception, such as Ctrl-C."""
+    with closing(target), closing(StorePush(source, target, report, backoff)) as push:
+        push.follow()
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Return the names, and the modification times, of a folder's files."""
+    try:
+        with os.scandir(folder) as entries:
+            return tuple(sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries))
+    except OSError:
+        return ()
