@@ -14,7 +14,6 @@ from typing import Final
 from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
-from .workers.reading_ahead import reading_ahead
 from .workers.store_sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
@@ -48,23 +47,19 @@ def serve(
         TelemetryError: Tokens are wrong or missing, or the port is unavailable.
     """
     tokens = _tokens(tokens_path, host)
-    with reading_ahead(Path(store_path)) as ahead:
-        # These imports take as long as reading ten thousand runs, which happens meanwhile. Their objects all stay, so
-        # garbage collection would find nothing.
-        with collection_paused():
-            import uvicorn
+    # These imports make many objects that all stay: garbage collection would find nothing.
+    with collection_paused():
+        import uvicorn
 
-            from ..store.reading.catalog import catalog_of
-            from .app import create_app
-            from .middleware.connections import prepare, settings
+        from .app import create_app
+        from .middleware.connections import prepare, settings
 
-        app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
-        catalog_of(app.state.store_path).use_preloaded(ahead.runs)
-        with _listening(host, port) as listener:
-            prepare(listener)
-            _announce(store_path, host, listener)
-            with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
-                uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
+    app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
+    with _listening(host, port) as listener:
+        prepare(listener)
+        _announce(store_path, host, listener)
+        with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
+            uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 
 def is_loopback(host: str) -> bool:
