@@ -153,6 +153,8 @@ PUBLIC: dict[str, set[str]] = {
         "sql/spikes",
         "sql/sql_text",
         "sql/statements",
+        "sql/store_views",
+        "sql/views",
         "store",
         "vectors",
     },
