@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from .workers.store_sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"
+
+#: Open files that a server with all its connections may need.
+_OPEN_FILES: Final = 4096
 
 
 def serve(
@@ -57,6 +61,7 @@ def serve(
     app = create_app(store_path, tokens=tokens, allowed_hosts=(host, *allowed_hosts), policies_path=policies_path)
     with _listening(host, port) as listener:
         prepare(listener)
+        _allow_files()
         _announce(store_path, host, listener)
         with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
             uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
@@ -90,6 +95,14 @@ def _tokens(path: str | Path | None, host: str) -> Tokens | None:
         got=host,
         fix=f"Give --tokens FILE or {TOKENS_VARIABLE}. Or use 127.0.0.1, and 'ssh -L' from other machines",
     )
+
+
+def _allow_files() -> None:
+    """Raise the limit on open files, of which each connection takes one, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _announce(store_path: str | Path, host: str, listener: socket.socket) -> None:
