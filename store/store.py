@@ -79,6 +79,13 @@ class Store:
         look = self.catalog.look()
         return list(look.entries), [error for _, error in look.problems]
 
+    def known_problems(self) -> list[TelemetryError]:
+        """Return the errors of the runs that could not be read in the last scan; scan if there was none.
+
+        In a large store, a run that was readable when the catalog was kept counts as readable until the next scan.
+        """
+        return [error for _, error in self.catalog.known().problems]
+
     def newest(self, count: int, page: int = 1) -> Newest:
         """Return a page of runs, the newest on page 1, each page oldest first. Faster than ``entries`` in large stores.
 

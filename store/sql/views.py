@@ -128,9 +128,9 @@ def _create_views(
 ) -> None:
     for name, table in view_tables(runs, wanted).items():
         connection.register(name, table)
-    for name, select in _VIEWS.items():
+    for name, selecting in _VIEWS.items():
         if name in wanted:
-            connection.execute(f"CREATE VIEW {name} AS {select(runs, exposed)}")
+            connection.execute(f"CREATE VIEW {name} AS {selecting(runs, exposed)}")
     for name, (signature, select) in _macros(runs).items():
         if name in wanted:
             connection.execute(f"CREATE MACRO {signature} AS TABLE {select}")
