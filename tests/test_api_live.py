@@ -188,7 +188,7 @@ def test_an_annotation_that_says_nothing_or_cannot_be_kept_is_refused(store: Pat
 
 
 def test_any_number_of_tails_of_a_run_read_its_journal_once(store: Path) -> None:
-    """Each gets all events from where it began, in order: the first, those that are behind, and those that come late."""
+    """Each gets all events from where it began, in order: those that are behind, too, and those that come late."""
     writer = begin(store)
     step(writer, 1)
     path = f"/api/v1/runs/{RUN}/tail"

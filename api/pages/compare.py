@@ -20,7 +20,7 @@ from .layout import PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Most runs that one page compares. Their curves are thinner the more there are: the page holds as many points as with 50.
+#: Most runs that one page compares. Beyond 50, curves have fewer points, so that the page holds no more of them.
 MOST: Final = 500
 
 #: Runs suggested in the field that adds one; it accepts any id or name.
