@@ -26,7 +26,7 @@ router = APIRouter()
 _PLACE: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
 
 #: Seconds after which a client that has gone is noticed.
-_PRESENT_S: Final = 1.0
+_PRESENT_S: Final = 5.0
 
 
 class TailQuery(Query):
