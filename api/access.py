@@ -101,7 +101,7 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
     digest.update(request.headers.get("accept", "").encode())
     for run in runs:
         entry = run.entry()
-        if entry.snapshot.listing.journals:
+        if entry.listing.journals:
             return
         noted = file_stamp(run.folder / ANNOTATIONS)
         digest.update(repr((entry.summary.run_id, entry.stamp, noted)).encode())

@@ -49,7 +49,7 @@ class Limits:
     job_bytes: int = 8 << 30
     job_result_bytes: int = 64 << 20
     series_values: int = 2_000_000
-    streams: int = 64
+    streams: int = 1000
     heartbeat_s: float = 15.0
     wait_s: float = 60.0
     intake: IntakeLimits = field(default_factory=IntakeLimits)

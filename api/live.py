@@ -15,8 +15,10 @@ from starlette.concurrency import run_in_threadpool
 from ..store.polling import pause_after
 from .errors import Busy
 
-#: Shortest polling interval in seconds.
+#: Shortest and longest polling interval in seconds. A poll that waits for a thread while many clients connect would
+#: otherwise be followed by a pause of a minute.
 _PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 1.0
 
 
 class FollowerSlots:
@@ -76,7 +78,7 @@ async def changes(
         elif beat_s is not None and began_s - beaten_s >= beat_s:
             yield False
             beaten_s = time.monotonic()
-        pause_s = pause_after(began_s, _PAUSE_S)
+        pause_s = min(_LONGEST_PAUSE_S, pause_after(began_s, _PAUSE_S))
 
 
 def _state_of(folder: Path) -> tuple[tuple[str, int], ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -18,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from ..store.reading.catalog import Entry
+from ..store.reading.catalog import Entry, Look
 from ..store.reading.summary import RunSummary
 from ..store.run_info import STATUSES
 from .config_filters import config_condition, faults_of
@@ -163,18 +164,20 @@ RunsQuery = create_model("RunsQuery", __base__=_RunsQuery, __doc__=_RunsQuery.__
 Position = tuple[bool, int | float | str, str]
 
 
-def admitted(entries: Iterable[Entry], query: _RunsQuery) -> list[Entry]:
-    """Return the entries that match the query."""
+def admitted(entries: Sequence[Entry], query: _RunsQuery) -> Sequence[Entry]:
+    """Return the entries that match the query, in their order."""
     conditions = query.conditions()
     if not conditions:
-        return list(entries)
+        return entries
     return [entry for entry in entries if all(holds(entry.summary) for holds in conditions)]
 
 
-def in_order(entries: list[Entry], sort: str) -> list[Entry]:
-    """Sort the entries as ``sort`` says; they arrive newest first."""
-    if sort == "-started":
-        return entries
+def in_order(look: Look, sort: str) -> Sequence[Entry]:
+    """Return the entries of a scan as ``sort`` says; sorted once for each scan."""
+    return look.newest_first if sort == "-started" else look.ordered(sort, lambda entries: _sorted(entries, sort))
+
+
+def _sorted(entries: Sequence[Entry], sort: str) -> list[Entry]:
     field = sort.removeprefix("-")
     having = [entry for entry in entries if getattr(entry.summary, field) is not None]
     lacking = [entry for entry in entries if getattr(entry.summary, field) is None]
@@ -190,7 +193,7 @@ def position_of(entry: Entry, sort: str) -> Position:
     return value is None, 0 if value is None else value, entry.summary.run_id
 
 
-def after(entries: list[Entry], sort: str, last: Position) -> list[Entry]:
+def after(entries: Sequence[Entry], sort: str, last: Position) -> Sequence[Entry]:
     """Return the entries after a position in an order, whether or not the run at that position still exists."""
 
     def follows(entry: Entry) -> bool:
@@ -201,7 +204,7 @@ def after(entries: list[Entry], sort: str, last: Position) -> list[Entry]:
             return False
         return own[1:] < last[1:] if sort.startswith("-") else own[1:] > last[1:]
 
-    return [entry for entry in entries if follows(entry)]
+    return entries[bisect.bisect_left(entries, True, key=follows) :]
 
 
 def _condition(field: str, name: str, wanted: Any) -> Callable[[RunSummary], bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,11 +17,13 @@ from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
 from .limits import DEFAULT_LIMITS
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
-from .workers.reading_ahead import reading_ahead
 from .workers.store_sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"
+
+#: Open files that a server with all its connections may need.
+_OPEN_FILES: Final = 4096
 
 
 def serve(
@@ -52,26 +55,23 @@ def serve(
         TelemetryError: Tokens are wrong or missing, or the port is unavailable.
     """
     tokens = _tokens(tokens_path, host)
-    with reading_ahead(Path(store_path)) as ahead:
-        # These imports take as long as reading ten thousand runs, which happens meanwhile. Their objects all stay, so
-        # garbage collection would find nothing.
-        with collection_paused():
-            import uvicorn
+    # These imports make many objects that all stay: garbage collection would find nothing.
+    with collection_paused():
+        import uvicorn
 
-            from ..store.reading.catalog import catalog_of
-            from .app import create_app
-            from .middleware.connections import prepare, settings
+        from .app import create_app
+        from .middleware.connections import prepare, settings
 
-        hosts, limits = (host, *allowed_hosts), DEFAULT_LIMITS
-        if quota_bytes is not None:
-            limits = replace(limits, intake=replace(limits.intake, owner_bytes=quota_bytes))
-        app = create_app(store_path, tokens=tokens, allowed_hosts=hosts, policies_path=policies_path, limits=limits)
-        catalog_of(app.state.store_path).use_preloaded(ahead.runs)
-        with _listening(host, port) as listener:
-            prepare(listener)
-            _announce(store_path, host, listener)
-            with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
-                uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
+    hosts, limits = (host, *allowed_hosts), DEFAULT_LIMITS
+    if quota_bytes is not None:
+        limits = replace(limits, intake=replace(limits.intake, owner_bytes=quota_bytes))
+    app = create_app(store_path, tokens=tokens, allowed_hosts=hosts, policies_path=policies_path, limits=limits)
+    with _listening(host, port) as listener:
+        prepare(listener)
+        _allow_files()
+        _announce(store_path, host, listener)
+        with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
+            uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 
 def is_loopback(host: str) -> bool:
@@ -102,6 +102,14 @@ def _tokens(path: str | Path | None, host: str) -> Tokens | None:
         got=host,
         fix=f"Give --tokens FILE or {TOKENS_VARIABLE}. Or use 127.0.0.1, and 'ssh -L' from other machines",
     )
+
+
+def _allow_files() -> None:
+    """Raise the limit on open files, of which each connection takes one, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _announce(store_path: str | Path, host: str, listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Measures HTTP answers over a store of 10,000 runs: ``python benchmarks/api.py STORE``.
+"""Measures HTTP answers, commands and SQL over a large store: ``python benchmarks/api.py STORE --runs 50000``.
 
 The store is created if missing: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are recorded and
 sealed by the real recorder. The others are hard links to their Parquet files under their own folders, ids and names (so
@@ -17,6 +17,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,9 @@ from steptape.store.parquet.sealing import seal
 from steptape.store.sql.sql_text import text_literal
 
 RECORDED = 4
+
+#: Seconds of many clients at once.
+LOAD_S = 12
 
 
 def make_store(store: Path, runs: int, steps: int, metrics: int) -> None:
@@ -52,6 +56,10 @@ def make_store(store: Path, runs: int, steps: int, metrics: int) -> None:
             attempt["started_ns"] -= shift_ns
             attempt["ended_ns"] -= shift_ns
         (folder / "run.json").write_text(json.dumps(info))
+        # Digests of the log alone: those of the attempts are the original's.
+        digests = json.loads((folder / "digests.json").read_bytes()) | {"attempts": []}
+        (folder / "digests.json").unlink()
+        (folder / "digests.json").write_text(json.dumps(digests))
 
 
 def record(store: Path, number: int, steps: int, metrics: int) -> Path:
@@ -148,39 +156,79 @@ def measure_http(store: Path, clients: int) -> None:
         for what, ask, aim in asks:
             middle, late = median_ms(ask)
             say(what, f"{middle:.1f} ms (p95 {late:.1f})", aim)
-        faults: list[object] = []
-        answered = [0]
-
-        def client(number: int) -> None:
-            try:
-                own = HTTPConnection("127.0.0.1", port, timeout=60)
-                for turn in range(20):
-                    run = chosen[(number * 20 + turn) % 1000]
-                    path = ("/api/v1/runs", f"/api/v1/runs/{run}/series?metric=metric_1", f"/api/v1/runs/{run}")[
-                        turn % 3
-                    ]
-                    status, _ = get(own, path)
-                    if status != 200:
-                        faults.append(status)
-                    answered[0] += 1
-            except OSError as error:
-                faults.append(error)
-
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-        began_s = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        took_s = time.perf_counter() - began_s
-        say(
-            f"{clients} clients at once, 20 answers each",
-            f"{len(faults)} errors, {answered[0] / took_s:.0f}/s",
-            "0 errors",
-        )
+        measure_load(port, chosen, clients)
         with open(f"/proc/{process.pid}/status") as status_file:
             resident = re.search(r"VmRSS:\s+(\d+)", status_file.read())
         say("memory of the server", f"{int(resident[1]) >> 10 if resident else 0} MiB", "-")
+
+
+def measure_load(port: int, chosen: list[str], clients: int) -> None:
+    """Measure answers to many clients at once, and a health check each second meanwhile."""
+    faults: list[object] = []
+    answered = [0] * clients
+    until_s = time.monotonic() + LOAD_S
+
+    def client(number: int) -> None:
+        try:
+            own = HTTPConnection("127.0.0.1", port, timeout=60)
+            while time.monotonic() < until_s:
+                run = chosen[(number * 20 + answered[number]) % 1000]
+                paths = ("/api/v1/runs", f"/api/v1/runs/{run}/series?metric=metric_1", f"/api/v1/runs/{run}")
+                status, _ = get(own, paths[answered[number] % 3])
+                if status != 200:
+                    faults.append(status)
+                answered[number] += 1
+        except OSError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    probe = HTTPConnection("127.0.0.1", port)
+    took_ms = []
+    while time.monotonic() < until_s:
+        time.sleep(1)
+        began_s = time.perf_counter()
+        assert get(probe, "/healthz")[0] == 200
+        took_ms.append((time.perf_counter() - began_s) * 1e3)
+    for thread in threads:
+        thread.join()
+    rate = sum(answered) / LOAD_S
+    say(f"{clients} clients at once, {LOAD_S} s", f"{len(faults)} errors, {rate:.0f}/s", "0 errors")
+    middle, late = statistics.median(took_ms), sorted(took_ms)[int(len(took_ms) * 0.95)]
+    say("/healthz each second meanwhile", f"{middle:.1f} ms (p95 {late:.1f})", "p95 <= 50 ms")
+
+
+def measure_commands(store: Path) -> None:
+    """Measure commands as processes, and SQL about one run and about all."""
+    runs = sum(1 for entry in store.iterdir() if entry.is_dir())
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "STEPTAPE_CACHE": cache}
+
+        def seconds(*arguments: object) -> float:
+            command = [sys.executable, "-m", "steptape", *map(str, arguments)]
+            began_s = time.perf_counter()
+            ended = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            assert ended.returncode in (0, 1)
+            return time.perf_counter() - began_s
+
+        say("steptape runs, without a catalog", f"{seconds('runs', store):.2f} s", "-")
+        say("steptape runs, best of 3", f"{min(seconds('runs', store) for _ in range(3)):.2f} s", "<= 1 s")
+        say("steptape runs --json", f"{seconds('runs', store, '--json'):.2f} s", "-")
+        took_s = seconds("doctor", store)
+        say("steptape doctor", f"{took_s:.1f} s, {took_s / runs * 1e3:.2f} ms a run", "<= 1 ms a run")
+    opened = open_store(store)
+    recorded_id = opened.newest(1).entries[0].summary.run_id
+    for what, statement, aim in (
+        ("SQL of one run", f"SELECT count(*), avg(metric_1) FROM steps WHERE run_id = '{recorded_id}'", "<= 50 ms"),
+        ("SQL of the list of runs", "SELECT count(*) FROM runs", "-"),
+    ):
+        took = []
+        for _ in range(20):
+            began_s = time.perf_counter()
+            opened.sql(statement)
+            took.append((time.perf_counter() - began_s) * 1e3)
+        say(f"{what}, first, then median of 19", f"{took[0]:.0f} ms, {statistics.median(took[1:]):.1f} ms", aim)
 
 
 def measure_sql(store: Path, values: int, steps: int, metrics: int) -> None:
@@ -232,6 +280,7 @@ def main() -> None:
         make_store(options.store, options.runs, options.steps, options.metrics)
         print(f"{options.runs} runs made in {time.perf_counter() - began_s:.0f} s", flush=True)
     measure_http(options.store, options.clients)
+    measure_commands(options.store)
     if not options.no_sql:
         measure_sql(options.store, options.sql_values, options.steps, options.metrics)
 

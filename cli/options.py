@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -14,6 +14,7 @@ from ..replay.cache import Cache
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
+from ..store.reading.user_cache import cache_folder
 from ..store.store import NO_FOLDER
 
 
@@ -139,17 +140,11 @@ def processes_for(runs: int, asked: int | None) -> int:
     return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
 
 
-def user_cache(environment: Mapping[str, str] = os.environ) -> Cache | None:
-    """Return the user's cache: ``STEPTAPE_CACHE``, or ``steptape`` in the user's cache folder; None without a home.
+def user_cache() -> Cache | None:
+    """Return the cache in the user's cache folder; None without a home.
 
     Commands cache results by default, because people repeat questions. The library caches only if a program passes a
     cache.
     """
-    if folder := environment.get("STEPTAPE_CACHE"):
-        return Cache(Path(folder))
-    if caches := environment.get("XDG_CACHE_HOME"):
-        return Cache(Path(caches) / "steptape")
-    try:
-        return Cache(Path.home() / ".cache" / "steptape")
-    except RuntimeError:
-        return None
+    folder = cache_folder()
+    return None if folder is None else Cache(folder)

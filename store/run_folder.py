@@ -182,6 +182,11 @@ def is_journal(name: str) -> bool:
     return name.startswith("journal-") and _JOURNAL.fullmatch(name) is not None
 
 
+def is_sealed(name: str) -> bool:
+    """Whether a file of that name is a sealed table."""
+    return name.endswith(".parquet") and _SEALED.fullmatch(name) is not None
+
+
 def has_journal(folder: str | Path) -> bool:
     """Whether a folder holds a journal segment; false if it cannot be listed."""
     try:

@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from .errors import RunNotFound, StoreNotFound, TelemetryError
 from .plural import counted
-from .reading.catalog import Entry, Look, catalog_of
+from .reading.catalog import Entry, Look, Newest, catalog_of
 from .reading.snapshot import retrying
-from .reading.summary import RUNS_SCHEMA
+from .reading.summary import runs_table
 from .run import Run
 from .run_folder import RUN_ID, RUN_JSON
 from .sql.statements import rows_of, run_query
-from .sql.views import connect
+from .sql.store_views import StoreViews
 
 #: Said of a path that names no folder.
 NO_FOLDER: Final = "the store must be the path of a folder"
@@ -65,6 +65,7 @@ class Store:
             )
         self.path = path
         self.catalog = catalog_of(path.absolute())
+        self._views = StoreViews(self.catalog)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
@@ -78,20 +79,35 @@ class Store:
         look = self.catalog.look()
         return list(look.entries), [error for _, error in look.problems]
 
+    def known_problems(self) -> list[TelemetryError]:
+        """Return the errors of the runs that could not be read in the last scan; scan if there was none.
+
+        In a large store, a run that was readable when the catalog was kept counts as readable until the next scan.
+        """
+        return [error for _, error in self.catalog.known().problems]
+
+    def newest(self, count: int, page: int = 1) -> Newest:
+        """Return a page of runs, the newest on page 1, each page oldest first. Faster than ``entries`` in large stores.
+
+        Args:
+            count: Most runs of the page.
+            page: Number of the page, from 1.
+        """
+        return self.catalog.newest(count, page)
+
     def recent(self) -> Look:
         """Return a scan of the store that may be a few seconds old where scans are slow."""
         return self.catalog.recent()
 
     def runs(self, *, status: str | None = None, group: str | None = None, tag: str | None = None) -> pa.Table:
         """Return the runs as rows, oldest first, optionally only those with this status, group or tag."""
-        rows = [
-            summary.to_row()
+        return runs_table(
+            summary
             for summary in (entry.summary for entry in self.entries()[0])
             if (status is None or summary.status == status)
             and (group is None or summary.group == group)
             and (tag is None or tag in summary.tags)
-        ]
-        return pa.Table.from_pylist(rows, schema=RUNS_SCHEMA)
+        )
 
     def run(self, key: str) -> Run:
         """Open the run with that id; the newest run with that name; or, as ``NAME@N``, the N-th oldest one.
@@ -136,12 +152,15 @@ class Store:
     def sql(self, statement: str) -> pa.Table:
         """Run one read-only SQL statement over the views of all runs.
 
+        A statement that names its runs, as ``run_id = '...'`` or ``run_id IN (...)``, reads the files of these alone.
+
         Raises:
             QueryRefused: The statement is not one read-only statement, or fails.
         """
 
         def ask() -> pa.Table:
-            return run_query(connect([entry.snapshot for entry in self.entries()[0]], statement), statement)
+            with self._views.connection(statement, self.catalog.look) as connection:
+                return run_query(connection, statement)
 
         return retrying(ask)
 

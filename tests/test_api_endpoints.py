@@ -147,7 +147,7 @@ def _record_digits(folder: Path) -> None:
     other_rank.close()
 
 
-def test_health_says_that_the_store_is_there(client: httpx.Client) -> None:
+def test_health_says_that_the_server_runs(client: httpx.Client) -> None:
     """The path is outside the versioned prefix, where probes look for it."""
     answer = client.get("/healthz")
 

@@ -185,3 +185,29 @@ def test_an_annotation_that_says_nothing_or_cannot_be_kept_is_refused(store: Pat
 
     assert answer.status_code == 422
     assert read_annotations(folder) == []
+
+
+def test_any_number_of_tails_of_a_run_read_its_journal_once(store: Path) -> None:
+    """Each gets all events from where it began, in order: those that are behind, too, and those that come late."""
+    writer = begin(store)
+    step(writer, 1)
+    path = f"/api/v1/runs/{RUN}/tail"
+    seen: dict[int, list[str]] = {number: [] for number in range(12)}
+
+    def follow(number: int) -> None:
+        params = {"after": "0.-1"} if number % 2 else {"kind": "step_end", "after": "0.0"}
+        with client.stream("GET", path, params=params) as answer:
+            seen[number] += [event["id"] for event in events_of(answer) if "id" in event]
+
+    with served(store, limits=replace(SMALL, streams=len(seen))) as client:
+        threads = [threading.Thread(target=follow, args=(number,)) for number in seen]
+        for number, thread in enumerate(threads):
+            thread.start()
+            step(writer, number + 2)
+        finish(store, writer, steps=len(seen) + 1)
+        for thread in threads:
+            thread.join()
+
+    everything = [f"0.{seq}" for seq in range(len(seen) + 2)]
+    for number, ids in seen.items():
+        assert ids == (everything if number % 2 else everything[1:-1])

@@ -328,7 +328,7 @@ def test_a_folder_that_is_no_run_is_not_found(server: Server, store: Path) -> No
     ]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/api/v1/runs", f"/api/v1/runs/{RUN}"])
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/runs", f"/api/v1/runs/{RUN}"])
 def test_a_store_that_is_gone_is_unavailable(server: Server, store: Path, path: str) -> None:
     """The store is available again once it is back."""
     store.rename(store.with_name("elsewhere"))

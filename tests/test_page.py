@@ -115,6 +115,20 @@ def test_every_file_that_a_page_loads_is_served(client: httpx.Client, path: str)
         assert (again.status_code, again.content) == (304, b"")
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_files_of_a_page_are_kept_for_good_under_the_address_of_their_version(client: httpx.Client, path: str) -> None:
+    """Scripts that import each other share one version. An address of another version serves the file unkept."""
+    for target in re.findall(r'(?:src|href)="(/static/[^"]*)"', client.get(path).text):
+        answer = client.get(target)
+        other = client.get(re.sub("/static/[0-9a-f]{24}/", "/static/0123456789abcdef01234567/", target))
+        plain = client.get(target, headers={"Accept-Encoding": "identity"})
+
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        assert other.headers["cache-control"] == "no-cache"
+        assert answer.headers["content-encoding"] == "gzip"
+        assert answer.content == other.content == plain.content
+
+
 def test_every_script_that_a_script_imports_is_served(client: httpx.Client) -> None:
     """Modules import each other."""
     scripts = Path(__file__).parents[1].joinpath("api", "pages", "static").glob("*.js")
@@ -353,10 +367,10 @@ def test_a_run_that_cannot_be_drawn_hides_no_other(tmp_path: Path) -> None:
 def test_a_run_that_was_deleted_since_it_was_looked_at_has_no_line(tmp_path: Path) -> None:
     """The table may be older than the deletion."""
     folder = record_run(tmp_path, "gone")
-    snapshot = open_run(folder).snapshot()
+    entry = open_store(tmp_path).catalog.entry(folder)
     shutil.rmtree(folder)
 
-    assert sparkline(snapshot) == ""
+    assert sparkline(entry) == ""
 
 
 def test_the_glossary_explains_every_word_of_the_document(client: httpx.Client) -> None:

@@ -246,7 +246,7 @@ def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()
-        listing = entry.snapshot.listing
+        listing = entry.listing
         # Journals and annotations are appended to. Verifications must also notice files edited in place.
         files = [file.path for file in listing.sealed] + [journal.path for journal in listing.journals]
         stamps = [(path.name, *file_stamp(path)) for path in (*files, run.folder / ANNOTATIONS)]

@@ -57,7 +57,7 @@ def runs_page(store: Store, query: Any) -> RunPage:
         query: A ``RunsQuery``.
     """
     look = store.recent()
-    ordered = in_order(admitted(look.newest_first, query), query.sort)
+    ordered = admitted(in_order(look, query.sort), query)
     filters = ("runs", query.filters())
     if query.cursor is not None:
         ordered = after(ordered, query.sort, from_cursor(query.cursor, filters, _POSITION))

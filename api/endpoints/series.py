@@ -57,7 +57,7 @@ class SeriesQuery(FormedQuery):
 class RunsSeriesQuery(SeriesQuery):
     """Selects series of several runs."""
 
-    run: list[str] = Field(min_length=1, max_length=100)
+    run: list[str] = Field(min_length=1, max_length=500)
     """Id of a run, or its name if no other run has it; repeatable. A run without the metric has an empty item."""
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Annotated, Final
@@ -15,24 +15,18 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ...store.errors import TelemetryError
-from ...store.event_json import event_to_line
-from ...store.events import Event
 from ...store.reading.snapshot import Snapshot
-from ...store.reading.snapshot_parts import after, of_rank
 from ..access import RequestedRun, RunAccess
 from ..errors import InvalidRequest
-from ..live import changes
+from ..feeds import Feeds, Place
 from ..queries import Int32, Kind, Query
 
 router = APIRouter()
 
 _PLACE: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
 
-#: Most events sent per poll; a client further behind catches up over several polls.
-_MOST_AT_ONCE: Final = 5000
-
-_Place = tuple[int, int]
+#: Seconds after which a client that has gone is noticed.
+_PRESENT_S: Final = 5.0
 
 
 class TailQuery(Query):
@@ -66,7 +60,8 @@ async def tail_run(
     Events that a resume rolls back are also sent.
     """
     asked = last_event_id or query.after
-    passed = await run_in_threadpool(run.read, lambda snapshot: _end_of(snapshot, query.rank))
+    end = await run_in_threadpool(run.read, lambda snapshot: _end_of(snapshot, query.rank))
+    passed = end
     if asked is not None:
         match = _PLACE.fullmatch(asked)
         if match is None:
@@ -76,51 +71,38 @@ async def tail_run(
         passed = int(match[1]), int(match[2])
     held = ExitStack()
     held.enter_context(request.app.state.streams.place())
-    stream = _stream(request, run, query, passed, held)
+    stream = _stream(request, run, query, passed, end, held)
     # Caches and proxies must neither store nor buffer the stream.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
 async def _stream(
-    request: Request, run: RunAccess, query: TailQuery, passed: _Place, held: ExitStack
+    request: Request, run: RunAccess, query: TailQuery, passed: Place, end: Place, held: ExitStack
 ) -> AsyncIterator[str]:
+    feeds: Feeds = request.app.state.feeds
+    beat_s = request.app.state.limits.heartbeat_s
     with held:
-        yield "retry: 1000\n\n"
-        beat_s = request.app.state.limits.heartbeat_s
-        async for is_change in changes(run.folder, until_s=math.inf, is_over=request.is_disconnected, beat_s=beat_s):
-            if not is_change:
-                yield ": still here\n\n"
-                continue
-            while True:
-                try:
-                    events, status = await run_in_threadpool(_look, run, query.rank, passed)
-                except TelemetryError:
-                    # The response has started: a browser would retry a broken stream for ever.
-                    events, status = [], "gone"
-                for event in events:
-                    passed = event.attempt, event.seq
-                    if query.kind in (None, event.kind):
-                        yield f"id: {event.attempt}.{event.seq}\ndata: {event_to_line(event)}\n\n"
-                if len(events) < _MOST_AT_ONCE:
-                    break
-            if status != "running":
-                yield f"event: end\ndata: {json.dumps({'status': status})}\n\n"
-                return
+        async with feeds.follow(run, query.rank, end) as feed:
+            yield "retry: 1000\n\n"
+            beaten_s = time.monotonic()
+            while not await request.is_disconnected():
+                lines, status = await feed.next(passed)
+                passed = lines[-1].place if lines else passed
+                text = "".join(line.text for line in lines if query.kind in (None, line.kind))
+                if text:
+                    yield text
+                elif time.monotonic() - beaten_s >= beat_s:
+                    yield ": still here\n\n"
+                    beaten_s = time.monotonic()
+                if status != "running":
+                    yield f"event: end\ndata: {json.dumps({'status': status})}\n\n"
+                    return
+                if not lines:
+                    await feed.wait(min(beat_s, _PRESENT_S))
 
 
-def _look(run: RunAccess, rank: int, passed: _Place) -> tuple[list[Event], str]:
-    """Return the next events after a position, and the run's status."""
-
-    def read(snapshot: Snapshot) -> tuple[list[Event], str]:
-        later = after(of_rank(snapshot, rank), passed).events(rank)
-        found = [event for event in later if (event.attempt, event.seq) > passed]
-        return found[:_MOST_AT_ONCE], snapshot.status
-
-    return run.read(read)
-
-
-def _end_of(snapshot: Snapshot, rank: int) -> _Place:
+def _end_of(snapshot: Snapshot, rank: int) -> Place:
     """Return the (attempt, seq) of a rank's last event, or the position before the first."""
     listing = snapshot.listing
     places = [(file.attempt, file.last) for file in listing.table("events") if file.rank == rank]

@@ -14,7 +14,7 @@ from .host_and_token import MAX_HEAD_BYTES
 HEAD_S: Final = 10.0
 
 #: Most concurrent connections; further ones get a response that asks to retry.
-MAX_CONNECTIONS: Final = 512
+MAX_CONNECTIONS: Final = 2048
 
 #: Milliseconds after which a connection is closed whose client acknowledges no data.
 _STALLED_MS: Final = 30_000

@@ -20,8 +20,8 @@ from .layout import PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Most runs that one page compares.
-MOST: Final = 50
+#: Most runs that one page compares. Beyond 50, curves have fewer points, so that the page holds no more of them.
+MOST: Final = 500
 
 #: Runs suggested in the field that adds one; it accepts any id or name.
 OFFERED: Final = 500

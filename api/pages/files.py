@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from dataclasses import dataclass
@@ -23,23 +24,57 @@ _CHARTS: Final = "plotly.min.js"
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A static file as served; ``etag`` changes with the content."""
+    """A static file as served, plain and compressed; ``digest`` changes with the content."""
 
     content: bytes
+    compressed: bytes
     media_type: str
-    etag: str
+    digest: str
 
 
 @router.get("/static/{name}")
 def read_file(name: str, request: Request) -> Response:
-    """Return a static file."""
+    """Return a static file under its plain name. A client asks each time whether it has changed."""
+    return _answer(request, name, "no-cache")
+
+
+@router.get("/static/{digest}/{name}")
+def read_version(digest: str, name: str, request: Request) -> Response:
+    """Return a static file under an address of its version, which clients keep for good."""
+    is_current = name in file_names() and digest == _version_of(name)
+    return _answer(request, name, "public, max-age=31536000, immutable" if is_current else "no-cache")
+
+
+def address_of(name: str) -> str:
+    """Return the address of the current version of a static file."""
+    return f"/static/{_version_of(name)}/{name}"
+
+
+def _version_of(name: str) -> str:
+    """Return the digest in a file's address: that of all own files, since scripts import each other by name."""
+    if name == _CHARTS:
+        return _file(_CHARTS).digest
+    return _own_digest()
+
+
+@cache
+def _own_digest() -> str:
+    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS}))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:24]
+
+
+def _answer(request: Request, name: str, caching: str) -> Response:
     if name not in file_names():
         raise HTTPException(404, "no such file")
     file = _file(name)
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-    if file.etag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
+    is_compressed = "gzip" in request.headers.get("accept-encoding", "")
+    etag = f'"{file.digest}{"-gzip" if is_compressed else ""}"'
+    headers = {"ETag": etag, "Cache-Control": caching, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
+    if etag in (tag.strip() for tag in request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    if is_compressed:
+        headers["Content-Encoding"] = "gzip"
+    return Response(file.compressed if is_compressed else file.content, headers=headers, media_type=file.media_type)
 
 
 @cache
@@ -52,7 +87,8 @@ def file_names() -> frozenset[str]:
 def _file(name: str) -> PageFile:
     path = _charts_path() if name == _CHARTS else _STATIC / name
     content = path.read_bytes()
-    return PageFile(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
+    compressed = gzip.compress(content, mtime=0)
+    return PageFile(content, compressed, _TYPES[path.suffix], hashlib.sha256(content).hexdigest()[:24])
 
 
 @cache

@@ -21,7 +21,7 @@ from ...replay.reports.html_templates import html_environment
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
-from .files import map_style_id
+from .files import address_of, map_style_id
 
 #: Blocks other hosts, inline scripts, and framing by other sites. The hash is that of the empty text: the chart library
 #: creates an empty style sheet and fills it by rules, which need no permission. (The sheet for its maps stays refused,
@@ -143,3 +143,4 @@ _ENVIRONMENT: Final = html_environment(
     },
 )
 _ENVIRONMENT.globals["map_style_id"] = map_style_id
+_ENVIRONMENT.globals["static"] = address_of

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...store.reading.catalog import Entry
+from ...store.reading.catalog import Entry, Look
 from ...store.reading.summary import RunSummary, leading_metric
 from ..access import OpenStore
 from ..problems import without_path
@@ -47,8 +47,7 @@ class TableQuery(BaseModel):
 def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, InQuery()]) -> Response:
     """Return the table."""
     look = store.recent()
-    found = searched(look.entries, asked.q)
-    found.sort(key=lambda entry: _KEYS[asked.sort](entry.summary), reverse=asked.order == "desc")
+    found = searched(ordered(look, asked.sort, asked.order), asked.q)
     last_page = max(1, -(-len(found) // PAGE_SIZE))
     number = min(asked.page, last_page)
     shown = found[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
@@ -67,10 +66,21 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
     )
 
 
-def searched(entries: Sequence[Entry], words: str) -> list[Entry]:
+def ordered(look: Look, key: SortKey, order: str) -> Sequence[Entry]:
+    """Return the runs in an order; sorted once for each scan."""
+
+    def sort(_: Sequence[Entry]) -> list[Entry]:
+        return sorted(look.entries, key=lambda entry: _KEYS[key](entry.summary), reverse=order == "desc")
+
+    return look.ordered(f"page {key} {order}", sort)
+
+
+def searched(entries: Sequence[Entry], words: str) -> Sequence[Entry]:
     """Return the runs that have every word in their name, id, group, tags or status, case-insensitively."""
     wanted = words.casefold().split()
-    return [entry for entry in entries if all(word in _text(entry.summary) for word in wanted)]
+    if not wanted:
+        return entries
+    return [entry for entry in entries if all(map(_text(entry.summary).__contains__, wanted))]
 
 
 def _text(run: RunSummary) -> str:
@@ -82,8 +92,8 @@ def _row(entry: Entry) -> dict[str, Any]:
     return {
         "facts": summary,
         "progress": share_done(summary),
-        "metric": leading_metric(list(entry.snapshot.columns.by_metric)),
-        "line": sparkline(entry.snapshot),
+        "metric": leading_metric(list(entry.columns.by_metric)),
+        "line": sparkline(entry),
     }
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from ...store.reading.catalog import Entry
 from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.summary import leading_metric
 from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
@@ -27,17 +28,17 @@ _POINTS: Final = 60
 _REMEMBERED: Final = 2048
 
 
-def sparkline(snapshot: Snapshot) -> str:
+def sparkline(entry: Entry) -> str:
     """Return the ``polyline`` points of a run's leading metric, ``WIDTH`` by ``HEIGHT``; empty with fewer than two.
 
     A run without journals is read once. One that cannot be read, or is gone by now, has no line.
     """
-    listing = snapshot.listing
     try:
-        return _live_line(snapshot) if listing.journals else _remembered(snapshot.folder, listing.sealed)
+        listing = entry.listing
+        return _live_line(entry.snapshot) if listing.journals else _remembered(entry.folder, listing.sealed)
     except Exception as error:
         # One run's bad files must not hide the table of the others.
-        _LOGGER.warning("could not draw the sparkline of %s: %r", snapshot.info.run_id, error)
+        _LOGGER.warning("could not draw the sparkline of %s: %r", entry.summary.run_id, error)
         return ""
 
 

@@ -10,7 +10,12 @@ that the store has been read.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +23,11 @@ from ...store.errors import QueryRefused, TelemetryError
 from ...store.parquet.formats import to_arrow_stream
 from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
 from ...store.processes.protocol import error_to_json, frames, write_frame
+from ...store.reading.catalog import Catalog
+from ...store.run import Run
 from ...store.sql.bounded_query import QueryLimits, run_bounded
+from ...store.sql.store_views import StoreViews
+from ...store.sql.views import connect
 from ...store.store import open_store
 from ..errors import Busy
 
@@ -49,9 +58,30 @@ def _as_refusal(error: Exception) -> TelemetryError:
 
 def _answered(path: Path, statement: str, run: str | None, **limits: Any) -> tuple[dict[str, Any], bytes]:
     store = open_store(path)  # It may have gone since the last query.
-    snapshots = [store.run(run).snapshot()] if run is not None else [e.snapshot for e in store.recent().entries]
-    result = run_bounded(snapshots, statement, QueryLimits(**limits))
+    bounds = QueryLimits(**limits)
+    if run is None:
+        views = _views_of(store.catalog, bounds.memory, bounds.threads)
+        # Files that were replaced meanwhile are in a new scan only.
+        scans = itertools.chain([store.catalog.recent], itertools.repeat(store.catalog.look))
+        result = run_bounded(lambda text: views.connection(text, next(scans)), statement, bounds)
+    else:
+        result = run_bounded(partial(_connected, store.run(run), limits=bounds), statement, bounds)
     return {"truncated": result.truncated, "elapsed_s": result.elapsed_s}, to_arrow_stream(result.table)
+
+
+@functools.lru_cache(maxsize=1)
+def _views_of(catalog: Catalog, memory_limit: str, threads: int) -> StoreViews:
+    return StoreViews(catalog, memory_limit=memory_limit, threads=threads)
+
+
+@contextmanager
+def _connected(run: Run, statement: str, *, limits: QueryLimits) -> Iterator[Any]:
+    """Yield a connection with the views of one run."""
+    connection = connect([run.snapshot()], statement, memory_limit=limits.memory, threads=limits.threads)
+    try:
+        yield connection
+    finally:
+        connection.close()
 
 
 def main() -> None:

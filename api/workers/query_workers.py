@@ -20,6 +20,7 @@ from typing import Final
 from ...store.errors import QueryRefused, QueryTimedOut, TelemetryError
 from ...store.processes.child_process import ChildProcess
 from ...store.processes.protocol import BrokenFrame
+from ...store.reading.user_cache import CACHE_VARIABLES
 from ...store.sql.bounded_query import QueryLimits
 from ..errors import Busy
 from ..limits import Limits
@@ -29,7 +30,9 @@ _GRACE_S: Final = 1.0
 _START_S: Final = 60.0
 
 #: Environment of a worker: variables that locate Python and its packages, and none that may be secret.
-_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
+_KEPT: Final = (
+    "PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH", *CACHE_VARIABLES,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def delete(
         now = datetime.now(UTC).replace(tzinfo=None)
         chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
         folders = [entry.folder for entry in chosen]
-        live = sum(entry.snapshot.is_live for entry in entries)
+        live = sum(entry.is_live for entry in entries)
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
     if not folders and not as_json:

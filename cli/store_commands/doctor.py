@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
+from ...replay.run_pool import RunPool
 from ...store.plural import counted
-from ...store.reading.diagnosis import UNREADABLE, StoreFault, diagnose, folders_to_look_at, is_run_folder, twins
+from ...store.reading.diagnosis import (
+    UNREADABLE,
+    StoreFault,
+    diagnose,
+    folders_to_look_at,
+    is_run_folder,
+    run_id_in,
+    twins,
+)
 from ...store.reading.training import check_training
 from ...store.run import Run
 from ...store.store import open_store
@@ -16,6 +28,37 @@ from ..exit_status import FINDINGS
 from ..options import JsonOption
 from ..output import print_json, progress, say
 from ..streams import complain
+
+#: Runs that a process examines at a time, and the number that makes one more process worth its start.
+_SHARE: Final = 50
+_RUNS_A_PROCESS: Final = 500
+
+
+class _Examined(NamedTuple):
+    """What is found in a folder.
+
+    Attributes:
+        run_id: The run's id; None if it cannot be read.
+        faults: The faults.
+        unjudged: What cannot be checked, one sentence each.
+    """
+
+    run_id: str | None
+    faults: list[StoreFault]
+    unjudged: list[str]
+
+
+def _examined(folders: Sequence[Path], *, training: bool) -> list[_Examined]:
+    return [_examined_one(folder, training) for folder in folders]
+
+
+def _examined_one(folder: Path, training: bool) -> _Examined:
+    faults = diagnose(folder)
+    unjudged: list[str] = []
+    if training and not any(fault.code in UNREADABLE for fault in faults):
+        inconsistent, unjudged = Run(folder).read(check_training)
+        faults += inconsistent
+    return _Examined(run_id_in(folder), faults, unjudged)
 
 
 def doctor(
@@ -36,20 +79,18 @@ def doctor(
 
     Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
     """
-    unknown: list[str] = []
     folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
-    found: list[StoreFault] = []
-    with progress() as bar:
+    shares = [folders[start : start + _SHARE] for start in range(0, len(folders), _SHARE)]
+    processes = max(1, min(os.cpu_count() or 1, len(folders) // _RUNS_A_PROCESS))
+    examined: list[_Examined] = []
+    with progress() as bar, RunPool(processes) as pool:
         task = bar.add_task("reading runs", total=len(folders))
-        for folder in folders:
-            faults = diagnose(folder)
-            if training and not any(fault.code in UNREADABLE for fault in faults):
-                inconsistent, unjudged = Run(folder).read(check_training)
-                faults += inconsistent
-                unknown += unjudged
-            found += faults
-            bar.advance(task)
-    found += twins(folders)
+        for share in pool.mapped(partial(_examined, training=training), shares):
+            examined += share
+            bar.advance(task, len(share))
+    found = [fault for one in examined for fault in one.faults]
+    found += twins(dict(zip(folders, (one.run_id for one in examined), strict=True)))
+    unknown = [line for one in examined for line in one.unjudged]
     for finding in found:
         if as_json:
             print_json(finding.to_json())

@@ -37,7 +37,7 @@ def query(
         raise typer.BadParameter("give a statement, such as 'SELECT * FROM runs'" if store.exists() else missing)
     source = open_run(store) if (store / "run.json").exists() else open_store(store)
     if isinstance(source, Store):
-        complain_of(source.entries()[1])
+        complain_of(source.known_problems())
     table = source.sql(sql)
     # In parts: all rows as Python objects would take 2 KB each, and a reader may have had enough after the first.
     parts = (rows_of(table.slice(start, _PART_ROWS)) for start in range(0, max(1, table.num_rows), _PART_ROWS))

@@ -171,7 +171,24 @@ def digest_faults(folder: Path) -> list[str]:
     return faults_of(kept, info, listing, read_columns(folder) if kept.logs else Columns())
 
 
-def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) -> list[str]:
+def file_digests(table: str, parts: Iterable[pa.Table]) -> dict[str, ColumnDigest] | None:
+    """Return the column digests of one file, as ``log_digest`` takes them; None when its rows are out of order.
+
+    Args:
+        table: The table of the file.
+        parts: Its row groups. All are read.
+    """
+    digests = table_digests(table)
+    is_ordered = True
+    for part in parts:
+        rows = with_ids_of(part, joint_samples_schema([part.schema])) if table == "samples" else part
+        is_ordered = is_ordered and digests.add(rows)
+    return digests.finish() if is_ordered else None
+
+
+def faults_of(
+    kept: Digests, info: RunInfo, listing: Listing, columns: Columns, known: Known = MappingProxyType({})
+) -> list[str]:
     """List the changes since digests were taken, one sentence each.
 
     Args:
@@ -179,21 +196,23 @@ def faults_of(kept: Digests, info: RunInfo, listing: Listing, columns: Columns) 
         info: The run.
         listing: Its files.
         columns: The columns of its metrics.
+        known: Column digests, in the newest format, of files that need not be read.
 
     Raises:
         DamagedLog: A file cannot be read.
         FileNotFoundError: A sealer has just replaced a file.
     """
-    known = {attempt.attempt: attempt for attempt in info.attempts}
+    attempts = {attempt.attempt: attempt for attempt in info.attempts}
     faults = [
         f"attempt {number}: its entry in run.json has changed since the attempt ended"
         for number, digest in kept.attempts.items()
-        if number not in known or attempt_digest(known[number]) != digest
+        if number not in attempts or attempt_digest(attempts[number]) != digest
     ]
     ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
-        if not is_whole or log_digest(listing, columns, (attempt, rank), log.format) != log.sha256:
+        read = known if log.format == FORMAT else {}
+        if not is_whole or log_digest(listing, columns, (attempt, rank), log.format, known=read) != log.sha256:
             faults.append(
                 f"attempt {attempt}: the log of rank {rank} has changed since its digest was computed at the end"
             )

@@ -20,6 +20,7 @@ from ..errors import DamagedLog
 from .schemas import (
     ATTRS_FIELD,
     CODE,
+    CODED,
     EVENT_FIELDS,
     IDS_AS_INTEGERS,
     METRICS_SCHEMA,
@@ -135,16 +136,28 @@ def read_schema(path: Path) -> pa.Schema:
     return pa.schema([field.with_type(_kept(field.type)) for field in schema], schema.metadata)
 
 
-def row_groups_of(path: Path) -> Iterator[pa.Table]:
+def row_groups_of(path: Path, *, threads: bool = True) -> Iterator[pa.Table]:
     """Yield a sealed file by row groups, in stored order and in the types that ``write_tables`` takes.
+
+    Args:
+        path: The file, which is opened once.
+        threads: Whether to use all cores.
 
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
     """
-    schema = read_schema(path)
-    with _opened(path, read_dictionary=[field.name for field in schema if is_coded(field)]) as file:
-        for group in range(file.num_row_groups):
-            yield _as_written(file.read_row_group(group), schema)
+    table = path.name.partition("-")[0]
+    coded = sorted(CODED & _REQUIRED.get(table, frozenset()))
+    try:
+        with _opened(path, read_dictionary=coded) as file:
+            columns = file.schema_arrow
+            _require_columns(columns, set(columns.names), path)
+            schema = pa.schema([field.with_type(_kept(field.type)) for field in columns], columns.metadata)
+            for group in range(file.num_row_groups):
+                yield _as_written(file.read_row_group(group, use_threads=threads), schema)
+    except KeyError:  # pyarrow's, of a missing column that was to be read as codes.
+        read_schema(path)
+        raise
 
 
 def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -29,7 +29,7 @@ def expendable(
     return [
         entry
         for entry in entries[:end]
-        if not entry.snapshot.is_live and (older_than is None or _is_older(entry, now, older_than))
+        if not entry.is_live and (older_than is None or _is_older(entry, now, older_than))
     ]
 
 

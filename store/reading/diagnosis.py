@@ -5,22 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
 from ..annotations import read_annotations
+from ..columns import Columns
 from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR
 from ..host import is_of_this_machine
 from ..journal.reading import is_being_written, read_segment
-from ..parquet.digests import digest_faults
+from ..parquet.column_digests import ColumnDigest
+from ..parquet.digests import Digests, faults_of, file_digests, read_digests
 from ..parquet.reading import row_groups_of
 from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, list_files
 from ..run_info import RunInfo, read_run_info
 from .folder_content import NOT_THERE, stamp_of
 from .snapshot import Snapshot, read_snapshot, retrying
+
+_RESTORE: Final = "Restore the run from a copy"
+
+#: Columns of events that say what was lost.
+_NOTED: Final = ["kind", "step", "attempt", "rank", "attrs"]
 
 _SEAL: Final = "steptape seal {folder}"
 
@@ -69,7 +78,24 @@ def diagnose(folder: Path) -> list[StoreFault]:
         return [StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")]
 
 
+@dataclass(frozen=True, slots=True)
+class _FilesRead:
+    """What one reading of a run's sealed files yields.
+
+    Attributes:
+        faults: The files that cannot be read.
+        digests: The column digests of each file whose rows are in order.
+        noted: The rows of events with attrs: kind, step, attempt, rank and attrs.
+    """
+
+    faults: list[StoreFault] = field(default_factory=list)
+    digests: dict[Path, dict[str, ColumnDigest]] = field(default_factory=dict)
+    noted: list[pa.Table] = field(default_factory=list)
+
+
 def _found_in(folder: Path) -> list[StoreFault]:
+    # Before the files: whatever digests cover exists by then, and stays.
+    kept = _kept_digests(folder)
     try:
         info = read_run_info(folder)
         listing = list_files(folder)
@@ -80,11 +106,15 @@ def _found_in(folder: Path) -> list[StoreFault]:
     found = [*_irregular(listing), *_notes(folder)]
     if found:
         return found
-    found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing), *_parquet(listing)]
+    found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing)]
+    read = _read_files(listing)
+    found += read.faults
     if any(one.code in UNREADABLE for one in found):
         return found
     snapshot = read_snapshot(folder)
-    return [*found, *_missing(snapshot), *_lost(snapshot), *_changed(folder)]
+    if not set(snapshot.listing.table("events")) <= set(listing.sealed):
+        raise FileNotFoundError(f"{folder} was sealed meanwhile")
+    return [*found, *_missing(snapshot), *_lost(snapshot, read), *_changed(folder, kept, snapshot, read)]
 
 
 def folders_to_look_at(store: Path) -> list[Path]:
@@ -93,15 +123,24 @@ def folders_to_look_at(store: Path) -> list[Path]:
     return [folder for folder in folders if is_run_folder(folder)]
 
 
-def twins(folders: Iterable[Path]) -> list[StoreFault]:
-    """Return a fault for each folder whose run id an earlier folder has: readers of the store show only the first."""
+def run_id_in(folder: Path) -> str | None:
+    """Return the id of the run in a folder; None if it cannot be read."""
+    try:
+        return read_run_info(folder).run_id
+    except TelemetryError:
+        return None
+
+
+def twins(run_ids: Mapping[Path, str | None]) -> list[StoreFault]:
+    """Return a fault for each folder whose run id an earlier folder has: readers of the store show only the first.
+
+    Args:
+        run_ids: The run id of each folder, in the order of folders; None for one that cannot be read.
+    """
     first: dict[str, Path] = {}
     found = []
-    for folder in folders:
-        try:
-            other = first.setdefault(read_run_info(folder).run_id, folder)
-        except TelemetryError:
-            continue
+    for folder, run_id in run_ids.items():
+        other = folder if run_id is None else first.setdefault(run_id, folder)
         if other is not folder:
             what = f"{other.name} holds a run with the same id, and is shown instead"
             found.append(StoreFault("twin", str(folder), what, "Move one of the two to another store"))
@@ -181,18 +220,32 @@ def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
         yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
-def _parquet(listing: Listing) -> Iterator[StoreFault]:
+def _read_files(listing: Listing) -> _FilesRead:
+    """Read every sealed file once."""
+    read = _FilesRead()
     for file in listing.sealed:
         try:
-            for _ in row_groups_of(file.path):
-                pass
+            digests = file_digests(file.table, _noting(file, row_groups_of(file.path, threads=False), read.noted))
         except FileNotFoundError:
             continue  # Merged meanwhile.
         except Exception as error:
             # Whatever pyarrow raises for a damaged file, the others must be checked.
             held = f"events {file.first} to {file.last} of attempt {file.attempt}, rank {file.rank}"
             what = f"{held} cannot be read ({error})"
-            yield StoreFault("unreadable-parquet", str(file.path), what, "Restore it from a copy, or move it away")
+            fix = "Restore it from a copy, or move it away"
+            read.faults.append(StoreFault("unreadable-parquet", str(file.path), what, fix))
+            continue
+        if digests is not None:
+            read.digests[file.path] = digests
+    return read
+
+
+def _noting(file: SealedFile, parts: Iterable[pa.Table], noted: list[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, and keep the rows of events with attrs."""
+    for part in parts:
+        if file.table == "events":
+            noted.append(part.select(_NOTED).filter(part["attrs"].is_valid()))
+        yield part
 
 
 def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
@@ -213,11 +266,12 @@ def _stream(file: SealedFile) -> tuple[int, int]:
     return file.attempt, file.rank
 
 
-def _lost(snapshot: Snapshot) -> Iterator[StoreFault]:
+def _lost(snapshot: Snapshot, read: _FilesRead) -> Iterator[StoreFault]:
     """Yield events that the recorder logged as lost, and late values that never arrived from a device."""
-    table = snapshot.events_table(("kind", "step", "attempt", "rank", "attrs"))
+    tails = [tail.events_table(snapshot.info.run_id, Columns()).select(_NOTED) for tail in snapshot.tail.streams()]
+    rows = (row for table in [*read.noted, *tails] for row in table.to_pylist() if row["attrs"] is not None)
     awaited = 0
-    for row in table.filter(table["attrs"].is_valid()).to_pylist():
+    for row in rows:
         attrs = json.loads(row["attrs"])
         if row["kind"] == "gap":
             what = f"{attrs.get('lost_events')} events before step {row['step']} could not be written"
@@ -229,10 +283,21 @@ def _lost(snapshot: Snapshot) -> Iterator[StoreFault]:
         yield StoreFault("awaited", str(snapshot.folder), what)
 
 
-def _changed(folder: Path) -> Iterator[StoreFault]:
-    fix = "Restore the run from a copy"
+def _kept_digests(folder: Path) -> Digests | StoreFault:
     try:
-        for fault in digest_faults(folder):
-            yield StoreFault("changed", str(folder), fault, fix)
+        return read_digests(folder)
     except TelemetryError as error:
-        yield StoreFault("changed", error.where or str(folder), error.what, error.fix or fix)
+        return StoreFault("changed", error.where or str(folder), error.what, error.fix or _RESTORE)
+    except OSError:
+        return Digests()  # The folder cannot be read, which is found out next.
+
+
+def _changed(folder: Path, kept: Digests | StoreFault, snapshot: Snapshot, read: _FilesRead) -> Iterator[StoreFault]:
+    if isinstance(kept, StoreFault):
+        yield kept
+        return
+    try:
+        for fault in faults_of(kept, snapshot.info, snapshot.listing, snapshot.columns, read.digests):
+            yield StoreFault("changed", str(folder), fault, _RESTORE)
+    except TelemetryError as error:
+        yield StoreFault("changed", error.where or str(folder), error.what, error.fix or _RESTORE)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..columns import Columns, columns_of, read_columns
+from ..columns import Columns, read_columns
 from ..errors import RunChanging
 from ..events import Event
 from ..journal.reading import Segment, is_being_written, read_segment
@@ -31,9 +31,8 @@ from ..parquet.schemas import (
     joint_samples_schema,
     with_ids_of,
 )
-from ..run_folder import Listing, SealedFile, list_files, listing_of
-from ..run_info import RunInfo, read_run_info, run_info_of
-from .folder_content import FolderContent
+from ..run_folder import Listing, SealedFile, list_files
+from ..run_info import RunInfo, read_run_info
 
 _Result = TypeVar("_Result")
 
@@ -207,17 +206,6 @@ def read_snapshot(folder: Path) -> Snapshot:
         RunChanging: As ``retrying``.
     """
     return retrying(lambda: _read_snapshot(folder))
-
-
-def snapshot_of(folder: Path, content: FolderContent) -> Snapshot:
-    """Return a finished run's snapshot from its preloaded folder content.
-
-    Raises:
-        NotARun, DamagedLog: As ``read_snapshot``.
-    """
-    columns = Columns() if content.columns_json is None else columns_of(content.columns_json, folder)
-    info = run_info_of(content.run_json, folder)
-    return _without_tail(folder, info, listing_of(folder, content.names), columns, is_live=False)
 
 
 def retrying(read: Callable[[], _Result]) -> _Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from .snapshot import Snapshot
 from .summary_row import RunSummary, row_of
 from .timeline import PLACE, effective_lineage, effective_rows
 
-__all__ = ["RUNS_SCHEMA", "RunSummary", "leading_metric", "summarize"]
+__all__ = ["RUNS_SCHEMA", "RunSummary", "leading_metric", "runs_table", "summarize"]
 
 RUNS_SCHEMA: Final = pa.schema(
     [
@@ -40,6 +40,14 @@ def summarize(snapshot: Snapshot) -> RunSummary:
     if steps is None:
         steps, last_ns = _progress(snapshot, info.attempts[0].started_ns)
     return row_of(info, snapshot.status, steps, last_ns)
+
+
+def runs_table(summaries: Iterable[RunSummary]) -> pa.Table:
+    """Return the rows as a table."""
+    rows = list(summaries)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in RUNS_SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, RUNS_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=RUNS_SCHEMA)
 
 
 def leading_metric(metrics: Sequence[str]) -> str | None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from ..errors import QueryRefused, QueryTimedOut
-from ..reading.snapshot import Snapshot, retrying
+from ..reading.snapshot import retrying
 from .statements import query_batches
-from .views import connect
 
 if TYPE_CHECKING:
     import duckdb
+
+#: Makes a connection with the views that a statement needs.
+Connect: TypeAlias = "Callable[[str], AbstractContextManager[duckdb.DuckDBPyConnection]]"
 
 #: DuckDB's functions and tables that reveal paths of this machine: settings, definitions of views, secrets, extensions;
 #: and functions that run SQL which a text holds, and so may name the others.
@@ -68,11 +70,15 @@ class QueryResult:
     elapsed_s: float
 
 
-def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimits) -> QueryResult:
-    """Run one read-only statement over the views of these runs, within limits.
+def run_bounded(connect: Connect, statement: str, limits: QueryLimits) -> QueryResult:
+    """Run one read-only statement within limits.
 
-    It runs in a connection of its own that is closed afterwards, so that no state remains. DuckDB's own settings and
-    definitions are out of reach, since they hold absolute paths.
+    DuckDB's own settings and definitions are out of reach, since they hold absolute paths.
+
+    Args:
+        connect: Makes a connection with the views for a statement. It is called again if files were replaced.
+        statement: The statement.
+        limits: The limits. Those on memory and threads are the connection's.
 
     Raises:
         QueryRefused: The statement is not one read-only statement, or fails.
@@ -86,12 +92,8 @@ def run_bounded(snapshots: Sequence[Snapshot], statement: str, limits: QueryLimi
 
     def ask() -> QueryResult:
         left_s = max(0.001, limits.seconds - (time.monotonic() - started_s))
-        connection = connect(snapshots, statement, memory_limit=limits.memory, threads=limits.threads)
-        try:
-            with _interrupted_after(connection, left_s, statement):
-                table, truncated = _read(connection, statement, limits)
-        finally:
-            connection.close()
+        with connect(statement) as connection, _interrupted_after(connection, left_s, statement):
+            table, truncated = _read(connection, statement, limits)
         return QueryResult(table, truncated, time.monotonic() - started_s)
 
     return retrying(ask)

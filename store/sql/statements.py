@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from ..errors import QueryRefused
 from ..parquet.arrow_values import values_of
 from .spikes import SPIKING_SAMPLES
 from .sql_text import quoted_name
+from .statement_scope import StatementScope, scope_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -64,6 +66,29 @@ def names_in(statement: str) -> frozenset[str]:
     tokens = [*duckdb.tokenize(statement), (len(content), None)]
     words = [content[begin:end].decode().strip() for (begin, kind), (end, _) in pairwise(tokens) if kind in kinds]
     return frozenset(_unquoted(word).casefold() for word in words)
+
+
+def scope_in(statement: str) -> StatementScope:
+    """Return the views and runs that a statement needs."""
+    import duckdb
+
+    if not statement or not _is_unicode(statement):
+        return StatementScope()
+    try:
+        ((tree,),) = _parser().cursor().execute("SELECT json_serialize_sql(?::VARCHAR)", [statement]).fetchall()
+    except duckdb.Error:
+        return StatementScope()
+    return scope_of(tree)
+
+
+@functools.cache
+def _parser() -> duckdb.DuckDBPyConnection:
+    """Return a connection that only parses."""
+    import duckdb
+
+    connection = duckdb.connect(config={"autoinstall_known_extensions": False, "enable_external_access": False})
+    connection.execute("SET lock_configuration = true")
+    return connection
 
 
 def _unquoted(name: str) -> str:

@@ -6,7 +6,7 @@ costs 23 ms a query, a path 0.8 ms. It is locked before any user statement runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from ..columns import Columns
@@ -14,7 +14,8 @@ from ..events import CUSTOM, LOOP_KINDS
 from ..parquet.schemas import EVENT_FIELDS
 from ..reading.snapshot import Snapshot
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
-from .statements import names_in, translated
+from .statement_scope import SOURCES
+from .statements import names_in, scope_in, translated
 from .view_sources import (
     ENVELOPE,
     ROLLED_BACK,
@@ -24,6 +25,7 @@ from .view_sources import (
     vector_sources,
     view_tables,
     viewed_runs,
+    viewed_snapshot,
 )
 
 if TYPE_CHECKING:
@@ -56,12 +58,39 @@ def connect(
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
         QueryRefused: A Parquet file is damaged.
     """
+    runs = viewed_runs([viewed_snapshot(snapshot) for snapshot in snapshots])
+    views = scope_in(statement).views
+    exposed = exposed_metrics(runs, names_in(statement))
+    return connect_to(runs, views, exposed, memory_limit=memory_limit, threads=threads)
+
+
+def connect_to(
+    runs: ViewedRuns,
+    views: Set[str] | None,
+    exposed: Mapping[str, str],
+    *,
+    memory_limit: str = MEMORY_LIMIT,
+    threads: int | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """Return a locked connection with some of the views that ``connect`` creates.
+
+    Args:
+        runs: The runs to show.
+        views: The views to create, with those that they read; None for all.
+        exposed: The metrics to show, with their columns.
+        memory_limit: DuckDB's memory limit, in its own notation.
+        threads: DuckDB's thread count.
+
+    Raises:
+        FileNotFoundError, QueryRefused: As ``connect``.
+    """
     import duckdb  # Takes 50 ms to load, and a server runs its queries in separate processes.
 
+    wanted = SOURCES.keys() if views is None else views
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
-        _create_views(connection, snapshots, names_in(statement))
-    paths = [file.path for snapshot in snapshots for file in snapshot.listing.sealed]
+        _create_views(connection, runs, wanted, exposed)
+    paths = [file.path for table, view in _VIEW_OF_FILES.items() if view in wanted for file in runs.files(table)]
     # DuckDB checks the pattern when it plans a statement, the path when it opens the file.
     allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
     connection.execute("SET memory_limit = ?", [memory_limit])
@@ -73,6 +102,14 @@ def connect(
     connection.execute("SET lock_configuration = true")
     return connection
 
+
+#: The view that reads the files of each table.
+_VIEW_OF_FILES: Final = {
+    "events": "all_events",
+    "metrics": "long_values",
+    "samples": "all_samples",
+    "vectors": "all_vectors",
+}
 
 #: All decisions, rolled-back ones included. Not a view, since creating one costs 2 ms.
 ALL_DECISIONS: Final = """
@@ -86,46 +123,25 @@ FROM events WHERE kind = 'decision'
 """
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, snapshots: Sequence[Snapshot], names: Set[str]) -> None:
-    runs = viewed_runs(snapshots)
-    for name, table in view_tables(runs).items():
+def _create_views(
+    connection: duckdb.DuckDBPyConnection, runs: ViewedRuns, wanted: Set[str], exposed: Mapping[str, str]
+) -> None:
+    for name, table in view_tables(runs, wanted).items():
         connection.register(name, table)
-    for name, select in _views(runs, names).items():
-        connection.execute(f"CREATE VIEW {name} AS {select}")
-    for name, select in _macros(runs).items():
-        connection.execute(f"CREATE MACRO {name} AS TABLE {select}")
+    for name, selecting in _VIEWS.items():
+        if name in wanted:
+            connection.execute(f"CREATE VIEW {name} AS {selecting(runs, exposed)}")
+    for name, (signature, select) in _macros(runs).items():
+        if name in wanted:
+            connection.execute(f"CREATE MACRO {signature} AS TABLE {select}")
 
 
-def _views(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
-    """The SELECT of each view, ordered so that views follow those they read.
-
-    Args:
-        runs: The runs to show.
-        names: The names in the statement.
-    """
-    return {
-        "all_events": _all_events(runs),
-        "long_values": _long_values(runs),
-        "events": _events(runs, _exposed(runs, names)),
-        "all_samples": " UNION ALL BY NAME ".join(sample_sources(runs)),
-        "samples": _effective("all_samples", runs),
-        "all_vectors": " UNION ALL BY NAME ".join(vector_sources(runs)),
-        "vectors": _effective("all_vectors", runs),
-        "decisions": _effective(f"({ALL_DECISIONS})", runs),
-        "steps": _of_kind("step_end", runs),
-        "evals": _of_kind("evaluate", runs),
-        "saves": _saves(runs),
-        "series_values": _series_values(runs),
-        "windows": _windows(),
-    }
-
-
-def _macros(runs: ViewedRuns) -> dict[str, str]:
-    """The SELECT of each table macro, by its signature."""
+def _macros(runs: ViewedRuns) -> dict[str, tuple[str, str]]:
+    """The signature and the SELECT of each table macro."""
     name, n = (_free(parameter, runs.columns) for parameter in ("name", "n"))
     return {
-        f"series({name})": f"SELECT * FROM series_values WHERE metric = {name}",
-        f"rolling({n})": f"SELECT *, {_rolling(n, suffix='')} FROM series_values",
+        "series": (f"series({name})", f"SELECT * FROM series_values WHERE metric = {name}"),
+        "rolling": (f"rolling({n})", f"SELECT *, {_rolling(n, suffix='')} FROM series_values"),
     }
 
 
@@ -138,12 +154,17 @@ def _all_events(runs: ViewedRuns) -> str:
 
 def _long_values(runs: ViewedRuns) -> str:
     """The metrics stored in ``metrics`` files and tails instead of columns."""
-    paths = [file.path for snapshot, _ in runs.cut for file in snapshot.listing.table("metrics")]
+    paths = [file.path for file in runs.files("metrics")]
     return "SELECT * FROM metric_tails" + (f" UNION ALL BY NAME SELECT * FROM {parquet_source(paths)}" if paths else "")
 
 
-def _exposed(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
-    """The metrics that the views show, with their columns: the commonest, and those that the statement names."""
+def exposed_metrics(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
+    """Return the metrics that the views show, with their columns: the commonest, and those that a statement names.
+
+    Args:
+        runs: The runs.
+        names: The names in the statement.
+    """
     every = {**runs.columns.by_metric, **runs.beyond}
     common = set(list(runs.columns.by_metric)[:METRIC_COLUMNS])
     return {metric: column for metric, column in every.items() if metric in common or column.casefold() in names}
@@ -244,3 +265,21 @@ def _free(parameter: str, columns: Columns) -> str:
     while parameter in taken:
         parameter += "_"
     return parameter
+
+
+#: The SELECT of each view, in an order in which views follow those they read.
+_VIEWS: Final[dict[str, Callable[[ViewedRuns, Mapping[str, str]], str]]] = {
+    "all_events": lambda runs, _: _all_events(runs),
+    "long_values": lambda runs, _: _long_values(runs),
+    "events": _events,
+    "all_samples": lambda runs, _: " UNION ALL BY NAME ".join(sample_sources(runs)),
+    "samples": lambda runs, _: _effective("all_samples", runs),
+    "all_vectors": lambda runs, _: " UNION ALL BY NAME ".join(vector_sources(runs)),
+    "vectors": lambda runs, _: _effective("all_vectors", runs),
+    "decisions": lambda runs, _: _effective(f"({ALL_DECISIONS})", runs),
+    "steps": lambda runs, _: _of_kind("step_end", runs),
+    "evals": lambda runs, _: _of_kind("evaluate", runs),
+    "saves": lambda runs, _: _saves(runs),
+    "series_values": lambda runs, _: _series_values(runs),
+    "windows": lambda _, __: _windows(),
+}

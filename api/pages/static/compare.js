@@ -7,11 +7,11 @@ const [metric, axis, log] = ["metric", "axis", "log"].map((id) => document.getEl
 const plot = document.getElementById("plot");
 const legend = document.getElementById("legend");
 
-/** Points of each curve, so that fifty of them stay light. */
-const POINTS = 800;
+/** Points of each curve, fewer beyond fifty runs, so that the page stays light. */
+const POINTS = Math.max(40, Math.min(800, Math.floor(40000 / Math.max(1, runs.length))));
 
 /** Between two looks at runs that are being written, in milliseconds. */
-const PAUSE = 2000;
+const PAUSE = Math.max(2000, 40 * runs.length);
 
 const DASHES = ["solid", "dot", "dash", "dashdot", "longdash"];
 

@@ -1,0 +1,73 @@
+"""``steptape runs`` lists the newest runs page by page, and all as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from steptape.cli.app import app
+from steptape.store.run_info import Attempt, RunInfo
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    """A store of five runs, the oldest called run-0."""
+    for number in range(5):
+        folder = tmp_path / f"run-{number}"
+        folder.mkdir()
+        started_ns = (number + 1) * 10**18
+        attempts = (Attempt(0, "completed", started_ns, started_ns + 2 * 10**9, steps=number),)
+        (folder / "run.json").write_bytes(RunInfo(folder.name, folder.name, attempts).to_json())
+    return tmp_path
+
+
+def listed(*arguments: object) -> tuple[list[str], str]:
+    """Return the first column of the printed rows, and the standard error."""
+    result = CliRunner().invoke(app, ["runs", *map(str, arguments)])
+    return [line.split()[0] for line in result.stdout.splitlines()], result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "told"),
+    [
+        ((), ["run-0", "run-1", "run-2", "run-3", "run-4"], ""),
+        (("--limit", 2), ["run-3", "run-4"], "3 older runs: --page 2 lists the next, --limit 5 all\n"),
+        (("--limit", 2, "--page", 2), ["run-1", "run-2"], "1 older run: --page 3 lists the next, --limit 5 all\n"),
+        (("--limit", 2, "--page", 3), ["run-0"], ""),
+        (("--limit", 5), ["run-0", "run-1", "run-2", "run-3", "run-4"], ""),
+    ],
+)
+def test_a_page_holds_the_newest_runs_oldest_first(
+    five: Path, arguments: tuple[object, ...], shown: list[str], told: str
+) -> None:
+    """What it leaves out is said on standard error."""
+    assert listed(five, *arguments) == (["run_id", *shown], told)
+
+
+def test_a_page_beyond_the_last_says_how_many_there_are(five: Path) -> None:
+    """It is no error, as the store is not empty."""
+    result = CliRunner().invoke(app, ["runs", str(five), "--limit", "2", "--page", "4"])
+
+    assert (result.exit_code, result.stdout) == (0, f"{five} has 5 runs: 3 pages of 2\n")
+
+
+@pytest.mark.parametrize(("arguments", "count"), [((), 5), (("--limit", 2), 2)])
+def test_json_lists_all_runs_unless_a_limit_is_given(five: Path, arguments: tuple[object, ...], count: int) -> None:
+    """A program must not miss a run because it did not ask for pages."""
+    result = CliRunner().invoke(app, ["runs", str(five), "--json", *map(str, arguments)])
+
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["run_id"] for row in rows] == [f"run-{number}" for number in range(5)][-count:]
+
+
+def test_columns_are_aligned_as_plain_text(five: Path) -> None:
+    """Numbers to the right, text to the left, without spaces at the end of a line."""
+    result = CliRunner().invoke(app, ["runs", str(five), "--limit", "1"])
+
+    assert result.stdout == (
+        "run_id  name   group  status     started (UTC)        duration_s  steps  planned_steps\n"
+        "run-4   run-4  -      completed  2128-06-11 08:53:20           2      4              -\n"
+    )
