@@ -31,7 +31,7 @@ import public_curves
 from steptape import open_store, sweep
 from steptape.replay.choosing.optimism import run_table
 from steptape.replay.choosing.out_of_sample import RunTable, chosen_variant, judge_choices, means_of
-from steptape.replay.choosing.splits import FOLDS, REPEATS, family_splits
+from steptape.replay.choosing.splits import family_splits
 from steptape.replay.columns.stream import Floats, Ints
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
@@ -101,7 +101,7 @@ def gaps(table: RunTable, families: Sequence[str], drawn: int, draws: int, limit
         variant = chosen_variant(inside.regret[0], inside.score[0], limit)
         if variant < 0:
             continue
-        splits = family_splits(own, folds=FOLDS, repeats=REPEATS, seed=draw)
+        splits = family_splits(own, seed=draw)
         judged = judge_choices(sample.variants, table.regret.shape[1], len(rows), splits, [limit])[0]
         regret, saved = inside.regret[0, variant], inside.saved_share[0, variant]
         gap = whole.regret[0, variant] - regret, saved - whole.saved_share[0, variant]
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("--store", type=Path, help="where the runs are, or are to be; a temporary folder if not")
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=1_000)
     parser.add_argument("--families", type=int, default=20, help="families in a draw")
     parser.add_argument("--limit", type=float, default=0.01, help="limit of mean relative regret")
     given = parser.parse_args()

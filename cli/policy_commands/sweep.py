@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ...replay.choosing.optimism import FrontPoint, Optimism, optimism_of, point_json
-from ...replay.choosing.splits import FOLDS, SplitKind
+from ...replay.choosing.splits import SplitKind
 from ...replay.reports.aggregation import families_json
 from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
@@ -85,8 +85,9 @@ def sweep(
         ),
     ] = None,
     folds: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Number of folds of families, or of parts in time.")
-    ] = FOLDS,
+        int | None,
+        typer.Option(metavar="N", min=2, help="Folds of families (each family, up to 20), or parts in time (5)."),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with a picture of the best trade-offs.")
     ] = None,

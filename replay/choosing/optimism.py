@@ -19,7 +19,7 @@ from ..columns.stream import Ints
 from ..sweeps.sweeping import Sweep
 from ..sweeps.task import SweptRun
 from .out_of_sample import RunTable, judge_choices
-from .splits import FOLDS, REPEATS, SEED, SplitKind, splits_of
+from .splits import SEED, SplitKind, splits_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -116,16 +116,14 @@ def point_json(point: FrontPoint) -> dict[str, Any]:
     }
 
 
-def optimism_of(
-    sweep: Sweep, kind: SplitKind | str, *, folds: int = FOLDS, repeats: int = REPEATS, seed: int = SEED
-) -> Optimism:
+def optimism_of(sweep: Sweep, kind: SplitKind | str, *, folds: int | None = None, seed: int = SEED) -> Optimism:
     """Judge the front of a sweep out of sample.
 
     Args:
         sweep: The sweep, with outcomes kept.
-        kind: ``families`` for repeated cross-validation by family, or ``walk-forward`` for parts in time.
-        folds: Number of folds, or of parts in time that are judged.
-        repeats: How often families are dealt into folds.
+        kind: ``families`` for cross-validation by family, or ``walk-forward`` for parts in time.
+        folds: Number of folds, or of parts in time that are judged. By default each of up to 20 families is a fold, and
+            there are five parts in time.
         seed: Seed of the deals.
 
     Raises:
@@ -133,7 +131,7 @@ def optimism_of(
     """
     # The order of runs follows from their paths; that of digests does not.
     runs = sorted(sweep.runs, key=lambda run: run.knowledge.log_digest)
-    splits = splits_of(runs, kind, folds=folds, repeats=repeats, seed=seed)
+    splits = splits_of(runs, kind, folds=folds, seed=seed)
     has_one_unit = sweep.steps is not None
 
     def read(variants: Ints) -> RunTable:
@@ -157,13 +155,14 @@ def optimism_of(
         )
         for index, limit, regret, found in zip(sweep.front, limits, regrets, judged, strict=True)
     ]
-    is_by_family = SplitKind(kind) is SplitKind.FAMILIES
+    families = len({run.family for run in runs})
+    deals = 1 if SplitKind(kind) is SplitKind.WALK_FORWARD else sum(0 in split.test for split in splits)
     return Optimism(
         SplitKind(kind),
-        folds if is_by_family else len(splits),
-        repeats if is_by_family else 1,
+        len(splits) // deals,
+        deals,
         seed,
-        len({run.family for run in runs}),
+        families,
         len(_covered(split.test for split in splits)),
         len(_covered(split.purged for split in splits)),
         tuple(points),

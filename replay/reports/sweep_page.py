@@ -42,6 +42,8 @@ def split_text(judged: Optimism) -> str:
     families = counted(judged.groups, "family", ",") if judged.groups == 1 else f"{judged.groups:,} families"
     if judged.kind is SplitKind.WALK_FORWARD:
         return f"walk-forward: {counted(judged.folds, 'part')} in time of {families}"
+    if judged.folds == judged.groups:
+        return f"each of {families} left out in turn"
     return f"{judged.folds} folds of {families}, dealt {judged.repeats} times"
 
 
