@@ -18,8 +18,8 @@ from ...store.errors import TelemetryError
 from ..columns.stream import Ints
 from ..sweeps.task import SweptRun
 
-#: Most folds of families, unless a caller asks for another number. A choice on fewer families loses more than one on all:
-#: with 5 folds, the optimism of 20 families was overstated by a fifth.
+#: Most folds of families, unless a caller asks for another number. A choice on fewer families loses more than one on
+#: all: with 5 folds, the optimism of 20 families was overstated by a fifth.
 MOST_FOLDS: Final = 20
 #: Parts in time, unless a caller asks for another number.
 PARTS: Final = 5
