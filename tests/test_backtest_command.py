@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call as steptape
 
 from steptape.store.events import Event
 
@@ -32,16 +31,7 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
         store_record(events, run_id=f"run-{number}")
 
     def call(*arguments: object, status: int = 0, policy: str = str(tmp_path / "policy.yaml")) -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "steptape",
-            "backtest",
-            policy,
-            "--store",
-            str(store_path),
-        ]
-        result = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
+        result = steptape("backtest", policy, "--store", store_path, *arguments)
         assert result.returncode == status, result.stderr
         return result.stdout + result.stderr if status else result.stdout
 
@@ -50,9 +40,9 @@ def backtest(store_path: Path, store_record: Callable[..., Path], tmp_path: Path
 
 def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -> None:
     """The command says so; with ``--json`` it prints an empty report."""
-    command = [sys.executable, "-m", "steptape", "backtest", "loss_spike", "--store", str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    document = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    command = ("backtest", "loss_spike", "--store", tmp_path)
+    said = steptape(*command)
+    document = steptape(*command, "--json")
 
     assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to replay the policy over\n")
     assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
@@ -113,8 +103,7 @@ def test_saves_says_what_becomes_of_the_loop_s_own_checkpoints(
     asked = (tmp_path / "saving.yaml", "--store", store, "--saves", handling)
 
     def cli(*arguments: object, status: int = 0) -> str:
-        command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = steptape(*arguments)
         assert result.returncode == status, result.stderr
         return result.stdout
 
@@ -213,10 +202,7 @@ def test_several_objectives_and_renames_are_options_of_each_command_that_judges(
     policy.write_text("params: {high: 2}\n" + POLICY.replace("loss > 2", "loss > high"))
     strict.write_text(policy.read_text().replace("high: 2", "high: 5"))
     for command in (["sweep", policy, "--set", "high=2,5"], ["diff", policy, strict]):
-        shown = subprocess.run(
-            [sys.executable, "-m", "steptape", *map(str, command), "--store", str(store_path), *options],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        shown = steptape(*command, "--store", store_path, *options)
         assert "Runs are judged by: eval_loss (2 runs), score (1, higher is better)" in shown.stdout, shown.stderr
         assert "train/loss read as loss" in shown.stdout
 
@@ -227,9 +213,8 @@ def test_labels_of_runs_that_are_not_there_are_named(store_path: Path, tmp_path:
     labels = tmp_path / "labels.csv"
     rows = ["nope,1,2,x", "run-0,5,5,spike", "run-1,,,", "nope,3,4,x", "nopq,1,2,x"]
     labels.write_text("\n".join(["run,first_step,last_step,name", *rows]))
-    command = [sys.executable, "-m", "steptape", "backtest", "loss_spike", "run-0", "--store", str(store_path)]
 
-    said = subprocess.run([*command, "--labels", str(labels)], capture_output=True, text=True, check=True).stderr
+    said = steptape("backtest", "loss_spike", "run-0", "--store", store_path, "--labels", labels).stderr
 
     assert said == f"warning: {labels}: 2 labelled runs are not here: nope, nopq\n"
 
@@ -253,8 +238,7 @@ def test_evaluations_that_a_policy_would_add_are_not_called_saved(
         "controllers: [{name: e, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_evaluate]}]"
     )
     store_record([Event("step_end", step=step, metrics={"loss": 3.0}) for step in range(1, 7)], run_id="run")
-    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store_path)]
 
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = steptape("backtest", policy, "--store", store_path).stdout
 
     assert "Cut off: 0 of 6 steps (0%). The policy asks for 6 evaluations more than the 0 recorded." in said

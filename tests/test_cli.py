@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import call
 
 from steptape import Recorder, open_store
 from steptape.cli.app import SUMMARIES
@@ -27,12 +28,12 @@ from steptape.store.run import Run
 
 def steptape(*arguments: object, status: int = 0, given: str | None = None) -> str:
     """Run the command, check its exit status and return its stdout."""
-    result = call(*arguments, given=given)
+    result = call(*arguments) if given is None else call_apart(*arguments, given=given)
     assert result.returncode == status, result.stdout + result.stderr
     return result.stdout
 
 
-def call(
+def call_apart(
     *arguments: object, given: str | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in its own process."""
@@ -461,10 +462,10 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
             rec.step(loss=1.0 - step)
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
-    shown = call("runs", tmp_path, environment=ascii_only)
-    told = call("runs", tmp_path, "--json", environment=ascii_only)
-    exported = call("export", rec.folder, environment=ascii_only)
-    sheet = call("show", rec.folder, "--plot", "loss", environment=ascii_only)
+    shown = call_apart("runs", tmp_path, environment=ascii_only)
+    told = call_apart("runs", tmp_path, "--json", environment=ascii_only)
+    exported = call_apart("export", rec.folder, environment=ascii_only)
+    sheet = call_apart("show", rec.folder, "--plot", "loss", environment=ascii_only)
 
     assert r"gr\u00f6\u00dfer -> \ud83d\ude00  -" in shown.stdout
     assert [row["name"] for row in lines(told.stdout)] == ["größer → 😀"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from command_line import call as steptape
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, backtest, load_policy, open_run, open_store, sweep
@@ -51,8 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder."""
-    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return steptape(*arguments, folder=folder)
 
 
 @pytest.mark.parametrize(

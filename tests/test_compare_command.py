@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import typer.main
+from command_line import call as steptape
 from typer.testing import CliRunner
 
 from steptape import Recorder
@@ -57,9 +56,7 @@ def compare(*arguments: object) -> tuple[int, str]:
 )
 def test_the_exit_status_is_the_verdict(candidate: str, status: int, said: str, store: Path) -> None:
     """The first line says it, with the numbers that decided."""
-    command = [sys.executable, "-m", "steptape", "compare", "base", candidate, "--store", str(store)]
-
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = steptape("compare", "base", candidate, "--store", store)
 
     assert (result.returncode, result.stderr) == (status, "")
     assert result.stdout.startswith(said)
@@ -133,9 +130,7 @@ def test_wrong_usage_is_named(option: str, value: str, said: str, store: Path) -
 
 def test_runs_cannot_be_on_both_sides(store: Path) -> None:
     """Exit status 2, and the error names a run."""
-    command = [sys.executable, "-m", "steptape", "compare", "base", "b*", "--store", str(store)]
-
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = steptape("compare", "base", "b*", "--store", store)
 
     assert result.returncode == 2
     assert "6 runs are in both groups" in result.stderr

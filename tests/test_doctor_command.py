@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder
 from steptape.store.journal.writer import JournalWriter
@@ -29,9 +30,8 @@ os.kill(os.getpid(), 9)
 
 
 def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in its own process."""
-    command = [sys.executable, "-m", "steptape", "doctor", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command."""
+    return steptape("doctor", *arguments)
 
 
 def codes(folder: Path) -> list[str]:
@@ -152,9 +152,7 @@ def test_a_column_of_another_type_is_told(sealed: Path, command: str) -> None:
     table = pq.read_table(path)
     place = table.schema.get_field_index("seq")
     pq.write_table(table.set_column(place, "seq", table["seq"].cast("string")), path)
-    result = subprocess.run(
-        [sys.executable, "-m", "steptape", command, sealed], capture_output=True, text=True, check=False
-    )
+    result = steptape(command, sealed)
     told = result.stdout + result.stderr
 
     assert result.returncode == {"doctor": 1, "verify": 2}[command]

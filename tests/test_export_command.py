@@ -7,11 +7,11 @@ import io
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder, open_run
 from steptape.store.run import Run
@@ -33,9 +33,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in its own process."""
-    command = [sys.executable, "-m", "steptape", "export", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command."""
+    return steptape("export", *arguments)
 
 
 def test_csv_and_parquet_hold_the_events_of_json_lines(run: Run, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from command_line import call as steptape
 
 from api_serving import PATIENT, served
 from steptape import Recorder
@@ -38,9 +38,8 @@ def client(store: Path) -> Iterator[httpx.Client]:
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in its own process."""
-    command = [sys.executable, "-m", "steptape", "health", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command."""
+    return steptape("health", *arguments)
 
 
 def test_what_is_wrong_comes_first_and_is_the_status(store: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import call as steptape
 from event_files import losses, write_events
-from waiting import PATIENCE_S
 
 from steptape import open_store
 
@@ -31,8 +31,7 @@ def call(tmp_path: Path) -> Call:
     """Run ``steptape`` with the arguments in the test's folder."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE_S)
+        return steptape(*arguments, folder=tmp_path)
 
     return run
 

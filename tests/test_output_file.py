@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder, TelemetryError
 from steptape.cli.output_file import check_output, output_file
@@ -33,8 +32,7 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
 ) -> None:
     """The command reports it on one line."""
     path = tmp_path / "nowhere" / "out"
-    command = [sys.executable, "-m", "steptape", *arguments, str(path), "--store", str(store)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = steptape(*arguments, path, "--store", store)
 
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"error: {path.parent}: there is no such folder. Create it, or write out elsewhere\n"

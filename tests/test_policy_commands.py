@@ -7,15 +7,14 @@ means changed messages: read them.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder
 
@@ -24,9 +23,7 @@ DATA = Path(__file__).parent / "data"
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder."""
-    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # The tester's locale must not matter.
-    return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
+    return steptape(*arguments, folder=folder)
 
 
 def told(result: subprocess.CompletedProcess[str]) -> str:

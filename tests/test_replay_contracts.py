@@ -131,7 +131,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(drawn=_streams)
-@examples(15)
+@examples(7)
 def test_prefix(name: str, drawn: list[tuple[str, float]]) -> None:
     """For every event, a replay of the prefix up to it has the same decisions."""
     events = stream_of(drawn)
@@ -177,7 +177,7 @@ def test_poison(name: str, poison: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(drawn=_streams, cut=st.integers(0, 50))
-@examples(40)
+@examples(20)
 def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None:
     """An engine restored by folding the preceding events continues like one that never stopped."""
     events = stream_of(drawn)
@@ -194,7 +194,7 @@ def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None
 
 
 @given(drawn=_streams, seed=st.integers(0, 1000))
-@examples(60)
+@examples(30)
 def test_interleaving(drawn: list[tuple[str, float]], seed: int) -> None:
     """Decisions are the same for any interleaving of ranks that keeps each rank's order."""
     ranks = [stream_of(drawn), stream_of(drawn[::-1], rank=1), stream_of(drawn[: len(drawn) // 2], rank=2)]
@@ -487,7 +487,7 @@ AXES: dict[str, list[float]] = {
 
 
 @given(drawn=_streams.filter(bool))
-@examples(25)
+@examples(12)
 def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     """Columns and event engine agree for every variant: the same decisions at the same events, the same numbers."""
     events = stream_of(drawn)

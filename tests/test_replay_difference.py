@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder, open_run
 from steptape.replay.backtests.policy_diff import PolicyDiff, StopChange, diff_policies
@@ -155,9 +154,7 @@ def test_one_way_is_the_reverse_of_the_other(runs: list[Run]) -> None:
 
 def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder."""
-    command = [sys.executable, "-m", "steptape", "diff", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}  # The tester's locale must not matter.
-    return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, env=environment)
+    return steptape("diff", *arguments, folder=folder)
 
 
 def test_the_command_writes_markdown_and_exits_with_1_when_behaviour_changes(runs: list[Run], tmp_path: Path) -> None:

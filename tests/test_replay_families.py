@@ -7,13 +7,12 @@ import json
 import math
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call as steptape
 
 from steptape import Policy, TelemetryError, backtest, open_run, open_store, sweep
 from steptape.importers.discovery import find_sources
@@ -474,8 +473,7 @@ def test_the_command_takes_the_key_of_families(record: Callable[..., Run], store
         record(f"run-{number}", curve(number), config={"task": f"t{number}"})
 
     def call(command: str, *arguments: str) -> Any:
-        whole = [sys.executable, "-m", "steptape", command, *arguments, "--store", str(store_path), "--json"]
-        result = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, check=False)
+        result = steptape(command, *arguments, "--store", store_path, "--json", folder=tmp_path)
         assert result.stdout, result.stderr
         return json.loads(result.stdout.partition("\n{")[0])
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call as steptape
 from waiting import PATIENCE_S, until
 
 from api_serving import served
@@ -49,12 +50,6 @@ with Recorder(sys.argv[1], run_id="job") as rec:
 print(step, flush=True)
 dist.destroy_process_group()
 """
-
-
-def steptape(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in its own process."""
-    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def free_port() -> int:

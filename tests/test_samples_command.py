@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import call as steptape
 
 from steptape import Recorder
 
@@ -27,9 +27,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in its own process."""
-    command = [sys.executable, "-m", "steptape", "samples", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command."""
+    return steptape("samples", *arguments)
 
 
 def test_the_samples_that_drove_a_spike_come_first(store: Path) -> None:
