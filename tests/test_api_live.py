@@ -68,7 +68,8 @@ def test_a_tail_of_a_run_that_is_deleted_ends_and_says_so(store: Path) -> None:
     with served(store) as client, client.stream("GET", f"/api/v1/runs/{RUN}/tail?after=0.-1") as answer:
         seen = []
         for event in events_of(answer):
-            seen.append(event.get("event", event.get("id")))
+            if "" not in event:  # A heartbeat, where the machine is slow.
+                seen.append(event.get("event", event.get("id")))
             if event.get("id") == "0.0":
                 writer.close()
                 shutil.rmtree(store / RUN)

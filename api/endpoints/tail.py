@@ -92,6 +92,7 @@ async def _stream(
                 text = "".join(line.text for line in lines if query.kind in (None, line.kind))
                 if text:
                     yield text
+                    beaten_s = time.monotonic()
                 elif time.monotonic() - beaten_s >= beat_s:
                     yield ": still here\n\n"
                     beaten_s = time.monotonic()
