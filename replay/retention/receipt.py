@@ -98,9 +98,7 @@ class Receipt:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._fd)
 
     def begin(self, token: str, aside: Path, entry: Mapping[str, Any]) -> None:
