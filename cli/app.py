@@ -51,6 +51,7 @@ SUMMARIES: Final = {
     "seal": "Convert the journals of ended runs to Parquet.",
     "push": "Bring runs to a server or another folder, and prove that both logs are equal.",
     "delete": "Delete runs by name, by age, or all but the newest.",
+    "retain": "Say which checkpoints and runs a keep file lets go, and delete them with --apply.",
     "doctor": "Find damage in a store or a run, and print what to do about it.",
     "serve": "Serve the web pages and the HTTP API of a store.",
     "docs": "Print where the documents are.",

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
@@ -26,7 +26,10 @@ _NUMBER_LIKE: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 #: Most characters of a number.
 MAX_NUMBER_LENGTH: Final = 2_000
 
-Fields = dict[str, yaml.Node]
+#: A node of a document.
+Node: TypeAlias = yaml.Node
+
+Fields = dict[str, Node]
 
 #: Said of the rest of a rule such as ``mean(loss, 20)`` in ``{rule: ...}``, which YAML takes for a key.
 _COMMA: Final = "In {...} a comma ends a text: put the whole text in quotes"
