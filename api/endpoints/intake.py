@@ -85,10 +85,14 @@ def intake_state(request: Request, run_id: RunId) -> IntakeState:
     return IntakeState.model_validate(_intake(request).state(run_id, _owner(request)).to_json())
 
 
-@router.put("/intake/{id}/papers", summary="Replace a pushed run's run.json", status_code=204)
-def put_papers(request: Request, run_id: RunId, body: NewPapers) -> None:
-    """Replace `run.json`, and add columns and notes. The first request about a run makes its token the owner."""
+@router.put("/intake/{id}/papers", summary="Replace a pushed run's run.json")
+def put_papers(request: Request, run_id: RunId, body: NewPapers) -> IntakeState:
+    """Replace `run.json`, and add columns and notes. The first request about a run makes its token the owner.
+
+    Returns how much of the run is there.
+    """
     _intake(request).take_papers(run_id, _owner(request), RunPapers(body.run, tuple(body.columns), tuple(body.notes)))
+    return intake_state(request, run_id)
 
 
 @router.post(
@@ -105,10 +109,14 @@ async def post_frames(request: Request, run_id: RunId) -> StreamPosition:
     return StreamPosition(**await run_in_threadpool(_take_chunk, request, run_id, content))
 
 
-@router.post("/intake/{id}/end", summary="Say that a pushed run's writers are gone", status_code=204)
-def end_intake(request: Request, run_id: RunId, body: EndedStreams) -> None:
-    """Release the streams and have them sealed. The state has their digests once that is done."""
+@router.post("/intake/{id}/end", summary="Say that a pushed run's writers are gone")
+def end_intake(request: Request, run_id: RunId, body: EndedStreams) -> IntakeState:
+    """Release the streams and have them sealed. The state has their digests once that is done.
+
+    Returns how much of the run is there.
+    """
     _intake(request).end(run_id, _owner(request), [(stream.attempt, stream.rank) for stream in body.streams])
+    return intake_state(request, run_id)
 
 
 def _take_chunk(request: Request, run_id: str, content: bytes) -> dict[str, Any]:
