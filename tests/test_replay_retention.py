@@ -274,6 +274,7 @@ def test_a_plan_deletes_what_it_says_and_nothing_else(tmp_path: Path) -> None:
             (tmp_path / f"checkpoints/folder-{step}").mkdir()
             (tmp_path / f"checkpoints/folder-{step}/part.pt").write_bytes(b"12")
             rec.save(tmp_path / f"checkpoints/folder-{step}")
+        rec.close(seal=True)
     (tmp_path / "checkpoints/foreign.pt").write_bytes(b"mine")
     keep = "runs: {keep: [best: 1]}\ncheckpoints: {keep: [last: 1]}\n"
     plan = planned(tmp_path, keep)

@@ -44,7 +44,7 @@ def retain(home: Path, *arguments: object, status: int = 0) -> str:
 
 def dry_run(home: Path) -> dict[str, Any]:
     """Return the plan as JSON."""
-    plan: dict[str, Any] = json.loads(retain(home, "--json"))
+    plan: dict[str, Any] = json.loads(retain(home, "--json").splitlines()[0])
     return plan
 
 
