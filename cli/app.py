@@ -28,7 +28,7 @@ _QUERY_INTERRUPTED: Final = "Query interrupted"
 #: The summaries that ``--help`` lists: first sentences of the commands' docstrings.
 SUMMARIES: Final = {
     "demo": "Train a small model, backtest two policies on it, train under them, and compare.",
-    "runs": "List the runs of a store, oldest first.",
+    "runs": "List the newest runs of a store, oldest first.",
     "show": "Show one run: its curve, metrics and decisions.",
     "health": "Print what is wrong with a run, one line for each group of metrics.",
     "samples": "Print the samples that drove a loss spike, the highest losses first.",

@@ -28,8 +28,9 @@ ROOMS: dict[str, set[str]] = {
     "integrations": {"importers", "recorder", "rules", "store"},
     "replay": {"rules", "store"},
     "api": {"replay", "rules", "shipping", "store"},
+    "retention": {"replay", "rules", "store"},
     "examples": {"recorder", "rules"},
-    "cli": {"api", "examples", "importers", "replay", "rules", "shipping", "store"},
+    "cli": {"api", "examples", "importers", "replay", "retention", "rules", "shipping", "store"},
     # The front door imports what it names, each name at its first use.
     "steptape": {"cli", "recorder", "replay", "rules", "store"},
 }
@@ -64,6 +65,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "ranks": {".", "calls", "operations"},
     },
     "shipping": {},
+    "retention": {},
     "importers": {
         ".": {"encodings"},
         "encodings": {"."},
@@ -79,7 +81,6 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "choosing": {".", "columns", "runs", "sweeps"},
         "comparing": {".", "runs"},
         "reports": {".", "backtests", "choosing", "policies", "runs", "sweeps"},
-        "retention": {"runs"},
     },
     "api": {
         "middleware": {"."},
@@ -220,6 +221,7 @@ PUBLIC: dict[str, set[str]] = {
         "scenarios/run",
         "semantics",
     },
+    "retention": {"deleting", "keep_file", "plan", "receipt"},
     "shipping": {
         "errors",
         "intake",
@@ -276,11 +278,9 @@ PUBLIC: dict[str, set[str]] = {
         "reports/sentences",
         "reports/sweep_page",
         "reports/terminal_tables",
-        "retention/deleting",
-        "retention/keep_file",
-        "retention/plan",
-        "retention/receipt",
         "run_pool",
+        "runs/event_stream",
+        "runs/history",
         "runs/incidents",
         "runs/metric_names",
         "runs/objective",
@@ -314,7 +314,7 @@ OWNERS = {
     # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
     # Stable-Baselines3's evaluations are numpy's arrays.
-    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "shipping"},
+    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "retention", "shipping"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},

@@ -11,10 +11,10 @@ import pytest
 from retained_store import saved, trained
 
 from steptape import Recorder, open_store
-from steptape.replay.retention.deleting import carry_out, check_deletable
-from steptape.replay.retention.keep_file import read_keep_file
-from steptape.replay.retention.plan import RetentionPlan, plan_retention
-from steptape.replay.retention.receipt import Receipt, interrupted_in
+from steptape.retention.deleting import carry_out, check_deletable
+from steptape.retention.keep_file import read_keep_file
+from steptape.retention.plan import RetentionPlan, plan_retention
+from steptape.retention.receipt import Receipt, interrupted_in
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.errors import TelemetryError
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...replay.retention.deleting import carry_out, check_deletable
-from ...replay.retention.keep_file import read_keep_file
-from ...replay.retention.plan import RetentionPlan, RunVerdict, plan_retention
-from ...replay.retention.receipt import Interrupted, Receipt, interrupted_in
+from ...retention.deleting import carry_out, check_deletable
+from ...retention.keep_file import read_keep_file
+from ...retention.plan import RetentionPlan, RunVerdict, plan_retention
+from ...retention.receipt import Interrupted, Receipt, interrupted_in
 from ...store.plural import counted
 from ...store.store import open_store
 from ..exit_status import FINDINGS

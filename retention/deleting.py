@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...store.errors import TelemetryError
-from ...store.plural import counted
-from ...store.reading.snapshot import read_snapshot
+from ..store.errors import TelemetryError
+from ..store.plural import counted
+from ..store.reading.snapshot import read_snapshot
 from .disk import aside_of, extent_of, remove
 from .plan import Doomed, RetentionPlan
 from .receipt import DELETED, FAILED, Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Deletion:
     """What became of one thing.
 
     Attributes:
@@ -45,7 +45,7 @@ def check_deletable(plan: RetentionPlan, digest: str) -> None:
         raise TelemetryError(what, got=digest, fix="Look at a dry run, and name its plan")
 
 
-def carry_out(plan: RetentionPlan, receipt: Receipt) -> Iterator[Outcome]:
+def carry_out(plan: RetentionPlan, receipt: Receipt) -> Iterator[Deletion]:
     """Delete what a plan lets go. What has changed since the plan was made stays.
 
     Args:
@@ -71,7 +71,7 @@ def carry_out(plan: RetentionPlan, receipt: Receipt) -> Iterator[Outcome]:
         if why_not:
             stayed.update(doomed.path.parents)
         receipt.end(token, FAILED if why_not else DELETED, why_not)
-        yield Outcome(doomed, why_not)
+        yield Deletion(doomed, why_not)
     receipt.settle()
 
 

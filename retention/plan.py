@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...store.errors import TelemetryError
-from ...store.store import Store
-from ..runs.regret import regret_of
+from ..replay.runs.regret import regret_of
+from ..store.errors import TelemetryError
+from ..store.store import Store
 from .disk import Grounds, extent_of
 from .keep_file import KeepFile, KeepRule
 from .keeping import checkpoints_kept, runs_kept
@@ -49,7 +49,7 @@ class Doomed:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckpointVerdict:
     """What happens to one checkpoint.
 
     Attributes:
@@ -81,7 +81,7 @@ class RunVerdict:
     run_id: str
     name: str
     kept: str
-    checkpoints: tuple[Verdict, ...]
+    checkpoints: tuple[CheckpointVerdict, ...]
     missing: int
     best: float | None
     best_kept: float | None
@@ -267,7 +267,7 @@ class _Choice:
             run.info.name,
             self.logs.get(run.info.run_id, ""),
             tuple(
-                Verdict(
+                CheckpointVerdict(
                     file.step,
                     file.recorded,
                     file.place.extent.size_bytes if file.place.extent else None,

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...store.annotations import read_annotations
-from ...store.events import Event
-from ...store.reading.catalog import Entry
-from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
-from ...store.run_info import RunInfo
-from ..runs.event_stream import EventStream
-from ..runs.history import history_of, read_lineage, restored_steps
-from ..runs.objective import Evaluation, Objective, best, objective_among, objective_of_study
-from .disk import Grounds, Place
+from ..replay.runs.event_stream import EventStream
+from ..replay.runs.history import history_of, read_lineage, restored_steps
+from ..replay.runs.objective import Evaluation, Objective, best, objective_among, objective_of_study
+from ..store.annotations import read_annotations
+from ..store.events import Event
+from ..store.reading.catalog import Entry
+from ..store.reading.snapshot import Snapshot, read_snapshot, retrying
+from ..store.run_info import RunInfo
+from .disk import CheckpointPlace, Grounds
 from .keep_file import KeepFile, Spike
 
 PINNED: Final = "pinned"
@@ -48,7 +48,7 @@ class SavedFile:
     """
 
     recorded: str
-    place: Place
+    place: CheckpointPlace
     attempt: int
     step: int
     saved_ns: int

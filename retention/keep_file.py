@@ -11,11 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from ...rules.errors import PolicyError, suggestion
-from ...rules.policy_file.document import Document, Place, read_text
-from ...rules.policy_file.fields import FieldReader, Node
-from ...store.errors import TelemetryError
-from ..runs.objective import Objective, declared_objective
+from ..replay.runs.objective import Objective, declared_objective
+from ..rules.errors import PolicyError, suggestion
+from ..rules.policy_file.document import Document, Place, read_text
+from ..rules.policy_file.fields import FieldReader, Node
+from ..store.errors import TelemetryError
 
 #: The rules for runs; checkpoints have two more.
 _FOR_RUNS: Final = ("best", "last", "pinned", "younger_than")

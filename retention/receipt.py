@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from ...store.errors import TelemetryError
+from ..store.errors import TelemetryError
 
 #: Outcomes of a deletion.
 DELETED: Final = "deleted"

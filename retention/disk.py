@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...store.run_folder import RUN_JSON
+from ..store.run_folder import RUN_JSON
 
 #: Why a path is no checkpoint any more; ``MISSING`` alone says that nothing is there.
 MISSING: Final = "missing"
@@ -27,7 +27,7 @@ _KEPT_OF_NAME: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class DiskUse:
     """What a file or a folder holds.
 
     Attributes:
@@ -42,7 +42,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointPlace:
     """What a recorded path names.
 
     Attributes:
@@ -52,7 +52,7 @@ class Place:
     """
 
     path: Path
-    extent: Extent | None
+    extent: DiskUse | None
     fault: str = ""
 
     @property
@@ -81,7 +81,7 @@ class Grounds:
         """Return a recorded path without links."""
         return Path(os.path.realpath(self.base / recorded.replace("\0", "")))
 
-    def place(self, recorded: str, size_bytes: int | None) -> Place:
+    def place(self, recorded: str, size_bytes: int | None) -> CheckpointPlace:
         """Return what a recorded path names.
 
         Args:
@@ -89,16 +89,16 @@ class Grounds:
             size_bytes: The size that the run recorded; None if it did not.
         """
         if "\0" in recorded or "://" in recorded:
-            return Place(Path(recorded), None, "not a path on this machine")
+            return CheckpointPlace(Path(recorded), None, "not a path on this machine")
         path = self.resolved(recorded)
         if self.ground_of(path) is None:
-            return Place(path, None, "outside the root" if os.path.lexists(path) else MISSING)
+            return CheckpointPlace(path, None, "outside the root" if os.path.lexists(path) else MISSING)
         try:
             extent = extent_of(path)
         except FileNotFoundError:
-            return Place(path, None, MISSING)
+            return CheckpointPlace(path, None, MISSING)
         except OSError as error:
-            return Place(path, None, f"cannot be read ({error.strerror})")
+            return CheckpointPlace(path, None, f"cannot be read ({error.strerror})")
         fault = "holds the log of a run" if extent.holds_log else ""
         if _OF_A_LOG.fullmatch(path.name) and (path.parent / RUN_JSON).exists():
             fault = "part of the log of a run"
@@ -106,10 +106,10 @@ class Grounds:
             fault = "a relative path without a recorded size"
         elif size_bytes not in (None, extent.size_bytes):
             fault = f"holds {extent.size_bytes:,} bytes, not the {size_bytes:,} recorded"
-        return Place(path, None if fault else extent, fault)
+        return CheckpointPlace(path, None if fault else extent, fault)
 
 
-def extent_of(path: Path, *, without: frozenset[Path] = frozenset()) -> Extent:
+def extent_of(path: Path, *, without: frozenset[Path] = frozenset()) -> DiskUse:
     """Return what a file or a folder holds. Links in it count as links.
 
     Args:
@@ -121,7 +121,7 @@ def extent_of(path: Path, *, without: frozenset[Path] = frozenset()) -> Extent:
     """
     status = os.lstat(path)
     if stat.S_ISREG(status.st_mode):
-        return Extent(status.st_size, status.st_mtime_ns)
+        return DiskUse(status.st_size, status.st_mtime_ns)
     if not stat.S_ISDIR(status.st_mode):
         raise OSError(0, "neither a file nor a folder", str(path))
     size_bytes, newest_ns, holds_log = 0, status.st_mtime_ns, False
@@ -131,7 +131,7 @@ def extent_of(path: Path, *, without: frozenset[Path] = frozenset()) -> Extent:
         if not entry.is_dir():  # As the recorder counts: no link to a folder.
             size_bytes += own.st_size
             holds_log |= entry.name == RUN_JSON
-    return Extent(size_bytes, newest_ns, holds_log)
+    return DiskUse(size_bytes, newest_ns, holds_log)
 
 
 def _entries(folder: Path, without: frozenset[Path]) -> Iterator[os.DirEntry[str]]:
