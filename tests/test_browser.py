@@ -101,7 +101,9 @@ def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
         environment = {**os.environ, "TMPDIR": "/tmp"}
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], env=environment)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], env=environment
+        )
         yield browser
         browser.close()
 
