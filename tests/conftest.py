@@ -27,7 +27,7 @@ from steptape.store.sample_losses import SampleLosses
 collect_ignore_glob = ["compat/*", "trackers/*"]
 
 # Two workers on two cores leave torch and OpenBLAS one core each: more threads spin while they wait. The demo took 13 s
-# of CPU instead of 25 s, and 47 s instead of 400 s on a busy machine.
+# of CPU instead of 26 s, and on a busy machine 47 s instead of more than 200 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadline (200 ms by default) and no health checks, which judge a strategy by its duration: a busy machine would

@@ -436,37 +436,31 @@ def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_pat
     assert result.stderr.startswith("warning: a.log: the reader 'mine' failed (OSError('no such database') in mine.py:")
 
 
-def test_history_is_imported_into_the_cache_and_backtested_at_once(tmp_path: Path) -> None:
+def test_history_is_imported_into_the_cache_and_backtested_at_once(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One command suffices for a folder of event files; a second run finds the logs unchanged."""
     values = [*(1.0 / step for step in range(1, 60)), *([9.0] * 20)]
     write_events(tmp_path / "logs" / "a" / NAME, losses(values))
-    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
 
-    result = subprocess.run(
-        [*COMMAND, "backtest", "loss_spike", "--history", "logs", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
+    result = call("backtest", "loss_spike", "--history", "logs", "--json")
 
     (run,) = json.loads(result.stdout)["runs"]
     assert run["stop"]["step"] == 64
     assert len(list((tmp_path / "cache" / "history").iterdir())) == 1
 
 
-def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word(tmp_path: Path) -> None:
+def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Training again into the same folder replaces the log: the newest one counts, and other logs are untouched."""
-    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
 
     def judged(*names: str) -> tuple[list[int], str]:
         for name, values in zip(("a.csv", "b.csv"), names, strict=True):
             (tmp_path / name).write_text("step,loss\n" + "".join(f"{s},{v}\n" for s, v in enumerate(values, start=1)))
-        result = subprocess.run(
-            [*COMMAND, "backtest", "loss_spike", "--history", "a.csv", "--history", "b.csv", "--json"],
-            capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
-        )  # fmt: skip
+        result = call("backtest", "loss_spike", "--history", "a.csv", "--history", "b.csv", "--json")
         return [run["recorded"]["steps"] for run in json.loads(result.stdout)["runs"]], result.stderr
 
     word = "a.csv: the log no longer holds what was imported from it; it is imported again"
@@ -476,16 +470,15 @@ def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word
     assert len(list((tmp_path / "cache" / "history").iterdir())) == 2
 
 
-def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) -> None:
+def test_metrics_of_history_are_renamed_as_policies_name_them(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other renames leave no trace of the first names."""
     (tmp_path / "a.csv").write_text("step,train,val\n" + "".join(f"{s},{1 / s},{1 / s}\n" for s in range(1, 41)))
-    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
 
     def objective(*renames: str) -> str | None:
-        result = subprocess.run(
-            [*COMMAND, "backtest", "loss_spike", "--history", "a.csv", "--json", *renames],
-            capture_output=True, text=True, check=True, cwd=tmp_path, env=environment,
-        )  # fmt: skip
+        result = call("backtest", "loss_spike", "--history", "a.csv", "--json", *renames)
         found: dict[str, str] = json.loads(result.stdout)["objective"] or {}
         return found.get("metric")
 
@@ -494,13 +487,14 @@ def test_metrics_of_history_are_renamed_as_policies_name_them(tmp_path: Path) ->
     assert objective("--rename", "val=eval_accuracy") == "eval_accuracy"
 
 
-def test_a_rename_of_a_metric_that_no_log_of_history_has_is_refused(tmp_path: Path) -> None:
+def test_a_rename_of_a_metric_that_no_log_of_history_has_is_refused(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else nothing would be renamed, and no rule would fire for want of the metric."""
     (tmp_path / "a.csv").write_text("step,loss,val_loss\n" + "".join(f"{step},1,1\n" for step in range(1, 9)))
-    command = [*COMMAND, "backtest", "overfitting", "--history", "a.csv", "--rename", "vall_loss=eval_loss"]
-    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
 
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    result = call("backtest", "overfitting", "--history", "a.csv", "--rename", "vall_loss=eval_loss")
 
     assert result.returncode == 2
     assert "no run recorded the metric to rename; got 'vall_loss=eval_loss'. Did you mean 'val_loss'" in result.stderr
