@@ -43,6 +43,7 @@ from .live import FollowerSlots
 from .middleware.bodies import BodyLimitMiddleware
 from .middleware.head_requests import HeadMiddleware
 from .middleware.host_and_token import LOOPBACK_NAMES, HostAndTokenMiddleware
+from .middleware.root_path import RootPathMiddleware, checked_root
 from .middleware.safety_net import SafetyNetMiddleware
 from .middleware.slashed_names import SlashedNameMiddleware
 from .middleware.tokens import Tokens
@@ -78,6 +79,7 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     policies_path: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
+    root_path: str = "",
 ) -> FastAPI:
     """Build the HTTP application over a store. It reads runs, writes notes, and takes the runs that pushers bring.
 
@@ -87,10 +89,12 @@ def create_app(
         allowed_hosts: Names of the server, in addition to those of this machine.
         policies_path: A folder of rule files that clients can name, in addition to the shipped ones.
         limits: Limits on the cost of requests.
+        root_path: The path under which a reverse proxy serves the application, such as ``/steptape``; the proxy may
+            remove it from requests.
 
     Raises:
         StoreNotFound: There is no such folder.
-        TelemetryError: There is no such folder of policies.
+        TelemetryError: There is no such folder of policies, or the root path is none.
     """
     store = open_store(Path(store_path).absolute())
     if policies_path is not None and not Path(policies_path).is_dir():
@@ -107,6 +111,7 @@ def create_app(
         generate_unique_id_function=_operation_id,
         lifespan=_lifespan,
     )
+    app.state.root_path = checked_root(root_path)
     app.state.store_path = store.path
     app.state.policies = None if policies_path is None else Path(policies_path).absolute()
     app.state.tokens = tokens
@@ -142,8 +147,9 @@ def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:
     app.add_middleware(HeadMiddleware)
     app.add_middleware(BodyLimitMiddleware, limits=app.state.limits)
     app.add_middleware(HostAndTokenMiddleware, hosts=hosts, tokens=app.state.tokens)
-    app.add_middleware(Session)
+    app.add_middleware(Session, root_path=app.state.root_path)
     app.add_middleware(SafetyNetMiddleware, traffic=app.state.traffic, send_s=app.state.limits.send_s)
+    app.add_middleware(RootPathMiddleware, root_path=app.state.root_path)
 
 
 def _add_endpoints(app: FastAPI) -> None:

@@ -35,6 +35,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     policies_path: str | Path | None = None,
     quota_bytes: int | None = None,
+    root_path: str = "",
 ) -> None:
     """Serve a store over HTTP; return when interrupted. Writes the address to stderr, nothing to stdout.
 
@@ -49,6 +50,7 @@ def serve(
         allowed_hosts: Names that clients use for the server, in addition to ``host`` and those of this machine.
         policies_path: A folder of rule files that clients can name.
         quota_bytes: Most bytes of the runs that one token pushes; a terabyte if not given.
+        root_path: The path under which a reverse proxy serves the pages; empty without one.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -65,7 +67,14 @@ def serve(
     hosts, limits = (host, *allowed_hosts), DEFAULT_LIMITS
     if quota_bytes is not None:
         limits = replace(limits, intake=replace(limits.intake, owner_bytes=quota_bytes))
-    app = create_app(store_path, tokens=tokens, allowed_hosts=hosts, policies_path=policies_path, limits=limits)
+    app = create_app(
+        store_path,
+        tokens=tokens,
+        allowed_hosts=hosts,
+        policies_path=policies_path,
+        limits=limits,
+        root_path=root_path,
+    )
     with _listening(host, port) as listener:
         prepare(listener)
         _allow_files()

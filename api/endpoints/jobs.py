@@ -189,7 +189,7 @@ async def _started(
         await _check_policy(request, text, source, **values)  # Refuse it here, not in the job.
         document |= {"policy_text": text, "policy_source": source}
     queued = await run_in_threadpool(_queued, request, store, body, document)
-    response.headers["Location"] = f"/api/v1/jobs/{queued.id}"
+    response.headers["Location"] = f"{request.app.state.root_path}/api/v1/jobs/{queued.id}"
     return _item(queued)
 
 

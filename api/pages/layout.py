@@ -53,8 +53,8 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         status: Status of the response.
         **values: Values by their names in the template.
     """
-    is_signed_in = COOKIE in request.cookies
-    text = _ENVIRONMENT.get_template(template).render(path=request.url.path, is_signed_in=is_signed_in, **values)
+    own = {"path": request.url.path, "root": request.app.state.root_path, "is_signed_in": COOKIE in request.cookies}
+    text = _ENVIRONMENT.get_template(template).render(own, **values)
     return HTMLResponse(text, status, HEADERS)
 
 

@@ -41,16 +41,16 @@ async def sign_in(request: Request) -> Response:
     tokens: Tokens | None = request.app.state.tokens
     if tokens is None or tokens.holder_of(token) is None:
         return page(request, "login.html", status=403, next=target, wrong=True)
-    answer = RedirectResponse(target, 303, HEADERS)
+    answer = RedirectResponse(f"{request.app.state.root_path}/" if target == "/" else target, 303, HEADERS)
     secure = request.url.scheme == "https"
     answer.set_cookie(COOKIE, token, max_age=KEPT_S, httponly=True, samesite="strict", secure=secure)
     return answer
 
 
 @router.post("/logout")
-def sign_out() -> Response:
+def sign_out(request: Request) -> Response:
     """Delete the cookie."""
-    answer = RedirectResponse("/login", 303, HEADERS)
+    answer = RedirectResponse(f"{request.app.state.root_path}/login", 303, HEADERS)
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
 
@@ -72,10 +72,12 @@ class Session:
 
     Args:
         app: The gate, and the application behind it.
+        root_path: The path under which a reverse proxy serves the pages; empty without one.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root_path: str = "") -> None:
         self._app = app
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and redirect a person to the form if the gate refuses."""
@@ -103,8 +105,9 @@ class Session:
                 is_refused = True
                 query = scope["query_string"].decode("latin-1")
                 # Use the raw path: decoding the escaped slash or question mark of a name would give another path.
-                target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-                await RedirectResponse(f"/login?{urlencode({'next': target})}", 303)(scope, receive, send)
+                target = self._root_path + scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+                login = f"{self._root_path}/login?{urlencode({'next': target})}"
+                await RedirectResponse(login, 303)(scope, receive, send)
             elif not is_refused:
                 await send(message)
 

@@ -31,6 +31,9 @@ def serve(
     quota: Annotated[
         float | None, typer.Option(metavar="GB", min=0, help="Most gigabytes of the runs that one token pushes; 1000.")
     ] = None,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path under which a reverse proxy serves this server, as /steptape.")
+    ] = "",
     policies: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
     ] = None,
@@ -51,6 +54,7 @@ def serve(
         allowed_hosts=allowed_hosts or (),
         policies_path=policies,
         quota_bytes=None if quota is None else int(quota * 1e9),
+        root_path=root_path,
     )
 
 

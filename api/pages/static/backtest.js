@@ -1,5 +1,5 @@
 // The page of backtests: a job is started, followed and read; a changed parameter starts the next.
-import { address, ask, counted, element, gathered, pageData, percent, post, runPath, shown, table, toNumber } from "./dom.js";
+import { address, ask, counted, element, gathered, pageData, percent, post, root, runPath, shown, table, toNumber } from "./dom.js";
 import { COLOURS, colour, distinct, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
 
 const data = pageData();
@@ -132,7 +132,7 @@ async function showReport(now) {
   const figures = sorted.slice(0, PLOTTED).map(figureOf);
   place.replaceChildren(
     element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
-      now.report ? element("a", { class: "button", href: now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
+      now.report ? element("a", { class: "button", href: root + now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
     verdict(), ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
     element("p", { class: "faint legend" }, "▼ a rule fires. Shaded: the part of the run that the stop would have saved."),
@@ -189,7 +189,7 @@ function runsTable() {
     const known = one.predicted !== null;
     const able = known && !one.could_not_fire;
     return [
-      element("a", { href: `/runs/${encodeURIComponent(one.run_id)}` }, one.name),
+      element("a", { href: `${root}/runs/${encodeURIComponent(one.run_id)}` }, one.name),
       one.stop ? shown(one.stop.step) : known ? "–" : "unknown",
       shown(one.recorded.steps),
       able && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
@@ -280,7 +280,7 @@ async function drawRun(entry) {
 
 by("policy").addEventListener("change", () => {
   const all = chosen().length === boxes().length;
-  location.assign(address("/backtest", { policy: by("policy").value, run: all ? [] : chosen() }));
+  location.assign(root + address("/backtest", { policy: by("policy").value, run: all ? [] : chosen() }));
 });
 by("job").addEventListener("submit", async (event) => {
   event.preventDefault();

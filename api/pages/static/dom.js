@@ -21,7 +21,10 @@ export function table(headings, rows, left = [0]) {
   return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, body)));
 }
 
-/** The address of an endpoint; parameters that are lists are repeated, those that are null left out. */
+/** The path under which a reverse proxy serves the pages; empty without one. */
+export const root = document.documentElement.dataset.root ?? "";
+
+/** The path of an endpoint; parameters that are lists are repeated, those that are null left out. */
 export function address(path, parameters = {}) {
   const found = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
@@ -37,10 +40,10 @@ export const runPath = (id, rest = "") => `/api/v1/runs/${encodeURIComponent(id)
 
 /** What the API answers. An error carries the problem's own sentence, and its status. */
 export async function ask(path, options = {}) {
-  const answer = await fetch(path, { headers: { Accept: "application/json" }, ...options });
+  const answer = await fetch(root + path, { headers: { Accept: "application/json" }, ...options });
   const document = answer.headers.get("content-type")?.includes("json") ? await answer.json() : null;
   if (!answer.ok) {
-    if (answer.status === 401) location.assign(address("/login", { next: location.pathname + location.search }));
+    if (answer.status === 401) location.assign(root + address("/login", { next: location.pathname + location.search }));
     const said = [document?.detail, document?.hint].filter(Boolean).join(" ");
     throw Object.assign(new Error(said || `The server answered with status ${answer.status}.`), { status: answer.status });
   }

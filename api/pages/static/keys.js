@@ -1,5 +1,6 @@
 // What the keyboard does on every page, and the two buttons of the bar.
 
+const root = document.documentElement.dataset.root;
 const isTyping = (target) => target.closest?.("input:not([type=checkbox]), textarea, select") !== null;
 const rows = () => [...document.querySelectorAll("table.runs tbody tr")];
 const current = () => document.querySelector("table.runs tr.current");
@@ -21,8 +22,8 @@ const actions = {
   Enter: () => current()?.querySelector("a")?.click(),
   x: () => current()?.querySelector("input[type=checkbox]")?.click(),
   c: () => document.getElementById("compare")?.click(),
-  g: () => location.assign("/"),
-  b: () => location.assign("/backtest"),
+  g: () => location.assign(`${root}/`),
+  b: () => location.assign(`${root}/backtest`),
   "?": () => document.getElementById("keys").showModal(),
 };
 

@@ -1,5 +1,5 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
-import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, runPath, shown, table, toNumber } from "./dom.js";
+import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, root, runPath, shown, table, toNumber } from "./dom.js";
 import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
 import { depthBar, drawFamilyHeat, linesOf, nameOf, pointsOf, seriesOf } from "./family_plots.js";
 import { layOut, onSeen, plots, visible } from "./panels.js";
@@ -354,7 +354,7 @@ const refresh = gathered(async () => {
 }, PAUSE);
 
 function followLive() {
-  const source = new EventSource(runPath(run.id, "/tail"));
+  const source = new EventSource(root + runPath(run.id, "/tail"));
   source.addEventListener("message", refresh);
   source.addEventListener("end", () => {
     source.close();

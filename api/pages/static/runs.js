@@ -1,5 +1,5 @@
 // The table of runs: search as one types, rows that stay chosen, live rows that stay fresh.
-import { gathered, refreshParts } from "./dom.js";
+import { gathered, refreshParts, root } from "./dom.js";
 
 /** Between two looks at runs that are being written, in milliseconds. */
 const PAUSE = 2000;
@@ -42,7 +42,7 @@ search.addEventListener(
   "input",
   gathered(() => {
     const query = new URLSearchParams(new FormData(search.form));
-    history.replaceState(null, "", `/?${query}`);
+    history.replaceState(null, "", `${root}/?${query}`);
     refresh();
   }, 200),
 );
