@@ -547,3 +547,19 @@ def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Call
         page.wait_for_selector("h1 .status")
         when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
         page.close()
+
+
+def test_under_a_root_path_scripts_stay_under_it(store: Path, open_page: Callable[..., Any]) -> None:
+    """Curves, fragments, the stream and the search ask below the path that the proxy serves."""
+    with serving(store, root_path="/tapes") as address:
+        page = open_page("/tapes/runs/guarded", base=address)
+        show_all(page, "/runs/guarded")
+        page.keyboard.press("g")
+        page.wait_for_url(f"{address}/tapes/")
+        show_all(page, "/")
+        page.fill("#search", "guarded")
+        page.wait_for_url(re.compile(r"/tapes/\?q=guarded"))
+        page.click("table.runs tbody a")
+
+        page.wait_for_url(re.compile("/tapes/runs/"))
+        page.close()
