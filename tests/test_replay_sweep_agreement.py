@@ -25,6 +25,7 @@ from steptape.replay.sweeps.run import RunSweep
 from steptape.replay.sweeps.schedule import schedules_of
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
+from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan
@@ -499,6 +500,7 @@ controllers:
 
     (decision,) = replay_by_columns(parse_policy(text), event_stream(events), PLAN).decisions
 
+    assert isinstance(decision.outcome, Decision)
     assert decision.outcome.message == "lr 0.1, mean 3.0"
 
 
