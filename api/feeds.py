@@ -115,7 +115,7 @@ class Feed:
                         break
                 if self.status != "running":
                     return
-        except BaseException:
+        except BaseException:  # Whatever ends the reader, its listeners must not wait for it.
             self._publish([], "gone")
             raise
 

@@ -114,7 +114,7 @@ def _tokens(path: str | Path | None, host: str) -> Tokens | None:
 
 
 def _allow_files() -> None:
-    """Raise the limit on open files, of which each connection takes one, as far as the system allows."""
+    """Raise the limit on open files: each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -20,7 +20,7 @@ from .receipt import DELETED, FAILED, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """What became of one thing.
+    """The outcome of deleting one checkpoint or run.
 
     Attributes:
         doomed: The thing.

@@ -28,7 +28,7 @@ _KEPT_OF_NAME: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a file or a folder holds.
+    """The size and age of a file or a folder.
 
     Attributes:
         size_bytes: Its size; for a folder, that of all files in it.
@@ -43,7 +43,7 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """What a recorded path names.
+    """The file or folder that a recorded path names.
 
     Attributes:
         path: The path, without links.

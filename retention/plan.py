@@ -50,7 +50,7 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerdict:
-    """What happens to one checkpoint.
+    """The verdict on one checkpoint: whether it stays, and why.
 
     Attributes:
         step: Its step.
@@ -67,7 +67,7 @@ class CheckpointVerdict:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """What happens to one run and its checkpoints.
+    """The verdict on one run, and those on its checkpoints.
 
     Attributes:
         run_id, name: The run.
@@ -90,7 +90,7 @@ class RunVerdict:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What a retention would delete.
+    """The plan of a retention: the checkpoints and runs that it would delete.
 
     Attributes:
         grounds: The folders in which it may.

@@ -44,7 +44,7 @@ _MOST_TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PushProgress:
-    """What one look at a run has done.
+    """The progress of one look at a run.
 
     Attributes:
         events: Number of events sent.

@@ -562,4 +562,7 @@ def test_under_a_root_path_scripts_stay_under_it(store: Path, open_page: Callabl
         page.click("table.runs tbody a")
 
         page.wait_for_url(re.compile("/tapes/runs/"))
+        addresses = page.eval_on_selector_all("a[href^='/']", "links => links.map(link => link.getAttribute('href'))")
         page.close()
+
+    assert all(address.startswith("/tapes/") for address in addresses)

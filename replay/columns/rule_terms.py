@@ -298,7 +298,7 @@ class _Compiler:
 
 
 def _is_counted(reference: ref.SeriesReference) -> bool:
-    """Whether a reading is a window of a number of values, all of which it may ask for."""
+    """Whether a reading is a window whose length counts values, without ``min=``."""
     return isinstance(reference, ref.Window) and reference.extent is ref.Extent.VALUES and reference.least is None
 
 

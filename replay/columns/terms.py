@@ -95,7 +95,7 @@ class SeriesOfTerm:
 
 @dataclass(frozen=True, slots=True)
 class SeriesReading:
-    """What a rule reads of a series of an expression, or within one.
+    """A reading of a series of an expression, or one within such an expression.
 
     Attributes:
         reference: The reading.

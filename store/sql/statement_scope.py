@@ -45,7 +45,7 @@ _Node = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StatementScope:
-    """What a statement needs.
+    """The views and runs that a statement needs.
 
     Attributes:
         views: The views and macros that it reads, with all that those read; None for any.
