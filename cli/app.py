@@ -8,9 +8,11 @@ the same name. The module is imported only when the command is called, never by 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import Annotated, Any, Final
 
 import typer
@@ -94,10 +96,23 @@ class Commands(typer.core.TyperGroup):
         single.command(cmd_name, epilog=epilog(cmd_name))(function)
         return typer.main.get_command(single)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command, and give a bare --ray an empty address: typer has no options with optional values."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, with_bare_ray(rest)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SUMMARIES.items()))
+
+
+def with_bare_ray(args: Sequence[str]) -> list[str]:
+    """Return arguments in which a ``--ray`` that no address follows is ``--ray=``."""
+    changed = []
+    for arg, following in zip_longest(args, args[1:], fillvalue="-"):
+        changed.append("--ray=" if arg == "--ray" and following.startswith("-") else arg)
+    return changed
 
 
 app = typer.Typer(

@@ -11,12 +11,13 @@ from ..importers.errors import UnreadableSource
 from ..importers.importing import Outcome, State, import_sources
 from ..importers.registry import all_readers, unusable_readers
 from ..importers.source import Reader, ReadOptions
+from ..replay.run_pool import Pool
 from ..store.errors import TelemetryError
 from ..store.reading.deletion import delete_run
 from ..store.run import Run
 from ..store.store import open_run
 from .options import user_cache
-from .output import progress
+from .output import messages_on_stderr, progress
 from .streams import complain
 
 #: The store in the user's cache that holds logs imported by ``--history``.
@@ -27,7 +28,12 @@ Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]
 
 
 def find_and_import(
-    paths: Sequence[Path], chosen: Sequence[Reader], store: Path, options: ReadOptions, seen: Signatures
+    paths: Sequence[Path],
+    chosen: Sequence[Reader],
+    store: Path,
+    options: ReadOptions,
+    seen: Signatures,
+    workers: Pool | None = None,
 ) -> Iterator[Outcome]:
     """Import the sources under some paths, with a progress bar. A source that cannot be read is an outcome, too.
 
@@ -37,6 +43,7 @@ def find_and_import(
         store: Folder to import the runs into.
         options: The user's options for the sources.
         seen: The signature of each source when it was last read; unchanged sources are skipped. Updated in place.
+        workers: Imports the sources; None for this process.
     """
     found = find_sources(paths, chosen, options)
     for problem in found.problems:
@@ -49,7 +56,12 @@ def find_and_import(
     if changed:
         with progress() as bar:
             task = bar.add_task("importing", total=len(changed))
-            yield from import_sources(store, changed, options, lambda _: bar.advance(task))
+            if workers is None:
+                yield from import_sources(store, changed, options, lambda _: bar.advance(task))
+                return
+            with messages_on_stderr(), workers:  # Nothing is yielded here: the caller prints to stdout.
+                outcomes = list(import_sources(store, changed, options, lambda _: bar.advance(task), workers.mapped))
+        yield from outcomes
 
 
 def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryError]]:

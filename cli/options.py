@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from ..replay.cache import Cache
+from ..replay.ray_pool import RayPool
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
+from ..store.errors import TelemetryError
 from ..store.reading.user_cache import cache_folder
 from ..store.store import NO_FOLDER
 
@@ -110,6 +113,17 @@ FamilyOption = Annotated[
         help="The key that runs of one family share: group, tags, name, folder, run, or a configuration key.",
     ),
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[HOST:PORT]",
+        help="Compute on this Ray cluster, or on the one that is found; without any, Ray is started here.",
+    ),
+]
+
+#: Seconds to wait for the head of a Ray cluster.
+_REACHABLE_S: Final = 10.0
 
 #: Number of runs that makes one more process worth its start.
 _RUNS_A_PROCESS: Final = 8
@@ -138,6 +152,28 @@ def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
 def processes_for(runs: int, asked: int | None) -> int:
     """Return how many processes to read runs with: as many as asked for, else as many as are worth their start."""
     return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
+
+
+def ray_pool(address: str | None, processes: int | None = None) -> RayPool | None:
+    """Return the pool that --ray asks for; None without --ray. A bare --ray has an empty address."""
+    if address is None:
+        return None
+    if processes is not None:
+        raise typer.BadParameter("--ray takes the cores of the cluster: leave out --processes")
+    _check_reachable(address)
+    return RayPool(address or None)
+
+
+def _check_reachable(address: str) -> None:
+    """Check that a server listens at ``HOST:PORT``. Ray itself waits for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_REACHABLE_S).close()
+    except (OSError, OverflowError) as error:
+        fix = "'ray status' prints the address of a running cluster"
+        raise TelemetryError(f"no Ray cluster answers ({error})", where=address, fix=fix) from None
 
 
 def user_cache() -> Cache | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from datetime import date, datetime, time
 from typing import Any, Final
 
@@ -133,10 +134,15 @@ def progress() -> Bar:
     return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+def messages_on_stderr() -> AbstractContextManager[object]:
+    """Send what libraries print to stderr: Ray prints lost nodes to stdout, amid the lines of ``--json``."""
+    return redirect_stdout(sys.stderr)
+
+
 @contextmanager
 def reading_runs() -> Iterator[Callable[[Progress], None]]:
     """Show one progress bar for everything that reads runs. Yields a callback that takes the progress."""
-    with progress() as bar:
+    with progress() as bar, messages_on_stderr():
         task = bar.add_task("reading runs", total=None)
         yield lambda come: bar.update(task, completed=come.done, total=come.total)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..store.columns import read_columns
 from ..store.errors import TelemetryError
@@ -111,11 +113,16 @@ def imported_runs(store: Path) -> dict[str, Path]:
         return {match[1]: Path(entry) for entry in entries if (match := _IMPORTED.fullmatch(entry.name))}
 
 
+#: Maps a function over sources, in order: ``map``, or the ``mapped`` of a pool of workers.
+Mapped: TypeAlias = Callable[[Callable[[Source], tuple[Outcome, ...]], Sequence[Source]], Iterable[tuple[Outcome, ...]]]
+
+
 def import_sources(
     store: Path,
     sources: Sequence[Source],
     options: ReadOptions,
     on_source: Callable[[Source], object] | None = None,
+    mapped: Mapped | None = None,
 ) -> Iterator[Outcome]:
     """Import sources into a store, and create the store if it is missing. A lock allows one import at a time.
 
@@ -124,20 +131,66 @@ def import_sources(
         sources: The sources to import.
         options: What the user said about the sources.
         on_source: Called with each source when it is done.
+        mapped: Imports several sources at a time, in other processes. By default one after the other, here.
 
     Raises:
-        TelemetryError: The store cannot be written.
+        TelemetryError: The store cannot be written, or a worker does not see it.
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
         with _turn(store):
             known = imported_runs(store)
-            for source in sources:
-                yield from import_source(store, source, options, known)
+            done = _imported_here(store, sources, options, known)
+            if mapped is not None:
+                done = _imported_elsewhere(store, sources, options, known, mapped)
+            for source, outcomes in zip(sources, done, strict=True):
+                yield from outcomes
                 if on_source is not None:
                     on_source(source)
     except OSError as error:
         raise TelemetryError(f"cannot be written ({error.strerror or error})", where=str(store)) from None
+
+
+def _imported_here(
+    store: Path, sources: Sequence[Source], options: ReadOptions, known: dict[str, Path]
+) -> Iterator[Iterable[Outcome]]:
+    for source in sources:
+        yield import_source(store, source, options, known)
+
+
+def _imported_elsewhere(
+    store: Path, sources: Sequence[Source], options: ReadOptions, known: dict[str, Path], mapped: Mapped
+) -> Iterator[Iterable[Outcome]]:
+    mark = store / f".import-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield from mapped(_SourceImport(store, options, known, mark), sources)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceImport:
+    """The function mapped over sources: imports one in another process, and returns its outcomes.
+
+    Attributes:
+        store, options, known: As for ``import_source``.
+        mark: A file in the store. A machine where it is missing has another folder of the same name.
+    """
+
+    store: Path
+    options: ReadOptions
+    known: dict[str, Path]
+    mark: Path
+
+    def __call__(self, source: Source) -> tuple[Outcome, ...]:
+        for path in (self.mark, source.path):
+            if not path.exists():
+                what = "a worker does not see the store" if path is self.mark else "a worker does not see this log"
+                where = self.store if path is self.mark else source.path
+                fix = "Keep logs and store on a disk that all machines share"
+                raise TelemetryError(what, where=str(where), got=socket.gethostname(), fix=fix)
+        return tuple(import_source(self.store, source, self.options, self.known))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
@@ -68,27 +68,57 @@ def can_share_work() -> bool:
     return True
 
 
+class Pool(Protocol):
+    """Workers that map functions, in a ``with`` block: processes (``RunPool``) or a Ray cluster (``RayPool``)."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
+        """Yield the results of a picklable function in the order of its arguments.
+
+        Raises:
+            TelemetryError: A worker was lost.
+            Exception: Whatever the function raises, with a note that names its argument.
+        """
+        ...
+
+
 class RunPool:
     """Reads runs in this process or in a pool of worker processes. Successive passes over the runs share the pool.
 
     Args:
         processes: Number of processes; 1 reads in this process, as does a system where processes cannot share work.
         on_progress: Called after each run that is read.
+        pool: Workers to use instead of processes of its own.
     """
 
-    def __init__(self, processes: int = 1, on_progress: Callable[[Progress], object] | None = None) -> None:
+    def __init__(
+        self,
+        processes: int = 1,
+        on_progress: Callable[[Progress], object] | None = None,
+        pool: Pool | None = None,
+    ) -> None:
         self._processes = processes if processes > 1 and can_share_work() else 1
         self._on_progress = on_progress
+        self._given = pool
         self._done = self._total = 0
         self._pool: ProcessPoolExecutor | None = None
         self._children: frozenset[BaseProcess] = frozenset()
 
     def __enter__(self) -> Self:
+        if self._given is not None:
+            self._given.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._given is not None:
+            self._given.__exit__(kind, error, traceback)
         if self._pool is None:
             return
         self._pool.shutdown(wait=error is None, cancel_futures=True)
@@ -97,6 +127,7 @@ class RunPool:
             # while it holds the lock of the queue would leave the others waiting for it.
             for child in self._children:
                 child.terminate()
+        self._pool, self._children = None, frozenset()
 
     def expect(self, reads: int) -> None:
         """Add to the expected number of reads; a negative number corrects an earlier call."""
@@ -113,8 +144,13 @@ class RunPool:
             TelemetryError: A process was lost.
             Exception: Whatever the function raises, with a note that names its argument.
         """
-        read = self._elsewhere if self._processes > 1 and len(asked) > 1 else self._here
-        for answer in read(function, asked):
+        if self._given is not None:
+            answers = self._given.mapped(function, asked)
+        elif self._processes > 1 and len(asked) > 1:
+            answers = self._in_processes(function, asked)
+        else:
+            answers = self._here(function, asked)
+        for answer in answers:
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(Progress(self._done, self._total))
@@ -122,11 +158,11 @@ class RunPool:
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:
-            with _told_of(one):
+            with named_in_errors(one):
                 answer = function(one)
             yield answer
 
-    def _elsewhere(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
+    def _in_processes(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         payload = pickle.dumps(function)
         rest = iter(asked)
         waiting: deque[tuple[_Asked, Future[_Answer]]] = deque()
@@ -134,7 +170,7 @@ class RunPool:
             waiting.append((one, self._submitted(payload, one)))
         while waiting:
             one, future = waiting.popleft()
-            with _told_of(one):
+            with named_in_errors(one):
                 answer = future.result()
             waiting.extend((following, self._submitted(payload, following)) for following in itertools.islice(rest, 1))
             yield answer
@@ -155,7 +191,7 @@ class RunPool:
 
 
 @contextmanager
-def _told_of(asked: object) -> Iterator[None]:
+def named_in_errors(asked: object) -> Iterator[None]:
     """Name the argument in any error that the block raises."""
     try:
         yield

@@ -56,12 +56,14 @@ from ..options import (
     NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
+    RayOption,
     RenameOption,
     SavesOption,
     SetOption,
     StoreOption,
     objectives_of,
     processes_for,
+    ray_pool,
     renames_of,
     user_cache,
 )
@@ -136,6 +138,7 @@ def backtest(
     certificate: CertificateOption = None,
     family: FamilyOption = None,
     processes: ProcessesOption = None,
+    ray: RayOption = None,
     no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,6 +148,7 @@ def backtest(
     how much worse the best evaluation before a stop is than the best of the whole run.
     """
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
+    workers = ray_pool(ray, processes)
     if html is not None:
         check_output(html)
     loaded = _policy(policy, settings, declared)
@@ -172,6 +176,7 @@ def backtest(
             baselines=compared,
             with_coverage=coverage or html is not None,
             processes=processes_for(len(chosen), processes),
+            pool=workers,
             cache=None if no_cache else user_cache(),
             family=family,
             with_curves=html is not None,

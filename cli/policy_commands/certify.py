@@ -34,11 +34,13 @@ from ..options import (
     JsonOption,
     ModeOption,
     ObjectiveOption,
+    RayOption,
     RenameOption,
     SavesOption,
     StoreOption,
     ValuesOption,
     objectives_of,
+    ray_pool,
     renames_of,
 )
 from ..output import print_json, print_table, reading_runs, say
@@ -99,6 +101,7 @@ def certify(
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
     processes: CoresOption = None,
+    ray: RayOption = None,
     out: OutOption = None,
     check: CheckOption = None,
     as_json: JsonOption = False,
@@ -116,6 +119,7 @@ def certify(
         raise typer.BadParameter("name a POLICY")
     limited, wanted = risk_of(risk, at_most, cap), amount_of(confidence, "--confidence").value
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
+    workers = ray_pool(ray, processes)
     asked = variants_asked(policy, settings, runs, store, out)
     with reading_runs() as on_progress:
         found = certify_runs(
@@ -130,6 +134,7 @@ def certify(
             saves=saves,
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
+            pool=workers,
         )
     _report(found, out, as_json=as_json)
     if found.params is None:

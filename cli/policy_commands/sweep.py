@@ -30,11 +30,13 @@ from ..options import (
     ModeOption,
     ObjectiveOption,
     PolicyArgument,
+    RayOption,
     RenameOption,
     SavesOption,
     StoreOption,
     ValuesOption,
     objectives_of,
+    ray_pool,
     renames_of,
 )
 from ..output import print_json, print_table, reading_runs, say
@@ -77,6 +79,7 @@ def sweep(
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
     processes: CoresOption = None,
+    ray: RayOption = None,
     split: Annotated[
         SplitKind | None,
         typer.Option(
@@ -101,6 +104,7 @@ def sweep(
     variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
     """
     declared, renaming = objectives_of(objective, mode), renames_of(renames)
+    workers = ray_pool(ray, processes)
     asked = variants_asked(policy, settings, runs, store, html)
     with reading_runs() as on_progress:
         result = sweep_runs(
@@ -110,6 +114,7 @@ def sweep(
             saves=saves,
             on_progress=on_progress,
             processes=processes or os.cpu_count() or 1,
+            pool=workers,
             family=family,
             keep_outcomes=split is not None,
         )

@@ -17,7 +17,7 @@ from ...store.plural import counted
 from ..exit_status import FINDINGS
 from ..import_notes import doubts, evaluation_losses
 from ..imports import Signatures, every_reader, find_and_import
-from ..options import JsonOption, RenameOption, renames_of
+from ..options import JsonOption, RayOption, RenameOption, ray_pool, renames_of
 from ..output import print_json, print_table, say
 from ..streams import complain
 
@@ -49,6 +49,7 @@ def import_runs(
         str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
     ] = None,
     renames: RenameOption = None,
+    ray: RayOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import past runs from the logs of other tools.
@@ -62,8 +63,9 @@ def import_runs(
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = every_reader() if kind == AUTO else (reader_of(kind),)
     options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow, run_column=run)
+    workers = ray_pool(ray)
     seen: Signatures = {}
-    outcomes = list(_told(find_and_import(paths, chosen, store, options, seen), as_json))
+    outcomes = list(_told(find_and_import(paths, chosen, store, options, seen, workers), as_json))
     for note in doubts(outcomes):
         complain(f"note: {note}")
     if follow:

@@ -20,7 +20,7 @@ from ...store.run_info import read_run_info
 from ..cache import Cache, cached_answer, policy_identity
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
-from ..run_pool import Progress, RunPool, checked_runs
+from ..run_pool import Pool, Progress, RunPool, checked_runs
 from ..runs.families import check_family_key, family_of
 from ..runs.incidents import IncidentLabels
 from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
@@ -155,6 +155,7 @@ def backtest(
     baselines: Sequence[Baseline] = (),
     with_coverage: bool = False,
     processes: int = 1,
+    pool: Pool | None = None,
     cache: Cache | None = None,
     family: str | None = None,
     with_curves: bool = True,
@@ -177,6 +178,7 @@ def backtest(
         with_coverage: Whether to report which clauses were ever true. It reads the runs once more.
         processes: Number of processes to read runs with. Metrics and operations that a program registers are known to
             its own process alone: with more than one, only installed ones are found.
+        pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
             unless asked to.
         with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run. The
@@ -192,7 +194,7 @@ def backtest(
     settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
     chosen = tuple(checked_runs("backtest", policy, runs))
     request = Request(policy, chosen, settings, cache, declared_objectives(objective), family, with_curves)
-    with RunPool(processes, on_progress) as readers:
+    with RunPool(processes, on_progress, pool) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     if cache is not None:
         cache.prune()

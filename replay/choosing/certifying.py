@@ -23,7 +23,7 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.stream import Floats, Ints
 from ..intervals import SEED
-from ..run_pool import Progress, checked_runs
+from ..run_pool import Pool, Progress, checked_runs
 from ..runs.families import Family
 from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.regret import NEAR_ZERO
@@ -267,6 +267,7 @@ def certify(
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
+    pool: Pool | None = None,
 ) -> Certification:
     """Find the thriftiest variant of a policy whose risk is below a limit, with a stated confidence.
 
@@ -280,7 +281,7 @@ def certify(
             conservative one. If not given, the policy decides it where one param varies.
         family: The key of the families of runs, as for ``backtest``. One run is drawn from each.
         seed: The seed of the draw.
-        objective, renames, saves, on_progress, processes: As for ``sweep``.
+        objective, renames, saves, on_progress, processes, pool: As for ``sweep``.
 
     Raises:
         PolicyError: A combination does not load.
@@ -305,6 +306,7 @@ def certify(
         saves=saves,
         on_progress=on_progress,
         processes=processes,
+        pool=pool,
         family=family,
     )
     by_id = {run.run_id: run for run in ended}

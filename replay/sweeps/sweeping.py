@@ -17,7 +17,7 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..columns.stream import Floats
-from ..run_pool import Progress, RunPool, checked_runs
+from ..run_pool import Pool, Progress, RunPool, checked_runs
 from ..runs.families import check_family_key
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
 from ..runs.renaming import Renames, check_recorded
@@ -147,6 +147,7 @@ def sweep(
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
     processes: int = 1,
+    pool: Pool | None = None,
     family: str | None = None,
     keep_outcomes: bool = True,
 ) -> Sweep:
@@ -163,6 +164,7 @@ def sweep(
         processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
             and so do rules that a script may have registered. Workers import the main script, which must be guarded by
             ``if __name__ == "__main__":``.
+        pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         family: The key of the families of runs, as for ``backtest``.
         keep_outcomes: Whether the result has the outcomes of each variant on each run, for ``runs_frame`` and splits.
             A pair takes 1 to 4 bytes, and about 80 more for each distinct outcome of a run. Without them, memory does
@@ -177,12 +179,12 @@ def sweep(
     variants, saves = variants_of(policy, axes), Saves(saves)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
-    processes = worthwhile_processes(policy, variants, chosen, processes)
+    processes = 1 if pool is not None else worthwhile_processes(policy, variants, chosen, processes)
     asked = (declared, renaming, saves, family)
-    work = RunSweeper(variants, *asked) if processes == 1 else SweepTask(policy, axes, *asked)
+    work = RunSweeper(variants, *asked) if processes == 1 and pool is None else SweepTask(policy, axes, *asked)
     numbered, fold = dict(enumerate(chosen)), RunFold(len(variants), keeps_outcomes=keep_outcomes)
-    with RunPool(processes, on_progress) as pool:
-        excluded = _fold(pool, work, numbered, fold)
+    with RunPool(processes, on_progress, pool) as readers:
+        excluded = _fold(readers, work, numbered, fold)
         swept = dict(fold.runs)
         check_declared(declared, [*swept.values()], chosen)
         if family is not None:
@@ -191,7 +193,7 @@ def sweep(
         if fold.is_spoiled_by(counts_for):
             counted = {number: run for number, run in numbered.items() if number in swept and number not in counts_for}
             fold = RunFold(len(variants), keeps_outcomes=keep_outcomes)
-            excluded |= _fold(pool, work, counted, fold)
+            excluded |= _fold(readers, work, counted, fold)
     judged = tuple(run for number, run in fold.runs.items() if number not in counts_for)
     totals, winners = fold.finish(counts_for, has_one_unit=len({run.step_unit for run in judged}) < 2)
     engine_reasons = {run.run_id: run.engine_reason for run in swept.values() if run.engine_reason}
@@ -211,12 +213,12 @@ def sweep(
 
 
 def _fold(
-    pool: RunPool, work: Callable[[Run], SweptRun | Excluded], runs: Mapping[int, Run], fold: RunFold
+    readers: RunPool, work: Callable[[Run], SweptRun | Excluded], runs: Mapping[int, Run], fold: RunFold
 ) -> dict[int, Excluded]:
     """Sweep runs, fold them, and return those that are excluded, by number."""
-    pool.expect(len(runs))
+    readers.expect(len(runs))
     excluded = {}
-    for number, found in zip(runs, pool.mapped(work, [*runs.values()]), strict=True):
+    for number, found in zip(runs, readers.mapped(work, [*runs.values()]), strict=True):
         if isinstance(found, Excluded):
             excluded[number] = found
         else:

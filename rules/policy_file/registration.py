@@ -72,6 +72,11 @@ class Registry(Generic[_Class]):
         """
         return self._own.get(name) or self._registered.get(name) or self._imported(name)
 
+    @property
+    def registered(self) -> tuple[_Class, ...]:
+        """The classes from outside steptape that this process knows."""
+        return tuple(self._registered.values())
+
     def is_own(self, name: str) -> bool:
         """Whether a name belongs to one of steptape's own classes."""
         return name in self._own
