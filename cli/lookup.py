@@ -163,7 +163,7 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
     if store is None:
         raise typer.BadParameter("name a RUN, or give --store STORE")
     entries, problems = open_store(store).entries()
-    return [Run(entry.folder) for entry in entries], problems
+    return [Run.of_entry(entry) for entry in entries], problems
 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:

@@ -95,12 +95,12 @@ def _aligned(text: str, width: int, is_right: bool) -> str:
 
 def print_json(value: Any) -> None:
     """Print one line of strict JSON on stdout and flush: non-finite numbers by name, times in ISO 8601 (UTC)."""
-    print_line(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
+    print_line(_strict_json(value))
 
 
 def print_json_lines(values: Iterable[Any]) -> None:
     """Print many lines of strict JSON, as ``print_json`` does, in parts."""
-    lines = (json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text) for value in values)
+    lines = map(_strict_json, values)
     while part := list(itertools.islice(lines, _PART_LINES)):
         print_line("\n".join(part))
 
@@ -147,7 +147,22 @@ def reading_runs() -> Iterator[Callable[[Progress], None]]:
         yield lambda come: bar.update(task, completed=come.done, total=come.total)
 
 
-def _json_text(value: Any) -> str:
+def _strict_json(value: Any) -> str:
+    try:
+        return _dumps(value)
+    except (TypeError, ValueError):
+        # Only values with non-finite numbers are copied, because the copy takes longer than the text.
+        return _dumps(encoded(value))
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json_value)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value that JSON has no type for as one that it has."""
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, datetime):
         return value.isoformat() + ("" if value.tzinfo else "Z")
     if isinstance(value, bytes):

@@ -11,7 +11,6 @@ import pickle
 import platform
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir
@@ -23,9 +22,8 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.run import Run
-from .blocks import Blocks
+from .blocks import Blocks, timed_answers
 from .cache import code_digest
-from .run_pool import named_in_errors
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -232,16 +230,15 @@ def _answers(job: tuple[bytes, bytes, str], block: bytes) -> tuple[list[Any], fl
     with ExitStack() as there:
         if Path(folder).is_dir():
             there.enter_context(chdir(folder))  # Paths may be relative to the folder of the caller.
-        call, answers = _loaded(registered, function), []
-        asked = pickle.loads(block)
-        began_s = time.monotonic()
-        for one in asked:
-            with named_in_errors(one):
-                if not _is_seen(one):
-                    where, fix = f"node {platform.node()}", "Keep the store on a disk that all nodes share"
-                    raise UnseenRun("it does not see this run", where=where, got=one, fix=fix)
-                answers.append(call(one))
-        return answers, time.monotonic() - began_s
+        call = _loaded(registered, function)
+
+        def answer(one: Any) -> Any:
+            if not _is_seen(one):
+                where, fix = f"node {platform.node()}", "Keep the store on a disk that all nodes share"
+                raise UnseenRun("it does not see this run", where=where, got=one, fix=fix)
+            return call(one)
+
+        return timed_answers(answer, pickle.loads(block))
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing
 import pickle
 import signal
@@ -20,12 +19,13 @@ from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.processes.limits import end_with_parent
 from ..store.run import Run
+from .blocks import Blocks, named_in_errors, timed_answers
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 
-#: Results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
-_AHEAD: Final = 4
+#: Blocks of results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
+_AHEAD: Final = 2
 
 
 class Progress(NamedTuple):
@@ -163,44 +163,41 @@ class RunPool:
             yield answer
 
     def _in_processes(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
-        payload = pickle.dumps(function)
-        rest = iter(asked)
-        waiting: deque[tuple[_Asked, Future[_Answer]]] = deque()
-        for one in itertools.islice(rest, self._processes * _AHEAD):
-            waiting.append((one, self._submitted(payload, one)))
-        while waiting:
-            one, future = waiting.popleft()
-            with named_in_errors(one):
-                answer = future.result()
-            waiting.extend((following, self._submitted(payload, following)) for following in itertools.islice(rest, 1))
-            yield answer
+        payload, blocks = pickle.dumps(function), Blocks(asked)
+        waiting: deque[tuple[Sequence[_Asked], Future[tuple[list[_Answer], float]]]] = deque()
+        while waiting or not blocks.is_done:
+            while len(waiting) < self._processes * _AHEAD and not blocks.is_done:
+                block = blocks.take(self._processes)
+                waiting.append((block, self._submitted(payload, block)))
+            block, future = waiting.popleft()
+            with _lost_process_explained(block):
+                answers, took_s = future.result()
+            blocks.measure(len(block), took_s)
+            yield from answers
 
-    def _submitted(self, payload: bytes, one: object) -> Future[Any]:
+    def _submitted(self, payload: bytes, block: Sequence[object]) -> Future[Any]:
         if self._pool is None:
             # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they
             # hold.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_begin_worker)
         if len(self._children) == self._processes:
-            return self._pool.submit(_called, payload, one)
+            return self._pool.submit(_called, payload, block)
         # The pool starts a worker with a call, when no other one is idle.
         before = frozenset(multiprocessing.active_children())
-        future = self._pool.submit(_called, payload, one)
+        future = self._pool.submit(_called, payload, block)
         self._children |= frozenset(multiprocessing.active_children()) - before
         return future
 
 
 @contextmanager
-def named_in_errors(asked: object) -> Iterator[None]:
-    """Name the argument in any error that the block raises."""
+def _lost_process_explained(block: Sequence[object]) -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
+        where = f"{block[0]!r}" + (f" to {block[-1]!r}" if len(block) > 1 else "")
         fix = "It may have run out of memory: use fewer processes"
-        raise TelemetryError("a process that reads runs ended unexpectedly", where=repr(asked), fix=fix) from error
-    except Exception as error:
-        error.add_note(f"Raised for {asked!r}")
-        raise
+        raise TelemetryError("a process that reads runs ended unexpectedly", where=where, fix=fix) from error
 
 
 def _begin_worker() -> None:
@@ -214,8 +211,8 @@ def _begin_worker() -> None:
     end_with_parent(parent.sentinel)
 
 
-def _called(payload: bytes, asked: object) -> Any:
-    return _loaded(payload)(asked)
+def _called(payload: bytes, block: Sequence[Any]) -> tuple[list[Any], float]:
+    return timed_answers(_loaded(payload), block)
 
 
 @functools.lru_cache(maxsize=4)
