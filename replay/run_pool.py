@@ -87,6 +87,10 @@ class Pool(Protocol):
         ...
 
 
+def _nothing_known(_: object) -> None:
+    return None
+
+
 class RunPool:
     """Reads runs in this process or in a pool of worker processes. Successive passes over the runs share the pool.
 
@@ -133,28 +137,50 @@ class RunPool:
         """Add to the expected number of reads; a negative number corrects an earlier call."""
         self._total += reads
 
-    def mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
+    def mapped(
+        self,
+        function: Callable[[_Asked], _Answer],
+        asked: Sequence[_Asked],
+        known: Callable[[_Asked], _Answer | None] = _nothing_known,
+    ) -> Iterator[_Answer]:
         """Yield the results in order, each as soon as it and all earlier ones are ready.
 
         Args:
             function: The function to map; with several processes, it and its results must be picklable.
             asked: Its arguments. Each counts as one read.
+            known: Returns a result that needs no worker, or None. It is asked here until it first returns None: where
+                all results are known, no process is started.
 
         Raises:
             TelemetryError: A process was lost.
             Exception: Whatever the function raises, with a note that names its argument.
         """
-        if self._given is not None:
-            answers = self._given.mapped(function, asked)
-        elif self._processes > 1 and len(asked) > 1:
-            answers = self._in_processes(function, asked)
-        else:
-            answers = self._here(function, asked)
-        for answer in answers:
+        for answer in self._mapped(function, asked, known):
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(Progress(self._done, self._total))
             yield answer
+
+    def _mapped(
+        self,
+        function: Callable[[_Asked], _Answer],
+        asked: Sequence[_Asked],
+        known: Callable[[_Asked], _Answer | None],
+    ) -> Iterator[_Answer]:
+        for count, one in enumerate(asked):
+            answer = known(one)
+            if answer is None:
+                rest = asked[count:]
+                break
+            yield answer
+        else:
+            return
+        if self._given is not None:
+            yield from self._given.mapped(function, rest)
+        elif self._processes > 1 and len(rest) > 1:
+            yield from self._in_processes(function, rest)
+        else:
+            yield from self._here(function, rest)
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:

@@ -231,7 +231,9 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
-    for run, (found, events) in zip(request.runs, readers.mapped(_Judge.of(request), request.runs), strict=True):
+    judge = _Judge.of(request)
+    answers = readers.mapped(judge, request.runs, known=judge.kept)
+    for run, (found, events) in zip(request.runs, answers, strict=True):
         read_events += events
         if isinstance(found, Excluded):
             excluded.append(found)
@@ -332,25 +334,35 @@ class _Judge:
         )
 
     def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
-        identity = None if self.cache is None else policy_identity(self.policy)
         try:
-            asked = None if identity is None else ("facts", *identity, *self._asked_of(run))
-            codec = ValueCodec(ReplayedRun, given=self.policy)
-            facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
-            if was_kept:
-                facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
+            facts, was_kept = cached_answer(self.cache, run, self._asked_of(run), self._codec, lambda: self._read(run))
+            return self._judged(run, facts, was_kept=was_kept), 0 if was_kept else facts.identity.event_count
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
-        return self._judged(facts), 0 if was_kept else facts.identity.event_count
 
-    def _judged(self, facts: ReplayedRun) -> _JudgedRun | Excluded:
+    def kept(self, run: Run) -> tuple[_JudgedRun | Excluded, int] | None:
+        """Return the same from the cache alone; None on a miss."""
+        try:
+            facts = None if self.cache is None else self.cache.kept(run, self._asked_of(run), self._codec)
+            return None if facts is None else (self._judged(run, facts, was_kept=True), 0)
+        except TelemetryError:
+            return None
+
+    @property
+    def _codec(self) -> ValueCodec:
+        return ValueCodec(ReplayedRun, given=self.policy)
+
+    def _judged(self, run: Run, facts: ReplayedRun, *, was_kept: bool) -> _JudgedRun | Excluded:
+        if was_kept:
+            facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         if facts.is_empty:
             return Excluded(facts.run_id, facts.name, "it recorded no step and no metric")
         result = result_of(facts, facts.objective(self.declared), self.declared)
         return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked)
 
-    def _asked_of(self, run: Run) -> tuple[object, ...]:
-        return self.settings.cache_key_parts(run), self.with_curves
+    def _asked_of(self, run: Run) -> tuple[object, ...] | None:
+        identity = None if self.cache is None else policy_identity(self.policy)
+        return None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run), self.with_curves)
 
     def _read(self, run: Run) -> ReplayedRun:
         return facts_of_run(
