@@ -86,7 +86,7 @@ class Intake:
         """
         with self._lock:
             folder = self._folder(run_id)
-            if not folder.is_dir():
+            if _is_unclaimed(folder):
                 return RunState()
             self._check_owner(folder, owner)
             listing = list_files(folder)
@@ -213,9 +213,8 @@ class Intake:
     def _claim(self, folder: Path, owner: str) -> None:
         """Check the owner of a run, or make the token its owner if it is new."""
         try:
-            if not folder.is_dir():
-                folder.mkdir()
-            if all(name.startswith(".") for name in os.listdir(folder)):
+            if _is_unclaimed(folder):
+                folder.mkdir(exist_ok=True)
                 replace_file(folder / INTAKE_JSON, json.dumps({"format": 1, "owner": owner}).encode() + b"\n")
         except OSError as error:
             raise NotWritten(f"the run cannot be written ({error.strerror})", where=str(folder)) from None
@@ -312,6 +311,11 @@ def _is_news(old: RunInfo | None, new: RunInfo) -> bool:
         if attempt.status != "running" and other != attempt:
             raise RunConflict(f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=fix)
     return True
+
+
+def _is_unclaimed(folder: Path) -> bool:
+    """Whether nobody has begun a run in a folder. A server that was killed meanwhile leaves a temporary file."""
+    return not folder.is_dir() or all(name.startswith(".") for name in os.listdir(folder))
 
 
 def _owner_of(folder: Path) -> str | None:
