@@ -15,6 +15,7 @@ from typing import Any
 
 from ..replay.runs.regret import regret_of
 from ..store.errors import TelemetryError
+from ..store.mirrored import require_writable
 from ..store.store import Store
 from .disk import Grounds, extent_of
 from .keep_file import KeepFile, KeepRule
@@ -131,8 +132,10 @@ def plan_retention(
         interrupted: Deletions that a receipt says were begun and not ended.
 
     Raises:
+        ReadOnlyStore: The store is in object storage.
         TelemetryError: ``root`` is not a folder.
     """
+    require_writable(store.path)
     if root is not None and not root.is_dir():
         raise TelemetryError("the root is not a folder", where=str(root))
     above = store.path.resolve()

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
+from .mirrored import require_writable
 from .run_folder import read_file
 
 ANNOTATIONS: Final = "annotations.jsonl"
@@ -65,8 +66,10 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 
     Raises:
         InvalidEvent: Its attributes are not JSON.
+        ReadOnlyStore: The run is in object storage.
         NotWritten: The file is full or not a regular file, or the line cannot be written.
     """
+    require_writable(folder.parent, folder.name)
     document = {
         "id": annotation.id,
         "time_ns": annotation.time_ns,

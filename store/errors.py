@@ -66,6 +66,10 @@ class StoreNotFound(TelemetryError):
     """The path given as a store does not exist or is not a folder."""
 
 
+class StoreAway(StoreNotFound):
+    """The object storage of a store does not answer, or cannot answer now. Another try may help."""
+
+
 class RunNotFound(TelemetryError):
     """No run has this path, id or name."""
 
@@ -96,6 +100,10 @@ class InvalidEvent(TelemetryError):
 
 class NotWritten(TelemetryError):
     """A file of a run cannot be written, for instance because the disk is full."""
+
+
+class ReadOnlyStore(NotWritten):
+    """The store is in object storage, which this machine reads only."""
 
 
 class QueryRefused(TelemetryError):

@@ -152,7 +152,7 @@ PUBLIC: dict[str, set[str]] = {
         "reading/progress",
         "reading/timeline",
         "reading/training",
-        "reading/user_cache",
+        "user_cache",
         "redaction",
         "requests",
         "run",

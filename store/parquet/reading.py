@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import DamagedLog
+from ..objects.access import fetch
 from .schemas import (
     ATTRS_FIELD,
     CODE,
@@ -174,12 +175,20 @@ def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
     try:
         # By its path, pyarrow looks for the file system first, and takes half as long again for a small file.
-        with pa.OSFile(str(path)) as source, pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
+        with _source(path) as source, pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
             yield file
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged name.
         raise DamagedLog(f"not a complete Parquet file ({error})", where=str(path)) from None
+
+
+def _source(path: Path) -> pa.OSFile:
+    try:
+        return pa.OSFile(str(path))
+    except FileNotFoundError:
+        fetch([path])
+        return pa.OSFile(str(path))
 
 
 def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:

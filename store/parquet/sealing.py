@@ -36,6 +36,7 @@ from ..errors import TelemetryError
 from ..host import is_of_this_machine
 from ..journal.format import RECEIVED
 from ..journal.reading import Segment, idle, is_being_written, is_sound, read_segment
+from ..mirrored import require_writable
 from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from ..run_info import RunInfo, read_run_info
 from .column_digests import Alongside, ColumnDigest
@@ -89,8 +90,10 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 
     Raises:
         NotARun: The folder is not a run.
+        ReadOnlyStore: The run is in object storage.
         DamagedLog: A segment is not a journal, or something is not a regular file; it is left unchanged.
     """
+    require_writable(folder.parent, folder.name)
     info = read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:

@@ -1,0 +1,101 @@
+"""Lets readers of folders read mirrors, too: fetches what they open, and refreshes what may have changed.
+
+For a store of this machine each function only compares a path. The modules that do the rest are loaded for mirrors
+alone, since recorders and short commands read runs, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import TelemetryError
+from ..mirrored import is_mirror
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
+
+
+class PartsMissing(TelemetryError):
+    """Parts are not in the cache, and this process may not fetch them.
+
+    Attributes:
+        paths: Their paths in the mirror.
+    """
+
+    paths: tuple[Path, ...] = ()
+
+
+def is_address(path: object) -> bool:
+    """Whether a store's address is one of object storage, also where ``Path`` has removed one of its slashes.
+
+    >>> is_address("s3://bucket/runs"), is_address(Path("s3://bucket/runs")), is_address("runs")
+    (True, True, False)
+    """
+    return isinstance(path, (str, Path)) and str(path)[:4].casefold() == "s3:/"
+
+
+def mirror_at(store: Path) -> Mirror | None:
+    """Return the mirror in a store's folder; None for a store of this machine."""
+    if not is_mirror(store):
+        return None
+    from .mirror import known_mirror
+
+    return known_mirror(store)
+
+
+def leave_bucket_to_parent() -> None:
+    """Have this process neither refresh mirrors nor fetch parts: ``PartsMissing`` names what its parent has to fetch."""
+    from .mirror import Mirror
+
+    Mirror.is_fed = True
+
+
+def fetch(paths: Iterable[Path]) -> None:
+    """Fetch those files that are parts of mirrored runs and not in the cache yet.
+
+    Raises:
+        TelemetryError, FileNotFoundError: As ``Mirror.fetch``.
+    """
+    by_store: dict[Path, list[Path]] = {}
+    for path in paths:
+        by_store.setdefault(path.parent.parent, []).append(path)
+    for store, own in by_store.items():
+        if (mirror := mirror_at(store)) is not None:
+            mirror.fetch(own)
+
+
+def freshen(run: Path) -> None:
+    """Bring the folder of a mirrored run up to date, if the run grows.
+
+    Raises:
+        TelemetryError: The bucket cannot be read.
+    """
+    if (mirror := mirror_at(run.parent)) is not None:
+        mirror.freshen(run.name)
+
+
+def refresh(store: Path) -> list[tuple[Path, TelemetryError]]:
+    """Bring a mirror up to date, and return the folders of runs whose manifests are damaged, with the errors.
+
+    Raises:
+        TelemetryError: The bucket cannot be read.
+    """
+    mirror = mirror_at(store)
+    if mirror is None:
+        return []
+    mirror.refresh()
+    return mirror.problems
+
+
+def is_live(run: Path) -> bool | None:
+    """Whether a mirrored run has a writer somewhere; None for a run of this machine, whose locks say so."""
+    mirror = mirror_at(run.parent)
+    return None if mirror is None else mirror.is_live(run.name)
+
+
+def address_of(store: Path) -> str:
+    """Return a store's address as people write it: the bucket of a mirror, the path of any other store."""
+    mirror = mirror_at(store)
+    return str(store) if mirror is None else mirror.address
