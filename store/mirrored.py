@@ -1,4 +1,4 @@
-"""Tells mirrors, which are copies of stores in object storage, from stores of this machine, and keeps them unwritten."""
+"""Recognizes mirrors, the copies of stores in object storage, and refuses to write into them."""
 
 from __future__ import annotations
 

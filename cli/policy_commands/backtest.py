@@ -157,7 +157,8 @@ def backtest(
     certified = None if certificate is None else _certificate_of(certificate, loaded)
     chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
-        say(f"no runs in {address_of(store)}, so nothing to replay the policy over")
+        where = "" if store is None else f" in {address_of(store)}"
+        say(f"no runs{where}, so nothing to replay the policy over")
         return
     labelled = _labels(labels, chosen, store)
     compared = _baselines(baselines or (["all"] if html else []))

@@ -26,7 +26,8 @@ TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
 def push(
     store: StoreArgument,
     target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], s3://BUCKET/PREFIX, file://PATH or a folder.")
+        str,
+        typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], s3://BUCKET/PREFIX, file://PATH or a folder."),
     ],
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on: push events as they are written, and new runs. Ctrl-C ends it.")

@@ -46,7 +46,7 @@ def mirror_at(store: Path) -> Mirror | None:
 
 
 def leave_bucket_to_parent() -> None:
-    """Have this process neither refresh mirrors nor fetch parts: ``PartsMissing`` names what its parent has to fetch."""
+    """Have this process neither refresh mirrors nor fetch parts: ``PartsMissing`` asks its parent for them."""
     from .mirror import Mirror
 
     Mirror.is_fed = True

@@ -207,7 +207,9 @@ class Bucket:
         if status in _BUSY:
             return StoreAway(f"the object storage answers with status {status} ({code})", where=self.address)
         reason = f"the object storage refuses access (status {status}, {code})"
-        return StoreNotFound(reason, where=self.address, fix="Check the credentials, the region and the bucket's policy")
+        return StoreNotFound(
+            reason, where=self.address, fix="Check the credentials, the region and the bucket's policy"
+        )
 
 
 def endpoint_here() -> str:

@@ -25,7 +25,7 @@ from ..errors import DamagedLog, NotWritten, StoreAway, StoreNotFound, Telemetry
 from ..mirrored import mirrors_folder
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
 from .access import PartsMissing
-from .bucket import CONNECTIONS, Bucket, Content, StoredObject, endpoint_here
+from .bucket import CONNECTIONS, Bucket, Content
 from .manifest import MANIFESTS, SMALL_FILES, Manifest, manifest_key, manifest_of, part_key, run_id_in
 from .parts_cache import PartsCache
 
@@ -216,7 +216,7 @@ class Mirror:
             raise NotWritten(what, where=str(self.folder), fix="Set STEPTAPE_CACHE to a folder with room") from None
 
     def _taken(self, run_id: str) -> str:
-        """Fetch and apply a manifest, and return its etag; empty if it is damaged, so that the next look tries again."""
+        """Fetch and apply a manifest, and return its etag; empty if it is damaged: the next look tries again."""
         try:
             content = self.bucket.get(manifest_key(run_id))
             assert content is not None
