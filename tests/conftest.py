@@ -242,10 +242,11 @@ def object_service() -> Iterator[ObjectService]:
 
 @pytest.fixture
 def bucket(
-    object_service: ObjectService, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    object_service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Place]:
-    """An empty bucket, which the environment names as AWS's tools expect it."""
-    for name, value in {**KEYS, "AWS_ENDPOINT_URL": object_service.endpoint}.items():
+    """An empty bucket, which the environment names as AWS's tools expect it, and an empty cache."""
+    own = {"AWS_ENDPOINT_URL": object_service.endpoint, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    for name, value in {**KEYS, **own}.items():
         monkeypatch.setenv(name, value)
     digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()
     yield Place(object_service, f"bucket-{digest[:12]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -64,8 +65,9 @@ class ObjectService:
         self._thread.join()
         self._server.server_close()
 
+    @functools.cached_property
     def client(self) -> Any:
-        """Return boto3's client."""
+        """The client of boto3."""
         import boto3
 
         names = {"aws_access_key_id": "tests", "aws_secret_access_key": "tests", "region_name": "us-east-1"}
@@ -103,12 +105,11 @@ class Place:
     """
 
     def __init__(self, service: ObjectService, name: str) -> None:
-        self.service, self.name = service, name
-        self.client = service.client()
+        self.service, self.name, self.client = service, name, service.client
         self.client.create_bucket(Bucket=name)
         self.address = f"s3://{name}/runs"
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Return the keys of all objects below the prefix."""
         found = self.client.list_objects_v2(Bucket=self.name)
         return [entry["Key"].removeprefix("runs/") for entry in found.get("Contents", [])]
@@ -144,11 +145,7 @@ def cutting(times: int, text: str) -> Fault:
     def fault(method: str, path: str, moto: Callable[[], Answer]) -> Answer | None:
         if method != "GET" or text not in path or next(left, None) is None:
             return None
-        answer = moto()
-        return Answer(
-            answer.status,
-            answer.header("Content-Length", str(len(answer.body))).headers,
-            answer.body[: len(answer.body) // 2],
-        )
+        answer = moto().header("Content-Length", str(len(moto().body)))
+        return Answer(answer.status, answer.headers, answer.body[:-9])
 
     return fault

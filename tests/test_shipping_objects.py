@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from object_storage import Answer, Place, failing
+from object_storage import Answer, Fault, Place, failing
 from shipped_runs import RUN, Loop, digests_of
 from waiting import PATIENCE_S, until
 
@@ -52,7 +53,7 @@ def at(place: Place) -> Run:
 
 def chunks(place: Place) -> list[str]:
     """Return the keys of chunks."""
-    return [key for key in place.keys() if "/journal-" in key]
+    return [key for key in place.names() if "/journal-" in key]
 
 
 def test_the_digests_are_equal_whatever_the_log_holds(bucket: Place, tmp_path: Path) -> None:
@@ -60,12 +61,12 @@ def test_the_digests_are_equal_whatever_the_log_holds(bucket: Place, tmp_path: P
     folder = ended(tmp_path / "a")
     append_annotation(folder, Annotation("1", 5, "näh"))
     progress = pushed(folder, bucket)
-    keys = bucket.keys()
+    keys = bucket.names()
     again = pushed(folder, bucket)
 
     assert progress == PushProgress(120, is_live=False, is_done=True)
     assert again == PushProgress(0, is_live=False, is_done=True)
-    assert bucket.keys() == keys
+    assert bucket.names() == keys
     assert digests_of(at(bucket).folder) == digests_of(folder)
     assert at(bucket).digest_faults() == []
     assert repr(at(bucket).samples().to_pylist()) == repr(open_run(folder).samples().to_pylist())
@@ -74,7 +75,7 @@ def test_the_digests_are_equal_whatever_the_log_holds(bucket: Place, tmp_path: P
 
 
 def test_a_run_that_grows_is_read_while_it_does(bucket: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is live there, its events follow, segments that are sealed meanwhile replace chunks, and its end is the same."""
+    """It is live there, its events follow, and Parquet files replace chunks as segments are sealed."""
     monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)
     monkeypatch.setattr("steptape.store.objects.mirror._RUN_EVERY_S", 0.0)
     loop = Loop(tmp_path / "a")
@@ -166,6 +167,24 @@ def test_a_push_that_fails_at_any_request_is_continued(bucket: Place, tmp_path: 
     assert not chunks(bucket)
 
 
+def killing(pid: int, number: int) -> Fault:
+    """Return a fault that kills a process at the request of this number that writes."""
+    made = [0]
+
+    def fault(method: str, _: str, __: Callable[[], Answer]) -> None:
+        made[0] += method == "PUT"
+        if made[0] == number:
+            os.kill(pid, signal.SIGKILL)
+
+    return fault
+
+
+def written_until_end(loop: Loop, process: subprocess.Popen[bytes]) -> bool:
+    """Write some steps, and return whether a process has ended."""
+    loop.steps(3)
+    return process.poll() is not None
+
+
 def test_killed_pushers_lose_and_double_nothing(bucket: Place, tmp_path: Path) -> None:
     """``steptape push --follow`` is killed at several requests while the run grows."""
     loop = Loop(tmp_path / "a", segment_bytes=5_000)
@@ -173,15 +192,8 @@ def test_killed_pushers_lose_and_double_nothing(bucket: Place, tmp_path: Path) -
     for number in (2, 5):
         loop.steps(40)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        made = [0]
-
-        def kills(method: str, _: str, __: Callable[[], Answer], pid: int = process.pid, at_: int = number) -> None:
-            made[0] += method == "PUT"
-            if made[0] == at_:
-                os.kill(pid, signal.SIGKILL)
-
-        bucket.service.fault = kills
-        until(lambda: loop.steps(3) or process.poll() is not None)
+        bucket.service.fault = killing(process.pid, number)
+        until(partial(written_until_end, loop, process))
         process.communicate()
         bucket.service.fault = None
         seal(loop.folder)
@@ -319,12 +331,12 @@ def test_a_resumed_run_is_pushed_on(bucket: Place, tmp_path: Path) -> None:
             rec.step(loss=1.0)
     pushed(tmp_path / "a" / RUN, bucket)
     store = open_store(bucket.address)
-    first = set(bucket.keys())
+    first = set(bucket.names())
     with Recorder(tmp_path / "a", resume=RUN, resume_step=5, quiet=True) as rec:
         for _ in range(10):
             rec.step(loss=0.5)
     pushed(tmp_path / "a" / RUN, bucket)
 
     assert len(open_store(bucket.address).run(RUN).info.attempts) == 2
-    assert {key for key in first if "/events-0" in key} <= set(bucket.keys())
+    assert {key for key in first if "/events-0" in key} <= set(bucket.names())
     assert store.run(RUN).digest_faults() == []

@@ -91,7 +91,8 @@ class Mirror:
         Raises:
             StoreNotFound, StoreAway: The bucket cannot be listed, or a manifest not be read.
         """
-        if self.is_fed or (not at_once and time.monotonic() < self._again_s):
+        is_fresh = time.monotonic() < self._again_s and (self.folder / MIRROR_JSON).exists()
+        if self.is_fed or (is_fresh and not at_once):
             return
         with self._threads, self._turn():
             began_s = time.monotonic()
