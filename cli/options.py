@@ -16,10 +16,10 @@ from ..replay.ray_pool import RayPool
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
+from ..store.cache.user_cache import cache_folder
 from ..store.errors import TelemetryError
 from ..store.objects.access import is_address
 from ..store.store import NO_FOLDER, local_folder
-from ..store.user_cache import cache_folder
 
 
 def store_path(text: str | Path) -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..replay.runs.regret import regret_of
+from ..store.cache.mirrored import require_writable
 from ..store.errors import TelemetryError
-from ..store.mirrored import require_writable
 from ..store.store import Store
 from .disk import Grounds, extent_of
 from .keep_file import KeepFile, KeepRule

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from ..store.annotations import annotations_in, append_annotation, read_annotations
+from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
-from ..store.mirrored import require_writable
 from ..store.parquet.digests import DIGESTS_JSON, Digests, read_digests
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of

@@ -21,8 +21,8 @@ from ..store.objects.access import fetch
 from ..store.objects.bucket import ObjectChanged
 from ..store.objects.manifest import (
     PARTS,
+    LogPart,
     Manifest,
-    Part,
     is_redundant,
     manifest_key,
     manifest_of,
@@ -74,7 +74,7 @@ class ObjectPush:
         self._streams: dict[Stream, StreamFrames] = {}
         self._known: tuple[Manifest, str] | None = None
         self._sha256: dict[tuple[str, int, int], str] = {}
-        self._put_parts: set[Part] = set()
+        self._put_parts: set[LogPart] = set()
         self._committed_s = self._again_s = float("-inf")
         self._until_s = 0.0
         self.run_id = folder.name
@@ -187,7 +187,7 @@ class ObjectPush:
         others = {stream for stream in old.live if self._rank not in (None, stream[1])}
         return replace(old, files=files, parts=tuple(sorted(parts)), live=frozenset(others | live))
 
-    def _check_grown(self, old: Manifest, parts: list[Part]) -> None:
+    def _check_grown(self, old: Manifest, parts: list[LogPart]) -> None:
         """Raise PushRefused if the target has events that this folder lacks."""
         new = replace(old, parts=tuple(parts))
         for stream in self._streams:
@@ -243,7 +243,7 @@ class ObjectPush:
         check_equal(self._folder, {stream: following}, {stream: StreamDigest(*theirs)})
         return True
 
-    def _sealed(self, stream: Stream, listing: Listing, held: list[Part]) -> list[Part]:
+    def _sealed(self, stream: Stream, listing: Listing, held: list[LogPart]) -> list[LogPart]:
         """Put the Parquet files of a stream that the target lacks, and return all of them."""
         parts = []
         paths = [file.path for file in listing.sealed if file[2:4] == stream]
@@ -254,7 +254,7 @@ class ObjectPush:
             if place not in self._sha256:
                 with open(path, "rb") as file:
                     self._sha256[place] = hashlib.file_digest(file, "sha256").hexdigest()
-            part = Part(path.name, self._sha256[place], status.st_size)
+            part = LogPart(path.name, self._sha256[place], status.st_size)
             if self._lacks(part, held):
                 self._bucket.put_file(part_key(self.run_id, part.name, part.sha256), path, part.sha256)
                 self._note(part)
@@ -262,8 +262,8 @@ class ObjectPush:
         return parts
 
     def _chunks(
-        self, stream: Stream, listing: Listing, held: list[Part], sealed: list[Part], *, is_live: bool
-    ) -> list[Part]:
+        self, stream: Stream, listing: Listing, held: list[LogPart], sealed: list[LogPart], *, is_live: bool
+    ) -> list[LogPart]:
         """Put what follows the Parquet files of a stream as chunks, and return all chunks that count."""
         seq = Manifest(self.run_id, parts=tuple(sealed)).next_seq(stream)
         chunks = sorted(part for part in held if is_journal(part.name) and part.next_seq > seq)
@@ -273,7 +273,7 @@ class ObjectPush:
         seq = max([seq, *(part.next_seq for part in chunks)])
         for content, following in self._streams[stream].chunks(seq, listing, CHUNK_BYTES, is_live=is_live):
             name, sha256 = journal_name(*stream, first_seq_of(content)), hashlib.sha256(content).hexdigest()
-            chunk = Part(name, sha256, len(content), following)
+            chunk = LogPart(name, sha256, len(content), following)
             if self._lacks(chunk, held):
                 self._bucket.put(part_key(self.run_id, name, sha256), content, sha256)
                 self._note(chunk)
@@ -281,10 +281,10 @@ class ObjectPush:
         self._streams[stream].drop_until(seq)
         return chunks
 
-    def _lacks(self, part: Part, held: list[Part]) -> bool:
+    def _lacks(self, part: LogPart, held: list[LogPart]) -> bool:
         return part not in held and part not in self._put_parts
 
-    def _note(self, part: Part) -> None:
+    def _note(self, part: LogPart) -> None:
         """Note a part that has been put, and end the look if it takes long: other runs must show that they live."""
         self._put_parts.add(part)
         if time.monotonic() >= self._until_s:
@@ -302,6 +302,6 @@ class ObjectPush:
             self._bucket.delete(left)
 
 
-def _stream_of(part: Part) -> Stream:
+def _stream_of(part: LogPart) -> Stream:
     attempt, rank = part.name.split("-")[1:3]
     return int(attempt), int(rank)

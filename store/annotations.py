@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from .cache.mirrored import require_writable
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
-from .mirrored import require_writable
 from .run_folder import read_file
 
 ANNOTATIONS: Final = "annotations.jsonl"

@@ -6,6 +6,7 @@ Each carries the place, the fact, the offending value and a fix.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -68,6 +69,16 @@ class StoreNotFound(TelemetryError):
 
 class StoreAway(StoreNotFound):
     """The object storage of a store does not answer, or cannot answer now. Another try may help."""
+
+
+class PartsMissing(TelemetryError):
+    """Parts of runs in object storage are not in the cache, and this process may not fetch them.
+
+    Attributes:
+        paths: Their paths in the mirror of the store.
+    """
+
+    paths: tuple[Path, ...] = ()
 
 
 class RunNotFound(TelemetryError):

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...store.errors import QueryRefused, TelemetryError
-from ...store.mirrored import is_mirror
-from ...store.objects.access import PartsMissing, leave_bucket_to_parent
+from ...store.cache.mirrored import is_mirror
+from ...store.errors import PartsMissing, QueryRefused, TelemetryError
+from ...store.objects.access import leave_bucket_to_parent
 from ...store.parquet.formats import to_arrow_stream
 from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
 from ...store.processes.protocol import error_to_json, frames, write_frame

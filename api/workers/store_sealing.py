@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...store.mirrored import is_mirror
+from ...store.cache.mirrored import is_mirror
 from ...store.processes.child_process import ChildProcess
 
 #: Seconds between two times. Recorders seal what they find, too.

@@ -10,21 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..cache.mirrored import is_mirror
 from ..errors import TelemetryError
-from ..mirrored import is_mirror
 
 if TYPE_CHECKING:
     from .mirror import Mirror
-
-
-class PartsMissing(TelemetryError):
-    """Parts are not in the cache, and this process may not fetch them.
-
-    Attributes:
-        paths: Their paths in the mirror.
-    """
-
-    paths: tuple[Path, ...] = ()
 
 
 def is_address(path: object) -> bool:

@@ -30,7 +30,7 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 _MOST_INT64: Final = 2**63 - 1
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """An immutable part of a run's log.
 
     Attributes:
@@ -60,7 +60,7 @@ class Manifest:
 
     run_id: str
     files: Mapping[str, str] = field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
+    parts: tuple[LogPart, ...] = ()
     live: frozenset[tuple[int, int]] = frozenset()
     beat: int = 0
 
@@ -147,18 +147,18 @@ def manifest_of(content: bytes, run_id: str) -> Manifest:
         raise DamagedLog(what, where=run_id, fix="Delete it, and push the run again") from None
 
 
-def _part_json(part: Part) -> dict[str, Any]:
+def _part_json(part: LogPart) -> dict[str, Any]:
     document = part._asdict()
     return document if is_journal(part.name) else {key: document[key] for key in document if key != "next_seq"}
 
 
-def _part_of(entry: Mapping[str, Any]) -> Part:
+def _part_of(entry: Mapping[str, Any]) -> LogPart:
     name, sha256 = entry["name"], entry["sha256"]
     if not isinstance(name, str) or not (is_journal(name) or is_sealed(name)):
         raise ValueError(f"{name!r} is not the name of a part")
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError(f"the digest of {name} is none")
-    return Part(name, sha256, _number(entry["size_bytes"]), _number(entry["next_seq"]) if is_journal(name) else 0)
+    return LogPart(name, sha256, _number(entry["size_bytes"]), _number(entry["next_seq"]) if is_journal(name) else 0)
 
 
 def _number(value: Any) -> int:

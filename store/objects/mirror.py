@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from ..errors import DamagedLog, NotWritten, StoreAway, StoreNotFound, TelemetryError
-from ..mirrored import mirrors_folder
+from ..cache.mirrored import mirrors_folder
+from ..errors import DamagedLog, NotWritten, PartsMissing, StoreAway, StoreNotFound, TelemetryError
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
-from .access import PartsMissing
 from .bucket import CONNECTIONS, Bucket, Content
 from .manifest import MANIFESTS, SMALL_FILES, Manifest, manifest_key, manifest_of, part_key, run_id_in
 from .parts_cache import PartsCache

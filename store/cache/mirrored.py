@@ -6,7 +6,7 @@ import functools
 import os
 from pathlib import Path
 
-from .errors import ReadOnlyStore
+from ..errors import ReadOnlyStore
 from .user_cache import cache_folder
 
 
