@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
-from .objects.access import mirror_at
+from .objects.access import address_of, mirror_at
 from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
 from .reading.progress import progress_of
@@ -62,7 +62,7 @@ class Run:
         self.snapshot()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
+        return f"Run({address_of(self.folder)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a run of a mirror by its address: another machine has a cache of its own."""

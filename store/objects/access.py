@@ -85,7 +85,9 @@ def is_live(run: Path) -> bool | None:
     return None if mirror is None else mirror.is_live(run.name)
 
 
-def address_of(store: Path) -> str:
-    """Return a store's address as people write it: the bucket of a mirror, the path of any other store."""
-    mirror = mirror_at(store)
-    return str(store) if mirror is None else mirror.address
+def address_of(path: Path) -> str:
+    """Return the address of a store or run as people write it: ``s3://...`` for a mirrored one, else the path."""
+    if (mirror := mirror_at(path)) is not None:
+        return mirror.address
+    mirror = mirror_at(path.parent)
+    return str(path) if mirror is None else f"{mirror.address}/{path.name}"
