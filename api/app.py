@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from ..store.errors import StoreNotFound, TelemetryError
-from ..store.store import open_store
+from ..store.store import local_folder, open_store
 from .endpoints import (
     decisions,
     events,
@@ -84,7 +84,7 @@ def create_app(
     """Build the HTTP application over a store. It reads runs, writes notes, and takes the runs that pushers bring.
 
     Args:
-        store_path: A folder of runs.
+        store_path: A folder of runs, or ``s3://BUCKET[/PREFIX]``, which is only read.
         tokens: The known tokens; None lets every client that reaches the server do everything.
         allowed_hosts: Names of the server, in addition to those of this machine.
         policies_path: A folder of rule files that clients can name, in addition to the shipped ones.
@@ -96,7 +96,7 @@ def create_app(
         StoreNotFound: There is no such folder.
         TelemetryError: There is no such folder of policies, or the root path is none.
     """
-    store = open_store(Path(store_path).absolute())
+    store = open_store(local_folder(store_path).absolute())
     if policies_path is not None and not Path(policies_path).is_dir():
         raise TelemetryError("no such folder of policies", where=str(policies_path))
     app = _Application(

@@ -15,6 +15,8 @@ from typing import Final
 
 from ..store.errors import TelemetryError
 from ..store.garbage import collection_paused
+from ..store.objects.access import address_of
+from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
 from .workers.store_sealing import sealing_store
@@ -42,7 +44,7 @@ def serve(
     Also seals the journals of dead runs, at the start and then every hour.
 
     Args:
-        store_path: A folder of runs.
+        store_path: A folder of runs, or ``s3://BUCKET[/PREFIX]``, which is only read.
         host: The address to listen on. Without tokens, only loopback addresses are allowed.
         port: The port; 0 takes any free one.
         tokens_path: A file with a line ``token scope name`` for each token, readable by its owner alone. Without it,
@@ -67,8 +69,9 @@ def serve(
     hosts, limits = (host, *allowed_hosts), DEFAULT_LIMITS
     if quota_bytes is not None:
         limits = replace(limits, intake=replace(limits.intake, owner_bytes=quota_bytes))
+    folder = local_folder(store_path)
     app = create_app(
-        store_path,
+        folder,
         tokens=tokens,
         allowed_hosts=hosts,
         policies_path=policies_path,
@@ -78,8 +81,8 @@ def serve(
     with _listening(host, port) as listener:
         prepare(listener)
         _allow_files()
-        _announce(store_path, host, listener)
-        with contextlib.suppress(KeyboardInterrupt), sealing_store(Path(store_path)):
+        _announce(address_of(folder), host, listener)
+        with contextlib.suppress(KeyboardInterrupt), sealing_store(folder):
             uvicorn.Server(uvicorn.Config(app, **settings())).run([listener])
 
 
@@ -121,12 +124,12 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _announce(store_path: str | Path, host: str, listener: socket.socket) -> None:
+def _announce(store: str, host: str, listener: socket.socket) -> None:
     """Write the address to stderr."""
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listener.getsockname()[1]}"
     served = f"{url}/ (API: {url}/api/v1/runs)"
-    sys.stderr.write(f"steptape: serving {store_path} at {served}. Ctrl-C stops it\n")
+    sys.stderr.write(f"steptape: serving {store} at {served}. Ctrl-C stops it\n")
     sys.stderr.flush()
 
 

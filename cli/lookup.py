@@ -18,6 +18,7 @@ from ..rules.policy_file.policy import Policy, load_policy, policy_path
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
+from ..store.objects.access import address_of, is_address
 from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import open_run, open_store
@@ -118,10 +119,12 @@ def the_run_named(key: str, store: Path | None) -> Run:
     ids = ", ".join(folder.name for folder in folders[:_IDS_NAMED])
     more = f" and {len(folders) - _IDS_NAMED} more" if len(folders) > _IDS_NAMED else ""
     what = f"{len(folders)} runs have this name" if len(folders) > 1 else "this number changes when a run is deleted"
-    raise RunNotFound(what, where=str(store), got=key, fix=f"Name an id: {ids}{more}")
+    raise RunNotFound(what, where=address_of(store), got=key, fix=f"Name an id: {ids}{more}")
 
 
 def _run_in(folder: str) -> Run:
+    if is_address(folder):
+        return open_run(folder)
     if not Path(folder).exists():
         fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
         raise RunNotFound("no such run folder", where=folder, fix=fix)
@@ -144,7 +147,7 @@ def _folders_named(key: str, store: Path) -> list[Path]:
         known = opened.recent().by_name
         if key.rpartition("@")[0] in known:
             raise
-        fix = f"{_nearest(key, known)}'steptape runs {store}' lists them" if known else "There are no runs"
+        fix = f"{_nearest(key, known)}'steptape runs {address_of(store)}' lists them" if known else "There are no runs"
         raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None
 
 

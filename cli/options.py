@@ -16,16 +16,17 @@ from ..replay.ray_pool import RayPool
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
+from ..store.cache.user_cache import cache_folder
 from ..store.errors import TelemetryError
-from ..store.reading.user_cache import cache_folder
-from ..store.store import NO_FOLDER
+from ..store.objects.access import is_address
+from ..store.store import NO_FOLDER, local_folder
 
 
 def store_path(text: str | Path) -> Path:
-    """Parse the path of a store. An empty text, such as an unset variable of a shell, is none."""
+    """Parse a store: its path or, in object storage, its address. An empty text, as of an unset variable, is none."""
     if not str(text).strip():
         raise typer.BadParameter(f"{NO_FOLDER}; got {text!r}")
-    return Path(text)
+    return local_folder(text) if is_address(text) else Path(text)
 
 
 _Word = TypeVar("_Word", bound=StrEnum)
@@ -45,7 +46,10 @@ def _one_of(words: type[_Word]) -> Callable[[str], _Word]:
 StoreOption = Annotated[
     Path | None,
     typer.Option(
-        "--store", parser=store_path, metavar="STORE", help="Folder of runs. RUN is then an id, a name or NAME@N."
+        "--store",
+        parser=store_path,
+        metavar="STORE",
+        help="Folder of runs, or s3://BUCKET/PREFIX. RUN is then an id, a name or NAME@N.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -56,7 +60,10 @@ PolicyArgument = Annotated[
     str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
 ]
 StoreArgument = Annotated[
-    Path, typer.Argument(parser=store_path, metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs.")
+    Path,
+    typer.Argument(
+        parser=store_path, metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs, or s3://BUCKET/PREFIX."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")

@@ -28,7 +28,7 @@ _CLI_HEAD: Final = """# Command line
 
 | word | meaning |
 | --- | --- |
-| `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs. |
+| `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs, or `s3://BUCKET/PREFIX`. |
 | `RUN` | A run's folder or, with `--store STORE`, its id or its name. |
 | `POLICY` | A [policy](../reference/GLOSSARY.md#policy) file, or the name of a shipped policy. |
 | `--json` | Print JSON instead of text. |

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..replay.runs.regret import regret_of
+from ..store.cache.mirrored import require_writable
 from ..store.errors import TelemetryError
 from ..store.store import Store
 from .disk import Grounds, extent_of
@@ -131,8 +132,10 @@ def plan_retention(
         interrupted: Deletions that a receipt says were begun and not ended.
 
     Raises:
+        ReadOnlyStore: The store is in object storage.
         TelemetryError: ``root`` is not a folder.
     """
+    require_writable(store.path)
     if root is not None and not root.is_dir():
         raise TelemetryError("the root is not a folder", where=str(root))
     above = store.path.resolve()

@@ -7,6 +7,7 @@ be the target's next. A chunk without events announces that a writer is alive.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -92,6 +93,13 @@ def chunk_of(
     """Encode a chunk from layout records and event frames."""
     header = {"run_id": run_id, "attempt": stream[0], "rank": stream[1], "first_seq": first_seq, "after": after}
     return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, "writer": dict(writer)}) + layouts + events
+
+
+def first_seq_of(chunk: bytes) -> int:
+    """Return the ``seq`` of the first event of a chunk that this process has encoded."""
+    length = FRAME.unpack_from(chunk, PREAMBLE.size)[0]
+    start = PREAMBLE.size + FRAME.size
+    return int(json.loads(chunk[start + 1 : start + length])["first_seq"])
 
 
 def checked_chunk(data: bytes, run_id: str) -> Chunk:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ..store.annotations import annotations_in, append_annotation, read_annotations
+from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.parquet.digests import DIGESTS_JSON, Digests, read_digests
@@ -26,7 +27,7 @@ from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
 from .errors import BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
 from .received_stream import ReceivedStream, next_seq_of
-from .run_state import RunPapers, RunState, StreamDigest
+from .run_state import RunPapers, RunState, StreamDigest, is_news
 
 INTAKE_JSON: Final = "intake.json"
 
@@ -156,7 +157,7 @@ class Intake:
             self._claim(folder, owner)
             self._check_room(owner, len(content))
             try:
-                if new is not None and _is_news(_run_in(folder)[1], new):
+                if new is not None and is_news(_run_in(folder)[1], new):
                     replace_file(folder / RUN_JSON, content)
                 self._extend_columns(folder, papers.columns)
                 _add_notes(folder, papers.notes)
@@ -212,6 +213,7 @@ class Intake:
 
     def _claim(self, folder: Path, owner: str) -> None:
         """Check the owner of a run, or make the token its owner if it is new."""
+        require_writable(folder.parent, folder.name)
         try:
             if _is_unclaimed(folder):
                 folder.mkdir(exist_ok=True)
@@ -289,28 +291,6 @@ def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:
     if info.run_id != run_id:
         raise BadFrames("run.json belongs to another run", where=run_id, got=info.run_id)
     return info
-
-
-def _is_news(old: RunInfo | None, new: RunInfo) -> bool:
-    """Whether a document says more than the one that is there.
-
-    Raises:
-        RunConflict: It is not a later document of the same run.
-    """
-    if old is None:
-        return True
-    fix = "Give one of the two another run id, or push to another store"
-    later = {attempt.attempt: attempt for attempt in new.attempts}
-    for attempt in old.attempts:
-        other = later.get(attempt.attempt)
-        if other is not None and other.started_ns != attempt.started_ns:
-            what = f"attempt {attempt.attempt} at the target is another one, which began at another time"
-            raise RunConflict(what, where=new.run_id, got=other.started_ns, fix=fix)
-        if other is None or (other.status == "running" and attempt.status != "running"):
-            return False
-        if attempt.status != "running" and other != attempt:
-            raise RunConflict(f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=fix)
-    return True
 
 
 def _is_unclaimed(folder: Path) -> bool:

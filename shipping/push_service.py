@@ -19,8 +19,7 @@ from typing import Final
 from ..store.errors import RunChanging, TelemetryError
 from ..store.processes.protocol import frames, write_frame
 from .errors import PushRefused, TargetAway
-from .run_push import RunPush
-from .store_push import LOOK_EVERY_S, Backoff
+from .store_push import LOOK_EVERY_S, Backoff, push_of
 from .target import target_of
 
 #: Environment variable with the token of the target.
@@ -74,7 +73,7 @@ def _push(folder: Path, address: str, rank: int | None, wait_s: float) -> str:
     parent = _Parent()
     backoff = Backoff(_say, float("inf"), sleep=parent.sleep)
     with closing(target_of(address, os.environ.get(TOKEN_VARIABLE, "").strip())) as target:
-        push = RunPush(folder, target, rank=rank)
+        push = push_of(folder, target, rank)
         while parent.gone_s is None or time.monotonic() < parent.gone_s + wait_s:
             may_end = parent.has_ended_run.is_set()
             try:

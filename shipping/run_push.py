@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ from ..store.columns import read_columns
 from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import CHUNK_BYTES, Stream
+from .ending import check_equal, why_unsealed
 from .errors import OutOfStep, PushRefused, TargetAway
 from .run_state import RunPapers, RunState, StreamDigest, live_streams
 from .stream_frames import StreamFrames
@@ -51,12 +51,14 @@ class PushProgress:
         is_live: Whether a process still writes to the run.
         is_done: Whether the run has ended and the target has all of it, sealed.
         uncompared: Why the digests of a done run could not be compared; empty where they are equal.
+        is_whole: Whether the look came to its end. Otherwise the next one continues at once.
     """
 
     events: int
     is_live: bool
     is_done: bool
     uncompared: str = ""
+    is_whole: bool = True
 
 
 class RunPush:
@@ -105,7 +107,7 @@ class RunPush:
 
     def _look(self, live: set[Stream]) -> PushProgress:
         listing = list_files(self._folder)
-        for stream in _streams_of(listing, self._rank):
+        for stream in streams_of(listing, self._rank):
             known = self._streams.get(stream)
             if known is None:
                 known = self._streams[stream] = StreamFrames(self._folder, self.run_id, stream)
@@ -217,7 +219,7 @@ class RunPush:
 
     def _finish(self, events: int) -> PushProgress:
         """Have both ends sealed, and compare the digests of their logs."""
-        why = self._seal()
+        why = why_unsealed(self._folder)
         self._put_aside()
         streams = {stream for stream, number in self._next.items() if number and stream in self._streams}
         digests = self._target.state(self.run_id).digests
@@ -228,40 +230,14 @@ class RunPush:
         if not self._is_sealed_there(streams, digests):
             return PushProgress(events, is_live=False, is_done=False)
         if not why:
-            self._compare(streams, digests)
+            check_equal(self._folder, {stream: self._next[stream] for stream in streams}, digests)
         return PushProgress(events, is_live=False, is_done=True, uncompared=why)
 
     def _is_sealed_there(self, streams: Collection[Stream], digests: Mapping[Stream, StreamDigest]) -> bool:
         return all(stream in digests and digests[stream].last_seq == self._next[stream] - 1 for stream in streams)
 
-    def _seal(self) -> str:
-        """Seal the run here, where nobody has; return why it could not be sealed."""
-        if not list_files(self._folder).journals:
-            return ""
-        if find_spec("pyarrow") is None:
-            return "pyarrow is not installed here"
-        from ..store.parquet.sealing import complaints
 
-        return "; ".join(complaints(self._folder))
-
-    def _compare(self, streams: Collection[Stream], theirs: Mapping[Stream, StreamDigest]) -> None:
-        """Raise PushRefused if the logs differ."""
-        from ..store.parquet.digests import log_digest, read_digests
-
-        listing, kept = list_files(self._folder), read_digests(self._folder).logs
-        columns = read_columns(self._folder)
-        for stream in sorted(streams):
-            own, format_ = kept.get(stream), theirs[stream].format
-            is_kept = own is not None and (own.last_seq, own.format) == (self._next[stream] - 1, format_)
-            sha256 = own.sha256 if own and is_kept else log_digest(listing, columns, stream, format_)
-            if sha256 != theirs[stream].sha256:
-                what = f"the log of attempt {stream[0]}, rank {stream[1]} differs from the one at the target"
-                fix = (
-                    "'steptape verify' at each end says which of them has changed; delete the run there and push again"
-                )
-                raise PushRefused(what, where=self.run_id, got=theirs[stream].sha256, fix=fix)
-
-
-def _streams_of(listing: Listing, rank: int | None) -> set[Stream]:
+def streams_of(listing: Listing, rank: int | None) -> set[Stream]:
+    """Return the streams of a folder, of all ranks or of one."""
     streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
     return {stream for stream in streams if rank in (None, stream[1])}

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ..store.journal.reading import is_being_written
 from ..store.run_folder import list_files
+from ..store.run_info import RunInfo
 from .chunks import Stream
+from .errors import RunConflict
 
 
 class StreamDigest(NamedTuple):
@@ -87,3 +89,25 @@ def live_streams(folder: Path) -> set[Stream]:
         for journal in list_files(folder).journals
         if is_being_written(journal.path)
     }
+
+
+def is_news(old: RunInfo | None, new: RunInfo) -> bool:
+    """Whether a document says more than the one that is there.
+
+    Raises:
+        RunConflict: It is not a later document of the same run.
+    """
+    if old is None:
+        return True
+    fix = "Give one of the two another run id, or push to another store"
+    later = {attempt.attempt: attempt for attempt in new.attempts}
+    for attempt in old.attempts:
+        other = later.get(attempt.attempt)
+        if other is not None and other.started_ns != attempt.started_ns:
+            what = f"attempt {attempt.attempt} at the target is another one, which began at another time"
+            raise RunConflict(what, where=new.run_id, got=other.started_ns, fix=fix)
+        if other is None or (other.status == "running" and attempt.status != "running"):
+            return False
+        if attempt.status != "running" and other != attempt:
+            raise RunConflict(f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=fix)
+    return True

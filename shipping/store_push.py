@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..store.errors import RunChanging, TelemetryError
 from ..store.run_folder import RUN_JSON, has_journal, run_names
 from .errors import LineLost, PushRefused, TargetAway
+from .object_target import ObjectTarget
 from .run_push import RunPush
 from .target import Target
+
+if TYPE_CHECKING:
+    from .object_push import ObjectPush
 
 #: Seconds between two looks at a store that does not change.
 LOOK_EVERY_S: Final = 0.2
@@ -100,10 +104,10 @@ class StorePush:
     """
 
     source: Path
-    target: Target
+    target: Target | ObjectTarget
     report: Callable[[RunPushed], None]
     backoff: Backoff
-    _open: dict[Path, RunPush] = field(default_factory=dict)
+    _open: dict[Path, RunPush | ObjectPush] = field(default_factory=dict)
     _sent: dict[Path, int] = field(default_factory=dict)
     _settled: dict[Path, tuple[tuple[str, int], ...]] = field(default_factory=dict)
 
@@ -148,7 +152,7 @@ class StorePush:
         stamp = _stamp(folder)
         if self._settled.get(folder) == stamp:
             return True
-        push = self._open.setdefault(folder, RunPush(folder, self.target))
+        push = self._open.setdefault(folder, push_of(folder, self.target))
         try:
             progress = push.look()
         except PushRefused as error:
@@ -162,7 +166,7 @@ class StorePush:
         self._sent[folder] = self._sent.get(folder, 0) + progress.events
         if progress.is_done:
             return self._settle(RunPushed(folder, self._sent[folder], uncompared=progress.uncompared))
-        if progress.is_live and not progress.events and not goes_on:
+        if progress.is_live and progress.is_whole and not progress.events and not goes_on:
             return self._settle(RunPushed(folder, self._sent[folder], is_live=True))
         return False
 
@@ -179,7 +183,18 @@ class StorePush:
             push.close()
 
 
-def push_once(source: Path, target: Target, report: Callable[[RunPushed], None], backoff: Backoff) -> None:
+def push_of(folder: Path, target: Target | ObjectTarget, rank: int | None = None) -> RunPush | ObjectPush:
+    """Return the push of a run, of all ranks or of one."""
+    if isinstance(target, ObjectTarget):
+        from .object_push import ObjectPush  # Needs pyarrow, which other pushers do without.
+
+        return ObjectPush(folder, target, rank=rank)
+    return RunPush(folder, target, rank=rank)
+
+
+def push_once(
+    source: Path, target: Target | ObjectTarget, report: Callable[[RunPushed], None], backoff: Backoff
+) -> None:
     """Push everything that is in a store, or in one run's folder, now.
 
     Raises:
@@ -189,7 +204,7 @@ def push_once(source: Path, target: Target, report: Callable[[RunPushed], None],
         push.once()
 
 
-def push_on(source: Path, target: Target, report: Callable[[RunPushed], None], backoff: Backoff) -> None:
+def push_on(source: Path, target: Target | ObjectTarget, report: Callable[[RunPushed], None], backoff: Backoff) -> None:
     """Push a store, or one run's folder, while it grows. Ends only by an exception, such as Ctrl-C."""
     with closing(target), closing(StorePush(source, target, report, backoff)) as push:
         push.follow()

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from ..store.errors import TelemetryError
 from .chunks import Stream
+from .object_target import ObjectTarget
 from .run_state import RunPapers, RunState
 
 _ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -43,8 +44,10 @@ class Target(Protocol):
         """Release connections and locks."""
 
 
-def target_of(address: str, token: str = "") -> Target:
-    """Return the target of an address: ``http(s)://HOST[:PORT]``, ``file://PATH`` or the path of a folder.
+def target_of(address: str, token: str = "") -> Target | ObjectTarget:
+    """Return the target of an address.
+
+    Addresses are ``http(s)://HOST[:PORT]``, ``s3://BUCKET[/PREFIX]``, ``file://PATH`` and the paths of folders.
 
     Raises:
         TelemetryError: The address names no target.
@@ -59,6 +62,7 @@ def target_of(address: str, token: str = "") -> Target:
         from .http_target import HttpTarget
 
         return HttpTarget(address, token)
-    raise TelemetryError(
-        "no target has this kind of address", got=address, fix="Targets are http://, https://, file:// and folders"
-    )
+    if scheme == "s3":
+        return ObjectTarget(address)
+    fix = "Targets are http://, https://, s3://, file:// and folders"
+    raise TelemetryError("no target has this kind of address", got=address, fix=fix)

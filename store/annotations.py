@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from .cache.mirrored import require_writable
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
 from .run_folder import read_file
@@ -65,8 +66,10 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
 
     Raises:
         InvalidEvent: Its attributes are not JSON.
+        ReadOnlyStore: The run is in object storage.
         NotWritten: The file is full or not a regular file, or the line cannot be written.
     """
+    require_writable(folder.parent, folder.name)
     document = {
         "id": annotation.id,
         "time_ns": annotation.time_ns,

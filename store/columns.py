@@ -105,4 +105,9 @@ def _mapping(content: bytes) -> dict[str, str]:
 
 def write_columns(folder: Path, columns: Columns) -> None:
     """Write the mapping to the run's folder. It only ever grows."""
-    replace_file(folder / COLUMNS_JSON, (json.dumps(columns.by_metric, ensure_ascii=False, indent=1) + "\n").encode())
+    replace_file(folder / COLUMNS_JSON, columns_json(columns))
+
+
+def columns_json(columns: Columns) -> bytes:
+    """Encode the content of ``columns.json``."""
+    return (json.dumps(columns.by_metric, ensure_ascii=False, indent=1) + "\n").encode()

@@ -6,6 +6,7 @@ Each carries the place, the fact, the offending value and a fix.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 
@@ -66,6 +67,20 @@ class StoreNotFound(TelemetryError):
     """The path given as a store does not exist or is not a folder."""
 
 
+class StoreAway(StoreNotFound):
+    """The object storage of a store does not answer, or cannot answer now. Another try may help."""
+
+
+class PartsMissing(TelemetryError):
+    """Parts of runs in object storage are not in the cache, and this process may not fetch them.
+
+    Attributes:
+        paths: Their paths in the mirror of the store.
+    """
+
+    paths: tuple[Path, ...] = ()
+
+
 class RunNotFound(TelemetryError):
     """No run has this path, id or name."""
 
@@ -96,6 +111,10 @@ class InvalidEvent(TelemetryError):
 
 class NotWritten(TelemetryError):
     """A file of a run cannot be written, for instance because the disk is full."""
+
+
+class ReadOnlyStore(NotWritten):
+    """The store is in object storage, which this machine reads only."""
 
 
 class QueryRefused(TelemetryError):

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from .errors import TelemetryError
 from .events import Event
 from .garbage import collection_paused
+from .objects.access import address_of, mirror_at
 from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
 from .reading.progress import progress_of
@@ -71,7 +72,15 @@ class Run:
         return run
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r})"
+        return f"Run({address_of(self.folder)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a run of a mirror by its address: another machine has a cache of its own."""
+        mirror = mirror_at(self.folder.parent)
+        if mirror is None:
+            return _unpickled, (self.folder,)
+        name = self.folder.name
+        return _unpickled_mirrored, (mirror.address, mirror.endpoint, name, mirror.etag(name))
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot of the run's files."""
@@ -276,6 +285,20 @@ class Run:
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
+
+
+def _unpickled(folder: Path) -> Run:
+    """Return a run without reading it: it may have been deleted meanwhile."""
+    run = Run.__new__(Run)
+    run.folder = folder
+    return run
+
+
+def _unpickled_mirrored(address: str, endpoint: str, name: str, etag: str) -> Run:
+    """Return a run from this machine's own mirror of its store."""
+    from .objects.mirror import mirror_for
+
+    return _unpickled(mirror_for(address, endpoint).ensure(name, etag))
 
 
 def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempts) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Opens a store, a folder of runs, and finds runs by id, name or path."""
+"""Opens a store, a folder of runs or a prefix in object storage, and finds runs by id, name or path."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from .errors import RunNotFound, StoreNotFound, TelemetryError
+from .objects.access import address_of, is_address, refresh
 from .plural import counted
 from .reading.catalog import Entry, Look, Newest, catalog_of
 from .reading.snapshot import retrying
@@ -28,14 +29,19 @@ _COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 
 
 def open_store(path: str | Path) -> Store:
-    """Open the store at a path.
+    """Open the store at a path, or at an address in object storage.
+
+    Args:
+        path: A folder of runs, or ``s3://BUCKET[/PREFIX]``. Such a store is copied into the user's cache as it is read.
 
     Raises:
-        StoreNotFound: There is no such folder, or it is a run.
+        StoreNotFound: There is no such store, it is a run, or the object storage cannot be reached.
+        TelemetryError: The extra ``s3`` is not installed.
     """
     if not str(path).strip():
         raise StoreNotFound(NO_FOLDER, got=path)
-    folder = Path(os.path.expanduser(path))
+    folder = local_folder(path)
+    refresh(folder)
     if (folder / RUN_JSON).exists():
         fix = "Open it with open_run, or name the folder that it lies in"
         raise StoreNotFound("this is a run, not a store", where=str(path), fix=fix)
@@ -43,16 +49,39 @@ def open_store(path: str | Path) -> Store:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open the run in this folder.
+    """Open the run in this folder, or at ``s3://BUCKET/PREFIX/RUN_ID``.
 
     Raises:
         NotARun: The folder is not a run.
+        StoreNotFound: The object storage cannot be reached.
     """
-    return Run(Path(os.path.expanduser(path)))
+    return Run(local_folder(path))
+
+
+def local_folder(path: str | Path) -> Path:
+    """Return the folder of a store or run: the one in the user's cache, brought up to date, for object storage.
+
+    Raises:
+        StoreNotFound: The object storage cannot be reached.
+        TelemetryError: The extra ``s3`` is not installed.
+    """
+    if not is_address(path):
+        return Path(os.path.expanduser(path))
+    # Loaded late: few stores are in object storage.
+    from .objects.mirror import folder_of
+
+    return folder_of(str(path))
 
 
 class Store:
     """A folder of runs. Reading never writes into it.
+
+    Args:
+        path: The folder; that of a mirror for a store in object storage.
+
+    Attributes:
+        path: The same.
+        address: What people call it: the path, or ``s3://...``.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -64,11 +93,12 @@ class Store:
                 "no such store", where=str(path), fix="A store is a folder of runs; 'steptape demo' makes one"
             )
         self.path = path
+        self.address = address_of(path)
         self.catalog = catalog_of(path.absolute())
         self._views = StoreViews(self.catalog)
 
     def __repr__(self) -> str:
-        return f"Store({str(self.path)!r})"
+        return f"Store({self.address!r})"
 
     def __iter__(self) -> Iterator[Run]:
         """Iterate over the readable runs, oldest first."""
@@ -142,11 +172,11 @@ class Store:
         namesakes = by_name.get(name, []) if at else []
         if not namesakes:
             fix = "'steptape runs' lists them"
-            raise RunNotFound("no run has this id or name", where=str(self.path), got=key, fix=fix)
+            raise RunNotFound("no run has this id or name", where=self.address, got=key, fix=fix)
         if not _COUNT.fullmatch(number) or int(number) > len(namesakes):
             what = f"no such run: {counted(len(namesakes), 'run')} called {name!r}"
             fix = f"Count from {name}@1, the oldest, to {name}@{len(namesakes)}"
-            raise RunNotFound(what, where=str(self.path), got=key, fix=fix)
+            raise RunNotFound(what, where=self.address, got=key, fix=fix)
         return [namesakes[int(number) - 1].folder]
 
     def sql(self, statement: str) -> pa.Table:

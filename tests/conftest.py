@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from object_storage import KEYS, ObjectService, Place
 from waiting import until
 
 from steptape.store.event_json import encoded_attrs
@@ -227,3 +229,25 @@ def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def demo_store(demo_output: tuple[Path, str]) -> Path:
     """The store of ``steptape demo``."""
     return demo_output[0]
+
+
+@pytest.fixture(scope="session")
+def object_service() -> Iterator[ObjectService]:
+    """S3 on loopback."""
+    pytest.importorskip("moto.server", reason="needs moto: pip install 'moto[server]'")
+    service = ObjectService()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def bucket(
+    object_service: ObjectService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Place]:
+    """An empty bucket, which the environment names as AWS's tools expect it, and an empty cache."""
+    own = {"AWS_ENDPOINT_URL": object_service.endpoint, "STEPTAPE_CACHE": str(tmp_path / "cache")}
+    for name, value in {**KEYS, **own}.items():
+        monkeypatch.setenv(name, value)
+    digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()
+    yield Place(object_service, f"bucket-{digest[:12]}")
+    object_service.fault = None

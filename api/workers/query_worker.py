@@ -4,8 +4,9 @@ DuckDB checks for interrupts and counts its memory only between pieces of work: 
 GB and ignored interrupts for 80 s. The parent kills a late worker.
 
 A request's head has ``statement``, ``run`` (an id, or null for the whole store) and the fields of ``QueryLimits``. A
-reply's head has ``truncated`` and ``elapsed_s``; its body is the rows as an Arrow stream. A first, empty reply says
-that the store has been read.
+reply's head has ``truncated`` and ``elapsed_s``; its body is the rows as an Arrow stream. Of a store in object storage,
+a reply may have ``missing`` instead: the parts to fetch before the request is repeated. A first, empty reply says that
+the store has been read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ...store.errors import QueryRefused, TelemetryError
+from ...store.cache.mirrored import is_mirror
+from ...store.errors import PartsMissing, QueryRefused, TelemetryError
+from ...store.objects.access import leave_bucket_to_parent
 from ...store.parquet.formats import to_arrow_stream
 from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
 from ...store.processes.protocol import error_to_json, frames, write_frame
@@ -40,6 +43,8 @@ def answer_queries(store: Path, requests: int, answers: int) -> None:
     for request in frames(requests):
         try:
             head, rows = _answered(store, **request.head)
+        except PartsMissing as error:
+            head, rows = {"missing": [str(path) for path in error.paths]}, b""
         except TelemetryError as error:
             # Omit ``got``: the client already knows the statement and the run that it shows.
             head, rows = {"error": {**error_to_json(error), "got": None}}, b""
@@ -90,6 +95,8 @@ def main() -> None:
     answers = claim_stdout()
     limit_process(int(sys.argv[2]), writes_files=False)
     store = Path(sys.argv[1])
+    if is_mirror(store):
+        leave_bucket_to_parent()  # A process that runs foreign SQL has no credentials.
     try:
         open_store(store).recent()
     except TelemetryError as error:

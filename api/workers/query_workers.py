@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from ...store.cache.user_cache import CACHE_VARIABLES
 from ...store.errors import QueryRefused, QueryTimedOut, TelemetryError
+from ...store.objects.access import fetch
 from ...store.processes.child_process import ChildProcess
 from ...store.processes.protocol import BrokenFrame
-from ...store.reading.user_cache import CACHE_VARIABLES
 from ...store.sql.bounded_query import QueryLimits
 from ..errors import Busy
 from ..limits import Limits
@@ -28,6 +29,9 @@ from ..limits import Limits
 #: Seconds beyond the time limit for a worker to report a timeout itself; seconds for a worker to start.
 _GRACE_S: Final = 1.0
 _START_S: Final = 60.0
+
+#: Times that parts of a store in object storage are fetched for one statement.
+_MOST_FETCHES: Final = 5
 
 #: Environment of a worker: variables that locate Python and its packages, and none that may be secret.
 _KEPT: Final = (
@@ -75,7 +79,12 @@ class QueryWorkers:
         """
         limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
         with self._worker() as worker:
-            return _asked(worker, statement, run, limits, most_bytes=self._limits.query_worker_bytes)
+            for _ in range(_MOST_FETCHES):
+                answer = _asked(worker, statement, run, limits, most_bytes=self._limits.query_worker_bytes)
+                if isinstance(answer, Answer):
+                    return answer
+                fetch(answer)
+        raise Busy("parts of the runs are replaced too fast", fix="Try again")
 
     def warm(self) -> None:
         """Start a worker in advance, so that the first query need not wait for it."""
@@ -130,8 +139,13 @@ def _started(store: Path, memory_bytes: int) -> ChildProcess:
     return worker
 
 
-def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryLimits, *, most_bytes: int) -> Answer:
-    """Return a worker's answer, and stop a worker that is late or dead."""
+def _asked(
+    worker: ChildProcess, statement: str, run: str | None, limits: QueryLimits, *, most_bytes: int
+) -> Answer | list[Path]:
+    """Return a worker's answer, or the parts that it lacks of a store in object storage.
+
+    A worker that is late or dead is stopped.
+    """
     until_s = time.monotonic() + limits.seconds + _GRACE_S
     try:
         worker.send({"statement": statement, "run": run, **asdict(limits)}, until_s=until_s)
@@ -147,6 +161,8 @@ def _asked(worker: ChildProcess, statement: str, run: str | None, limits: QueryL
         what = f"the query process {_ending_of(worker)}"
         fix = "It may have exceeded its memory limit: query less"
         raise QueryRefused(what, got=statement, fix=fix) from None
+    if "missing" in frame.head:
+        return [Path(path) for path in frame.head["missing"]]
     return Answer(frame.body, **frame.head)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ...store.cache.mirrored import is_mirror
 from ...store.processes.child_process import ChildProcess
 
 #: Seconds between two times. Recorders seal what they find, too.
@@ -18,7 +19,7 @@ _EVERY_S: Final = 3600.0
 @contextlib.contextmanager
 def sealing_store(store: Path) -> Iterator[None]:
     """Seal a store's dead runs until the block ends, if this process may write to the store."""
-    if not os.access(store, os.W_OK):
+    if not os.access(store, os.W_OK) or is_mirror(store):
         yield
         return
     stopped = threading.Event()

@@ -45,6 +45,7 @@ from ...replay.sweeps.swept_front import read_front
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
+from ...store.objects.access import address_of
 from ...store.run import Run
 from ...store.store import open_store
 from ..imports import imported_history
@@ -156,7 +157,8 @@ def backtest(
     certified = None if certificate is None else _certificate_of(certificate, loaded)
     chosen = _chosen(runs, store, history)
     if not chosen and not as_json and html is None:
-        say(f"no runs in {store}, so nothing to replay the policy over")
+        where = "" if store is None else f" in {address_of(store)}"
+        say(f"no runs{where}, so nothing to replay the policy over")
         return
     labelled = _labels(labels, chosen, store)
     compared = _baselines(baselines or (["all"] if html else []))
@@ -190,7 +192,7 @@ def backtest(
         for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
             say(line)
     if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):
-        where = f"--store {store}" if store is not None else "--against RUN" if runs else "--store STORE"
+        where = f"--store {address_of(store)}" if store is not None else "--against RUN" if runs else "--store STORE"
         say(_how_to_check(policy, where, is_imported=history is not None))
 
 

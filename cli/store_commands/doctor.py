@@ -25,7 +25,7 @@ from ...store.reading.training import check_training
 from ...store.run import Run
 from ...store.store import open_store
 from ..exit_status import FINDINGS
-from ..options import JsonOption
+from ..options import JsonOption, store_path
 from ..output import print_json, progress, say
 from ..streams import complain
 
@@ -64,7 +64,9 @@ def _examined_one(folder: Path, training: bool) -> _Examined:
 def doctor(
     source: Annotated[
         Path,
-        typer.Argument(metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or one run's folder."),
+        typer.Argument(
+            parser=store_path, metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or one run's folder."
+        ),
     ] = Path("runs"),
     training: Annotated[
         bool,

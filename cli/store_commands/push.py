@@ -25,7 +25,10 @@ TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
 
 def push(
     store: StoreArgument,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], file://PATH or a folder.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], s3://BUCKET/PREFIX, file://PATH or a folder."),
+    ],
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on: push events as they are written, and new runs. Ctrl-C ends it.")
     ] = False,
@@ -39,7 +42,7 @@ def push(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring runs to a server or another folder, and prove that both logs are equal.
+    """Bring runs to a server, another folder or object storage, and prove that both logs are equal.
 
     STORE is a folder of runs, or one run's folder. Only what the target lacks is sent, so a push may be interrupted and
     repeated. At the end of a run both ends are sealed, and the digests of their logs are compared.

@@ -20,7 +20,10 @@ _PART_ROWS: Final = 1000
 
 def query(
     store: Annotated[
-        Path, typer.Argument(parser=store_path, metavar="STORE", help="Folder of runs, or one run's folder.")
+        Path,
+        typer.Argument(
+            parser=store_path, metavar="STORE", help="Folder of runs, one run's folder, or s3://BUCKET/PREFIX."
+        ),
     ],
     sql: Annotated[
         str, typer.Argument(metavar="SQL", show_default=False, help="One read-only SQL statement over the views.")

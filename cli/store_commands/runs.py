@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from ...store.objects.access import address_of
 from ...store.plural import counted
 from ...store.reading.catalog import Newest
 from ...store.reading.diagnosis import is_run_folder
@@ -30,8 +31,9 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the newest runs of a store, oldest first."""
+    name = address_of(store)
     if store.is_dir() and is_run_folder(store) and not as_json:
-        say(f"{store} is one run: 'steptape show {store}' shows it")
+        say(f"{name} is one run: 'steptape show {name}' shows it")
         return
     opened = open_store(store)
     count = _SHOWN if limit is None else limit
@@ -48,9 +50,9 @@ def runs(
         headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
         print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
     elif found.total:
-        say(f"{store} has {counted(found.total, 'run')}: {counted(-(-found.total // count), 'page')} of {count}")
+        say(f"{name} has {counted(found.total, 'run')}: {counted(-(-found.total // count), 'page')} of {count}")
     else:
-        say(f"no runs in {store}: 'steptape import' adds those of other tools, and 'steptape demo {store}' makes some")
+        say(f"no runs in {name}: 'steptape import' adds those of other tools, and 'steptape demo {name}' makes some")
     if found.total > page * count and not (as_json and limit is None):
         older = found.total - page * count
         complain(f"{counted(older, 'older run')}: --page {page + 1} lists the next, --limit {found.total} all")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import DamagedLog, UnsupportedVersion
+from ..objects.access import fetch, is_live
 from ..run_folder import read_file
 from .checksum import FRAME
 from .format import MAGIC, PREAMBLE, RECEIVED, VERSION, VERSIONS
@@ -36,7 +37,11 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
         DamagedLog: The file is not a journal, or is larger than ``MOST_SEGMENT_BYTES``.
         UnsupportedVersion: A newer steptape wrote it.
     """
-    data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
+    try:
+        data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
+    except FileNotFoundError:
+        fetch([path])
+        data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
     # A power loss leaves zeros where the file's length was durable and its content was not.
     if len(data) < PREAMBLE.size or not any(data[: PREAMBLE.size]):
         return Segment(torn_bytes=len(data))
@@ -65,6 +70,9 @@ def is_sound(segment: Segment) -> bool:
 
 def is_being_written(path: Path) -> bool:
     """Whether a live process holds the segment. False when the file is gone."""
+    is_live_there = is_live(path.parent)
+    if is_live_there is not None:
+        return is_live_there
     try:
         with idle(path) as is_idle:
             return not is_idle

@@ -96,17 +96,23 @@ def read_digests(folder: Path) -> Digests:
     Raises:
         DamagedLog: The file exists and is malformed.
     """
+    try:
+        return digests_of(read_file(folder, DIGESTS_JSON), folder)
+    except FileNotFoundError:
+        return Digests()
+
+
+def digests_of(content: bytes, folder: Path) -> Digests:
+    """Parse the content of a run's ``digests.json``. Raises as ``read_digests``."""
     path = folder / DIGESTS_JSON
     try:
-        document = json.loads(read_file(folder, DIGESTS_JSON))
+        document = json.loads(content)
         if document["format"] > FORMAT:
             return Digests()
         return Digests(
             {(log["attempt"], log["rank"]): _log_digest_from(log) for log in document["logs"]},
             {entry["attempt"]: entry["sha256"] for entry in document["attempts"]},
         )
-    except FileNotFoundError:
-        return Digests()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedLog(f"not valid digests ({error!r})", where=str(path)) from None
 

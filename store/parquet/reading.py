@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import DamagedLog
+from ..objects.access import fetch
 from .schemas import (
     ATTRS_FIELD,
     CODE,
@@ -176,12 +177,20 @@ def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
         # By its path, pyarrow looks for the file system first, and takes half as long again for a small file.
         # Reading ahead is for storage far away: for a local file it costs a tenth of the time.
         settings = {"page_checksum_verification": True, "pre_buffer": False, **options}
-        with pa.OSFile(str(path)) as source, pq.ParquetFile(source, **settings) as file:
+        with _source(path) as source, pq.ParquetFile(source, **settings) as file:
             yield file
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged name.
         raise DamagedLog(f"not a complete Parquet file ({error})", where=str(path)) from None
+
+
+def _source(path: Path) -> pa.OSFile:
+    try:
+        return pa.OSFile(str(path))
+    except FileNotFoundError:
+        fetch([path])
+        return pa.OSFile(str(path))
 
 
 def _require_columns(columns: pa.Schema, present: Collection[str], path: Path) -> None:

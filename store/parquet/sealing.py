@@ -31,6 +31,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from ..cache.mirrored import require_writable
 from ..columns import Columns, read_columns, write_columns
 from ..errors import TelemetryError
 from ..host import is_of_this_machine
@@ -89,8 +90,10 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 
     Raises:
         NotARun: The folder is not a run.
+        ReadOnlyStore: The run is in object storage.
         DamagedLog: A segment is not a journal, or something is not a regular file; it is left unchanged.
     """
+    require_writable(folder.parent, folder.name)
     info = read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:

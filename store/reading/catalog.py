@@ -17,8 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ..errors import NotARun, TelemetryError
+from ..errors import NotARun, StoreAway, TelemetryError
 from ..garbage import collection_paused
+from ..objects.access import refresh
 from ..run_folder import RUN_ID, run_names
 from .catalog_file import CatalogRows, read_catalog, write_catalog
 from .entry import Entry, finished_entry, read_entry
@@ -119,6 +120,7 @@ class Catalog:
         self._path = path
         self._settled: dict[str, Entry] = {}
         self._listed: tuple[int, list[str]] | None = None
+        self._damaged: list[_Problem] = []
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
         self._first_look: Look | None = None
@@ -134,6 +136,7 @@ class Catalog:
 
     def _candidates(self) -> list[str]:
         """Names of folders that may be runs, sorted; listed again only when the store's folder changes."""
+        self._damaged = refresh(self._path)
         changed_ns = os.stat(self._path).st_mtime_ns
         if self._listed is not None and self._listed[0] == changed_ns:
             return self._listed[1]
@@ -234,7 +237,7 @@ class Catalog:
             is_checked: Whether the stamps of settled runs are compared with their folders.
         """
         entries: dict[str, Entry] = {}
-        problems: list[_Problem] = []
+        problems = list(self._damaged)
         for name in names:
             entry = None if is_checked else self._settled.get(name)
             entry = entry or self._read(name, problems)
@@ -349,7 +352,7 @@ class Catalog:
         """Run the next scan and release the lock that the caller acquired for it."""
         try:
             self._last = self._timed_look()
-        except OSError:
+        except (OSError, StoreAway):
             pass  # The store cannot be listed now; a caller gets the error once the last scan is too old.
         finally:
             self._looking.release()

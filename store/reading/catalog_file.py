@@ -17,11 +17,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..cache.user_cache import cache_folder
 from ..garbage import collection_paused
 from .entry import Entry
 from .summary import RUNS_SCHEMA
 from .summary_row import RunSummary
-from .user_cache import cache_folder
 
 #: The first bytes of a file. Count up whenever an unchanged folder would yield another row.
 _MAGIC: Final = b"steptape catalog 1\n"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from ..cache.mirrored import require_writable
 from ..errors import TelemetryError
 from .catalog import Entry
 from .snapshot import read_snapshot
@@ -40,8 +41,10 @@ def delete_run(folder: Path) -> None:
 
     Raises:
         NotARun: The folder is not a run.
+        ReadOnlyStore: The run is in object storage.
         TelemetryError: A process is writing to it, or it cannot be deleted.
     """
+    require_writable(folder.parent, folder.name)
     if read_snapshot(folder).is_live:
         raise TelemetryError("a process is writing to this run", where=str(folder), fix="End the run first")
     doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")

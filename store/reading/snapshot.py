@@ -17,6 +17,7 @@ from ..errors import RunChanging
 from ..events import ENVELOPE, Event
 from ..journal.reading import Segment, is_being_written, read_segment
 from ..lineage import Lineage, lineage_of
+from ..objects.access import fetch, freshen
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.from_journal import Tail
 from ..parquet.long_values import LongRows
@@ -227,6 +228,7 @@ def retrying(read: Callable[[], _Result]) -> _Result:
 
 
 def _read_snapshot(folder: Path) -> Snapshot:
+    freshen(folder)
     listing = list_files(folder)
     listing.require_files()
     # Liveness before run.json: a writer releases its journal only after it has recorded how it ended.
@@ -238,6 +240,7 @@ def _read_snapshot(folder: Path) -> Snapshot:
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     if not listing.journals:
         return _without_tail(folder, info, listing, read_columns(folder), is_live=is_live)
+    fetch(journal.path for journal in listing.journals)
     segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
 
     def tail_of(table: str) -> Tail:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..columns import Columns
 from ..events import CUSTOM, LOOP_KINDS
+from ..objects.access import fetch
 from ..parquet.schemas import EVENT_FIELDS
 from ..reading.snapshot import Snapshot
 from .sql_text import parquet_source, path_pattern, quoted_name, text_list, text_literal
@@ -87,10 +88,11 @@ def connect_to(
     import duckdb  # Takes 50 ms to load, and a server runs its queries in separate processes.
 
     wanted = SOURCES.keys() if views is None else views
+    paths = [file.path for table, view in _VIEW_OF_FILES.items() if view in wanted for file in runs.files(table)]
+    fetch(paths)
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
         _create_views(connection, runs, wanted, exposed)
-    paths = [file.path for table, view in _VIEW_OF_FILES.items() if view in wanted for file in runs.files(table)]
     # DuckDB checks the pattern when it plans a statement, the path when it opens the file.
     allowed = sorted({str(path) for path in paths} | {path_pattern(path) for path in paths})
     connection.execute("SET memory_limit = ?", [memory_limit])

@@ -12,27 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from object_storage import KEYS, Place
 from waiting import PATIENCE_S, until
 
-from steptape import Policy, TelemetryError, backtest, open_store, sweep
+from api_serving import PATIENT, served
+from steptape import Policy, Recorder, TelemetryError, backtest, open_store, sweep
 from steptape.importers.discovery import find_sources
 from steptape.importers.importing import State, import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
+from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.choosing.certifying import certify
 from steptape.replay.choosing.risks import risk_of
 from steptape.replay.ray_pool import RETRIES, RayPool
 from steptape.replay.run_pool import Progress
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.shipping.store_push import Backoff, RunPushed, push_once
+from steptape.shipping.target import target_of
 from steptape.store.events import Event
 from steptape.store.run import Run
 
 ray: Any = pytest.importorskip("ray", reason="needs Ray: pip install 'steptape[ray]'")
 
 RUNS = 12
-#: What this module imports is found on the nodes, too.
-_PATH = {"PYTHONPATH": str(Path(__file__).parents[1])}
+#: What this module imports is found on the nodes, too, and so are the credentials of the bucket.
+_PATH = {"PYTHONPATH": str(Path(__file__).parents[1]), **KEYS}
 
 
 class Nodes:
@@ -283,6 +288,59 @@ print(all("py_modules" in path for _, path, _ in found))
     assert done.stdout.endswith("True 40 True\nTrue\n"), done.stderr
 
 
+def pushed(source: Path, address: str) -> None:
+    """Push a store."""
+    outcomes: list[RunPushed] = []
+    push_once(source, target_of(address), outcomes.append, Backoff(print, PATIENCE_S))
+    assert {(outcome.refused, outcome.uncompared) for outcome in outcomes} == {("", "")}
+
+
+def backtested_while_a_node_is_killed(nodes: Nodes, policy: Policy, address: str, cache: Path) -> Backtest:
+    """Backtest a store on two nodes. The second has its own cache, and is killed once it has read from the bucket."""
+    nodes.kill_second()
+    nodes.add(STEPTAPE_CACHE=str(cache))
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done == 1:
+            until(lambda: any(cache.glob("objects/parts/*")))
+            nodes.kill_second()
+
+    return backtest(policy, open_store(address), pool=RayPool(nodes.address), on_progress=on_progress)
+
+
+def test_each_node_reads_object_storage_into_its_own_cache(
+    nodes: Nodes, policy: Policy, store: Path, bucket: Place, tmp_path: Path
+) -> None:
+    """The report is the one of the folder, also where a node is killed."""
+    pushed(store, bucket.address)
+    there = backtested_while_a_node_is_killed(nodes, policy, bucket.address, tmp_path / "node")
+
+    assert there == backtest(policy, open_store(store))
+
+
+def test_a_run_is_the_same_through_a_server_and_object_storage_on_a_cluster(
+    nodes: Nodes, policy: Policy, bucket: Place, tmp_path: Path
+) -> None:
+    """Recorded at A, pushed to a server, sealed there, pushed on to a bucket, backtested from there."""
+    for number in range(8):
+        with Recorder(tmp_path / "a", run_id=f"run-{number}", quiet=True) as rec:
+            for step in range(1, 30):
+                rec.step(loss=3.0 if step == 10 + number else 1.0 / step)
+                if step % 5 == 0:
+                    rec.evaluate(eval_loss=1.0 / step + number)
+    (tmp_path / "b").mkdir()
+    with served(tmp_path / "b", limits=PATIENT) as client:
+        pushed(tmp_path / "a", str(client.base_url))
+    pushed(tmp_path / "b", bucket.address)
+    here = backtest(policy, open_store(tmp_path / "a"))
+    there = backtested_while_a_node_is_killed(nodes, policy, bucket.address, tmp_path / "node")
+    digests = [{run.run_id: run.log_digest for run in open_store(tmp_path / name)} for name in ("a", "b")]
+
+    assert there == here
+    assert there.runs_frame().equals(here.runs_frame())
+    assert {run.run_id: run.log_digest for run in open_store(bucket.address)} == digests[0] == digests[1]
+
+
 INTERRUPTED = """
 import os, sys, time
 from pathlib import Path
@@ -325,6 +383,8 @@ from steptape import backtest, open_store
 from steptape.replay.ray_pool import RayPool
 from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.shipping.store_push import Backoff, RunPushed, push_once
+from steptape.shipping.target import target_of
 from steptape.rules.policy_file.registration import register_metric
 
 @register_metric

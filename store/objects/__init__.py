@@ -1,0 +1,1 @@
+"""Reads stores in object storage: manifests and parts in a bucket, mirrored into the user's cache."""

@@ -1,0 +1,178 @@
+"""Encodes and checks manifests. A manifest is the one mutable object of a run in object storage.
+
+It holds the run's small files, and names the immutable parts that its log consists of: Parquet files and, while the run
+grows, chunks. FORMAT.md defines it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ..annotations import ANNOTATIONS
+from ..errors import DamagedLog, UnsupportedVersion
+from ..run_folder import COLUMNS_JSON, MOST_SMALL_BYTES, RUN_ID, RUN_JSON, Listing, is_journal, is_sealed, listing_of
+
+FORMAT: Final = 1
+
+#: The small files that a manifest may hold, in the order in which a reader may get them.
+SMALL_FILES: Final = (COLUMNS_JSON, "digests.json", ANNOTATIONS, RUN_JSON)
+
+#: Where manifests and parts lie below the prefix of a store.
+MANIFESTS: Final = "runs/"
+PARTS: Final = "parts/"
+
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_MOST_INT64: Final = 2**63 - 1
+
+
+class LogPart(NamedTuple):
+    """An immutable part of a run's log.
+
+    Attributes:
+        name: Its file name in a run's folder.
+        sha256: Digest of its content, in hexadecimal.
+        size_bytes: Its size.
+        next_seq: The ``seq`` after its last event, if it is a chunk; 0 for a Parquet file, whose name has it.
+    """
+
+    name: str
+    sha256: str
+    size_bytes: int
+    next_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a manifest.
+
+    Attributes:
+        run_id: The run.
+        files: The content of its small files.
+        parts: The parts of its log.
+        live: The streams, as (attempt, rank), that have a writer.
+        beat: Counts the signs of life of a run without new events.
+    """
+
+    run_id: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    parts: tuple[LogPart, ...] = ()
+    live: frozenset[tuple[int, int]] = frozenset()
+    beat: int = 0
+
+    @property
+    def listing(self) -> Listing:
+        """Its parts as the files of a folder. Their paths are names."""
+        return _listing(part.name for part in self.parts)
+
+    def next_seq(self, stream: tuple[int, int]) -> int:
+        """Return the ``seq`` of the next event of a stream that it lacks."""
+        listing = self.listing
+        names = {journal.path.name for journal in listing.journals if journal[1:3] == stream}
+        ends = [part.next_seq for part in self.parts if part.name in names]
+        return max([listing.sealed_until("events", *stream), *ends])
+
+    def to_json(self) -> bytes:
+        """Encode it."""
+        document = {
+            "format": FORMAT,
+            "run_id": self.run_id,
+            "beat": self.beat,
+            "live": [{"attempt": attempt, "rank": rank} for attempt, rank in sorted(self.live)],
+            "parts": [_part_json(part) for part in self.parts],
+            "files": dict(self.files),
+        }
+        return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def manifest_key(run_id: str) -> str:
+    """Return the key of a run's manifest, below the prefix."""
+    return f"{MANIFESTS}{run_id}.json"
+
+
+def part_key(run_id: str, name: str, sha256: str) -> str:
+    """Return the key of a part, below the prefix. It holds the digest: a key has the same content for good."""
+    return f"{PARTS}{run_id}/{sha256}/{name}"
+
+
+def part_in(key: str) -> tuple[str, str]:
+    """Return the name and the digest of a part from its key; empty texts if it is no such key."""
+    *_, sha256, name = ["", "", *key.split("/")]
+    return (name, sha256) if _SHA256.fullmatch(sha256) and (is_journal(name) or is_sealed(name)) else ("", "")
+
+
+def run_id_in(key: str) -> str | None:
+    """Return the run of a manifest's key below the prefix; None if it is no manifest."""
+    name = key.removeprefix(MANIFESTS).removesuffix(".json")
+    return name if manifest_key(name) == key and RUN_ID.fullmatch(name) else None
+
+
+def is_redundant(name: str, manifest: Manifest) -> bool:
+    """Whether Parquet files of a manifest hold everything that a part of this name can hold."""
+    own, listing = _listing([name]), manifest.listing
+    if own.journals:
+        _, attempt, rank, first = own.journals[0]
+        return first < listing.sealed_until("events", attempt, rank)
+    (file,) = own.sealed
+    return any(other.holds(file) or other.path == file.path for other in listing.sealed)
+
+
+def manifest_of(content: bytes, run_id: str) -> Manifest:
+    """Parse a manifest. Trusts no name, number or digest in it.
+
+    Raises:
+        DamagedLog: It is not the manifest of this run.
+        UnsupportedVersion: A newer steptape wrote it.
+    """
+    try:
+        document = json.loads(content)
+        version = document["format"]
+        if type(version) is int and version > FORMAT:
+            what = f"manifest format {version}; this steptape reads formats up to {FORMAT}"
+            raise UnsupportedVersion(what, where=run_id, fix="Upgrade steptape")
+        if version != FORMAT or document["run_id"] != run_id:
+            raise ValueError("it has another format, or belongs to another run")
+        parts = tuple(_part_of(entry) for entry in document["parts"])
+        files = {name: _text(document["files"][name]) for name in SMALL_FILES if name in document["files"]}
+        live = frozenset((_number(entry["attempt"]), _number(entry["rank"])) for entry in document["live"])
+        if len({part.name for part in parts}) < len(parts):
+            raise ValueError("it names a part twice")
+        return Manifest(run_id, files, parts, live, _number(document["beat"]))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"the run's manifest cannot be read ({type(error).__name__}: {error})"
+        raise DamagedLog(what, where=run_id, fix="Delete it, and push the run again") from None
+
+
+def _part_json(part: LogPart) -> dict[str, Any]:
+    document = part._asdict()
+    return document if is_journal(part.name) else {key: document[key] for key in document if key != "next_seq"}
+
+
+def _part_of(entry: Mapping[str, Any]) -> LogPart:
+    name, sha256 = entry["name"], entry["sha256"]
+    if not isinstance(name, str) or not (is_journal(name) or is_sealed(name)):
+        raise ValueError(f"{name!r} is not the name of a part")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"the digest of {name} is none")
+    return LogPart(name, sha256, _number(entry["size_bytes"]), _number(entry["next_seq"]) if is_journal(name) else 0)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_INT64:
+        raise ValueError(f"{value!r} is not a number of events or bytes")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MOST_SMALL_BYTES:
+        raise ValueError("a file is not a text, or too large")
+    value.encode()
+    return value
+
+
+def _listing(names: Iterable[str]) -> Listing:
+    return listing_of(Path(), names)
