@@ -247,7 +247,7 @@ def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: boo
 
 
 def _is_silent(result: Backtest) -> bool:
-    return bool(result.results) and not aggregate(result)["fired"]
+    return bool(result.results) and not any(one.fired for one in result.results)
 
 
 def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
@@ -261,13 +261,14 @@ def _print(result: Backtest, choice: HowChosen) -> None:
     printed = _print_answer(result, answer)
     if answer.arm is not Arm.CANNOT_JUDGE:
         printed += _print_runs(result)
-    lines = summary_lines(result)
+    total = aggregate(result)
+    lines = summary_lines(result, total)
     verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
     for line in [*verdict, ""]:
         say(line)
     is_whole = bool(result.baselines or result.coverage)
     printed += lines_of([*verdict, ""])
-    families = family_rows(aggregate(result))
+    families = family_rows(total)
     needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
     if families and (is_whole or printed + needed < SCREEN_LINES):
         print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
