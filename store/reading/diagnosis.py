@@ -24,7 +24,7 @@ from ..journal.reading import is_being_written, read_segment
 from ..parquet.column_digests import ColumnDigest
 from ..parquet.digests import Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.reading import read_parquet, row_groups_of
-from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, list_files
+from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
 from ..run_info import RunInfo, read_run_info
 from .folder_content import NOT_THERE, stamp_of
 from .snapshot import Snapshot, read_snapshot, retrying
@@ -159,8 +159,12 @@ def is_run_folder(folder: Path) -> bool:
     """Whether the folder holds a run or files of one whose ``run.json`` is gone, or cannot be examined."""
     if stamp_of(folder)[1] != NOT_THERE:
         return True
-    listing = list_files(folder)
-    return bool(listing.sealed or listing.journals or listing.irregular)
+    try:
+        return any(is_journal(name) or is_sealed(name) for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _has_just_ended(info: RunInfo) -> bool:
