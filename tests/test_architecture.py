@@ -295,6 +295,7 @@ PUBLIC: dict[str, set[str]] = {
         "sweeps/variants",
     },
     "api": {
+        "logs",
         "server",
     },
     "cli": {
