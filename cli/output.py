@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from datetime import date, datetime, time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from ..replay.run_pool import Progress
 from ..store.event_json import encoded
 from .streams import print_line, showable
+
+if TYPE_CHECKING:
+    from ..replay.run_pool import Progress
 
 #: Tables are as wide as their content: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from ..store.annotations import annotations_in, append_annotation, read_annotati
 from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
-from ..store.parquet.digests import DIGESTS_JSON, Digests, read_digests
+from ..store.parquet.digests import DIGESTS_JSON, read_digests
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
@@ -322,7 +322,7 @@ def _forget_digest(folder: Path, stream: Stream) -> None:
     kept = read_digests(folder)
     if stream in kept.logs:
         logs = {other: digest for other, digest in kept.logs.items() if other != stream}
-        replace_file(folder / DIGESTS_JSON, Digests(logs, kept.attempts).to_json())
+        replace_file(folder / DIGESTS_JSON, replace(kept, logs=logs).to_json())
 
 
 def _add_notes(folder: Path, lines: Collection[str]) -> None:

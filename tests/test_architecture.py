@@ -302,6 +302,7 @@ PUBLIC: dict[str, set[str]] = {
         "sweeps/variants",
     },
     "api": {
+        "logs",
         "server",
     },
     "cli": {

@@ -49,10 +49,13 @@ from ...store.objects.access import address_of
 from ...store.run import Run
 from ...store.store import open_store
 from ..imports import imported_history
-from ..lookup import complain_of, params_of, policy_named, runs_chosen
-from ..options import (
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import print_json, print_table, reading_runs, say
+from ..output_file import check_output, output_file
+from ..policy_lookup import params_of, policy_named
+from ..policy_options import (
     FamilyOption,
-    JsonOption,
     ModeOption,
     NoCacheOption,
     ObjectiveOption,
@@ -61,15 +64,12 @@ from ..options import (
     RenameOption,
     SavesOption,
     SetOption,
-    StoreOption,
     objectives_of,
     processes_for,
     ray_pool,
     renames_of,
     user_cache,
 )
-from ..output import print_json, print_table, reading_runs, say
-from ..output_file import check_output, output_file
 from ..streams import complain
 
 #: Prefix of a baseline's name in place of a policy.
