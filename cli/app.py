@@ -50,7 +50,7 @@ SUMMARIES: Final = {
     "query": "Run read-only SQL over a store.",
     "export": "Write a run's events as JSON lines, CSV or Parquet.",
     "seal": "Convert the journals of ended runs to Parquet.",
-    "push": "Bring runs to a server or another folder, and prove that both logs are equal.",
+    "push": "Bring runs to a server, another folder or object storage, and prove that both logs are equal.",
     "delete": "Delete runs by name, by age, or all but the newest.",
     "retain": "Say which checkpoints and runs a keep file lets go, and delete them with --apply.",
     "doctor": "Find damage in a store or a run, and print what to do about it.",
