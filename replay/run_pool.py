@@ -13,11 +13,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ..rules.policy_file.policy import Policy
+from ..store.cache.mirrored import is_mirror
 from ..store.errors import TelemetryError
+from ..store.objects.access import fetching_ahead
 from ..store.processes.limits import end_with_parent
 from ..store.run import Run
 
@@ -150,11 +153,12 @@ class RunPool:
             answers = self._in_processes(function, asked)
         else:
             answers = self._here(function, asked)
-        for answer in answers:
-            self._done += 1
-            if self._on_progress is not None:
-                self._on_progress(Progress(self._done, self._total))
-            yield answer
+        with fetching_ahead([] if self._given is not None else _mirrored(asked)):
+            for answer in answers:
+                self._done += 1
+                if self._on_progress is not None:
+                    self._on_progress(Progress(self._done, self._total))
+                yield answer
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:
@@ -188,6 +192,18 @@ class RunPool:
         future = self._pool.submit(_called, payload, one)
         self._children |= frozenset(multiprocessing.active_children()) - before
         return future
+
+
+def folders_in(asked: Iterable[object]) -> list[Path]:
+    """Return the folders of the runs that arguments are, or hold in a tuple."""
+    parts = (part for one in asked for part in (one if isinstance(one, tuple) else (one,)))
+    return [part.folder for part in parts if isinstance(part, Run)]
+
+
+def _mirrored(asked: Iterable[object]) -> list[Path]:
+    """Return the folders of the runs if the first is in object storage: arguments of other stores may be made late."""
+    first = folders_in(itertools.islice(asked, 1))
+    return folders_in(asked) if first and is_mirror(first[0].parent) else []
 
 
 @contextmanager

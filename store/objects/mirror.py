@@ -46,6 +46,9 @@ _PAUSE_S: Final = 0.1
 MIRROR_JSON: Final = ".mirror.json"
 _STATE: Final = ".manifest.json"
 
+#: Beginnings of the names of parts that hold events.
+_LOGS: Final = ("events-", "metrics-", "journal-")
+
 #: Slashes in ``s3://BUCKET``.
 _LEAST_SLASHES: Final = 2
 _INDEX: Final = ".index.json"
@@ -174,6 +177,15 @@ class Mirror:
         elif missing:
             with ThreadPoolExecutor(CONNECTIONS) as threads:
                 list(threads.map(self._fetch_one, missing))
+
+    def fetch_logs(self, run_ids: Iterable[str]) -> None:
+        """Fetch the events of runs. What cannot be fetched now is left to those who read it."""
+        paths: list[Path] = []
+        for folder in (self.folder / run_id for run_id in run_ids):
+            with contextlib.suppress(OSError):
+                paths += [folder / name for name in os.listdir(folder) if name.startswith(_LOGS)]
+        with contextlib.suppress(TelemetryError, FileNotFoundError):
+            self.fetch(paths)
 
     def _fetch_one(self, path: Path) -> None:
         target = os.readlink(path)
