@@ -1,7 +1,7 @@
 """Maps functions over runs on a Ray cluster. Results keep the order of the runs, as in ``RunPool``.
 
 A task holds a block of runs. Ray repeats the tasks of lost workers and nodes. Function and runs travel as pickles:
-policies are parsed again. Runs are read from a disk that all nodes share, or each node fetches them from object storage.
+policies are parsed again. Runs come from a disk that all nodes share, or each node fetches them from object storage.
 """
 
 from __future__ import annotations
