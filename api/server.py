@@ -18,6 +18,7 @@ from ..store.garbage import collection_paused
 from ..store.objects.access import address_of
 from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS
+from .logs import LogFormat, LogLevel, write_log
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
 from .workers.store_sealing import sealing_store
 
@@ -38,6 +39,8 @@ def serve(
     policies_path: str | Path | None = None,
     quota_bytes: int | None = None,
     root_path: str = "",
+    log_level: LogLevel = LogLevel.WARNING,
+    log_format: LogFormat = LogFormat.TEXT,
 ) -> None:
     """Serve a store over HTTP; return when interrupted. Writes the address to stderr, nothing to stdout.
 
@@ -53,11 +56,14 @@ def serve(
         policies_path: A folder of rule files that clients can name.
         quota_bytes: Most bytes of the runs that one token pushes; a terabyte if not given.
         root_path: The path under which a reverse proxy serves the pages; empty without one.
+        log_level: The least serious records of the log on stderr. Requests are of level ``info``.
+        log_format: Whether a record is a line of text or a JSON object.
 
     Raises:
         StoreNotFound: There is no such folder.
         TelemetryError: Tokens are wrong or missing, or the port is unavailable.
     """
+    write_log(log_level, log_format)
     tokens = _tokens(tokens_path, host)
     # These imports make many objects that all stay: garbage collection would find nothing.
     with collection_paused():

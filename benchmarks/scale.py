@@ -27,11 +27,10 @@ from pathlib import Path
 from backtest import write_runs
 
 from steptape import backtest, load_policy, open_store
-from steptape.replay.backtests.backtesting import Backtest
-from steptape.replay.backtests.backtesting import _Facts as Facts
+from steptape.replay.backtests.backtesting import Backtest, Request
+from steptape.replay.backtests.backtesting import _Judge as Judge
 from steptape.replay.ray_pool import RayPool
 from steptape.replay.run_pool import Pool, RunPool
-from steptape.replay.runs.run_result import DEFAULT_SETTINGS
 
 #: Arguments of the empty function.
 EMPTY = 2_000
@@ -86,11 +85,11 @@ def print_overhead(name: str, make: Callable[[], Pool]) -> None:
 
 def print_bytes(store: Path, policy: str) -> None:
     """Print the bytes that travel for a run, in blocks of one and of a hundred."""
-    asked = Facts(load_policy(policy), DEFAULT_SETTINGS, None)
     runs = [*open_store(store)][:100]
-    facts = [asked(run) for run in runs]
+    asked = Judge.of(Request(load_policy(policy), tuple(runs)))
+    judged = [asked(run) for run in runs]
     sizes = {f"run_bytes_of_{count}": len(pickle.dumps(runs[:count])) // count for count in (1, len(runs))}
-    answers = {f"facts_bytes_of_{count}": len(pickle.dumps(facts[:count])) // count for count in (1, len(runs))}
+    answers = {f"result_bytes_of_{count}": len(pickle.dumps(judged[:count])) // count for count in (1, len(runs))}
     print_line(function_bytes=len(pickle.dumps(asked)), **sizes, **answers)
 
 

@@ -16,8 +16,8 @@ from ..store.errors import TelemetryError
 from ..store.reading.deletion import delete_run
 from ..store.run import Run
 from ..store.store import open_run
-from .options import user_cache
 from .output import messages_on_stderr, progress
+from .policy_options import user_cache
 from .streams import complain
 
 #: The store in the user's cache that holds logs imported by ``--history``.

@@ -1,8 +1,7 @@
-"""Resolves what command lines name: policies, runs, streams of events, ages."""
+"""Resolves what command lines name: runs, streams of events, ages."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ from typing import Final
 
 import typer
 
-from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.policy import Policy, load_policy, policy_path
 from ..store.errors import RunNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
@@ -30,46 +27,6 @@ _SUGGESTED: Final = 3
 #: Maximum number of older runs of one name, and of ids, to list.
 _OLDER_NAMED: Final = 5
 _IDS_NAMED: Final = 10
-
-
-def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
-    """Load the policy of this name, with some params replaced by ``PARAM=VALUE`` settings."""
-    return load_policy(openable(policy_path(name)), params=params_of(settings))
-
-
-def openable(path: Path) -> Path:
-    """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
-
-    Raises:
-        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
-    """
-    if not os.access(existing(path), os.R_OK):
-        raise TelemetryError("cannot be read (permission denied)", where=str(path))
-    return path
-
-
-def params_of(settings: Iterable[str] | None) -> dict[str, float | int | bool | str]:
-    """Parse ``PARAM=VALUE`` settings into params by name."""
-    return dict(_setting(setting) for setting in settings or ())
-
-
-def _setting(setting: str) -> tuple[str, float | int | bool | str]:
-    name, equals, text = setting.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"--set takes PARAM=VALUE; got {setting!r}")
-    return name, setting_value(text)
-
-
-def setting_value(text: str) -> float | int | bool | str:
-    """Parse the value of a param as written on a command line."""
-    if text in ("true", "false"):
-        return text == "true"
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
 
 
 def age(text: str) -> timedelta:
@@ -166,7 +123,7 @@ def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], 
     if store is None:
         raise typer.BadParameter("name a RUN, or give --store STORE")
     entries, problems = open_store(store).entries()
-    return [Run(entry.folder) for entry in entries], problems
+    return [Run.of_entry(entry) for entry in entries], problems
 
 
 def events_named(source: str, store: Path | None) -> Run | list[Event]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from datetime import date, datetime, time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -17,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from ..replay.run_pool import Progress
 from ..store.event_json import encoded
 from .streams import print_line, showable
+
+if TYPE_CHECKING:
+    from ..replay.run_pool import Progress
 
 #: Tables are as wide as their content: a cell is never cut or folded, in a terminal or in a pipe.
 TABLE_WIDTH: Final = 100_000
@@ -95,12 +97,12 @@ def _aligned(text: str, width: int, is_right: bool) -> str:
 
 def print_json(value: Any) -> None:
     """Print one line of strict JSON on stdout and flush: non-finite numbers by name, times in ISO 8601 (UTC)."""
-    print_line(json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text))
+    print_line(_strict_json(value))
 
 
 def print_json_lines(values: Iterable[Any]) -> None:
     """Print many lines of strict JSON, as ``print_json`` does, in parts."""
-    lines = (json.dumps(encoded(value), ensure_ascii=False, allow_nan=False, default=_json_text) for value in values)
+    lines = map(_strict_json, values)
     while part := list(itertools.islice(lines, _PART_LINES)):
         print_line("\n".join(part))
 
@@ -147,7 +149,22 @@ def reading_runs() -> Iterator[Callable[[Progress], None]]:
         yield lambda come: bar.update(task, completed=come.done, total=come.total)
 
 
-def _json_text(value: Any) -> str:
+def _strict_json(value: Any) -> str:
+    try:
+        return _dumps(value)
+    except (TypeError, ValueError):
+        # Only values with non-finite numbers are copied, because the copy takes longer than the text.
+        return _dumps(encoded(value))
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json_value)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value that JSON has no type for as one that it has."""
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, datetime):
         return value.isoformat() + ("" if value.tzinfo else "Z")
     if isinstance(value, bytes):

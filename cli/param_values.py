@@ -14,8 +14,9 @@ from ..rules.language.references import Param
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.run import Run
-from .lookup import complain_of, policy_named, runs_chosen, setting_value
+from .lookup import complain_of, runs_chosen
 from .output_file import check_output
+from .policy_lookup import policy_named, setting_value
 
 #: Maximum number of values in one range.
 _MAX_VALUES: Final = 10_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import AWAITED, BY_CALL, LATE_FOR, SAMPLES, SPAN, SYSTEM, VECTORS, Event
+from ..store.events import AWAITED, BY_CALL, LATE_FOR, LOST, SAMPLES, SPAN, SYSTEM, VECTORS, Event
 from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
@@ -536,7 +536,7 @@ class Tape:
         return written
 
     def _write_gap(self, step: int, epoch: float | None) -> None:
-        attrs = {"lost_events": self._gap, "first_error": self._gap_error}
+        attrs = {LOST: self._gap, "first_error": self._gap_error}
         self._append_note("gap", attrs, step, epoch)
         self._gap = 0
 

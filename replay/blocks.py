@@ -1,4 +1,4 @@
-"""Cuts a sequence into blocks for tasks elsewhere: each long enough to outweigh its overhead, short enough to share.
+"""Cuts a sequence into blocks for workers: each long enough to outweigh its overhead, short enough to share.
 
 Takes the arguments, and how long earlier blocks took. Returns the next block.
 """
@@ -6,9 +6,12 @@ Takes the arguments, and how long earlier blocks took. Returns the next block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Generic, TypeVar
 
+_Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 
 #: Seconds that a block should take. A task of Ray adds 1 to 5 ms, so a block of this length hides them.
@@ -56,3 +59,26 @@ class Blocks(Generic[_Asked]):
         """
         fitting = size * BLOCK_S / took_s if took_s > 0 else math.inf
         self._size = max(1, int(min(fitting, _GROWTH * size)))
+
+
+def timed_answers(function: Callable[[_Asked], _Answer], block: Sequence[_Asked]) -> tuple[list[_Answer], float]:
+    """Call a function with each argument of a block; return the results, and the seconds that they took.
+
+    Raises:
+        Exception: Whatever the function raises, with a note that names its argument.
+    """
+    answers, began_s = [], time.monotonic()
+    for one in block:
+        with named_in_errors(one):
+            answers.append(function(one))
+    return answers, time.monotonic() - began_s
+
+
+@contextmanager
+def named_in_errors(asked: object) -> Iterator[None]:
+    """Name the argument in any error that the block raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Raised for {asked!r}")
+        raise

@@ -55,7 +55,7 @@ class Cache:
             ask: Computes the result on a miss.
         """
         key = None if asked is None else key_of(run, asked, codec)
-        found: Any = None if key is None else self._read(key, codec)
+        found: Any = self._read(key, codec)
         if found is not None:
             answer: _Answer = found
             return answer, True
@@ -64,6 +64,14 @@ class Cache:
         if key is not None and asked is not None and key == key_of(run, asked, codec):
             self._write(key, codec, answer)
         return answer, False
+
+    def kept(self, run: Run, asked: tuple[object, ...] | None, codec: ValueCodec) -> Any:
+        """Return the kept result for a run; None on a miss.
+
+        Args:
+            run, asked, codec: As for ``answer``.
+        """
+        return self._read(None if asked is None else key_of(run, asked, codec), codec)
 
     def prune(self) -> None:
         """Delete the least recently used entries until the folder is within its limit."""
@@ -78,7 +86,9 @@ class Cache:
             total -= stat.st_size
             _drop(path)
 
-    def _read(self, key: str, codec: ValueCodec) -> Any:
+    def _read(self, key: str | None, codec: ValueCodec) -> Any:
+        if key is None:
+            return None
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -148,7 +158,7 @@ def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None
     digest = kept_log_digest(kept, listing_of(run.folder, [name for name, _, _ in files]))
     if not digest:
         return None
-    known_by = (code_digest(), sorted(codec.fields.items()), asked, digest, about, files)
+    known_by = (code_digest(), codec.layout, asked, digest, about, files)
     return hashlib.sha256(repr(known_by).encode("utf-8", "surrogatepass")).hexdigest()
 
 

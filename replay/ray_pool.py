@@ -11,7 +11,6 @@ import pickle
 import platform
 import shutil
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir
@@ -23,9 +22,9 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetch_logs
-from .blocks import Blocks
+from .blocks import Blocks, timed_answers
 from .cache import code_digest
-from .run_pool import folders_in, named_in_errors
+from .run_pool import folders_in
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -232,17 +231,17 @@ def _answers(job: tuple[bytes, bytes, str], block: bytes) -> tuple[list[Any], fl
     with ExitStack() as there:
         if Path(folder).is_dir():
             there.enter_context(chdir(folder))  # Paths may be relative to the folder of the caller.
-        call, answers = _loaded(registered, function), []
+        call = _loaded(registered, function)
+
+        def answer(one: Any) -> Any:
+            if not _is_seen(one):
+                where, fix = f"node {platform.node()}", "Keep the store on a disk that all nodes share"
+                raise UnseenRun("it does not see this run", where=where, got=one, fix=fix)
+            return call(one)
+
         asked = pickle.loads(block)
         fetch_logs(folders_in(asked))
-        began_s = time.monotonic()
-        for one in asked:
-            with named_in_errors(one):
-                if not _is_seen(one):
-                    where, fix = f"node {platform.node()}", "Keep the store on a disk that all nodes share"
-                    raise UnseenRun("it does not see this run", where=where, got=one, fix=fix)
-                answers.append(call(one))
-        return answers, time.monotonic() - began_s
+        return timed_answers(answer, asked)
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing
 import pickle
 import signal
@@ -23,12 +22,13 @@ from ..store.errors import TelemetryError
 from ..store.objects.access import fetching_ahead
 from ..store.processes.limits import end_with_parent
 from ..store.run import Run
+from .blocks import Blocks, named_in_errors, timed_answers
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 
-#: Results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
-_AHEAD: Final = 4
+#: Blocks of results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
+_AHEAD: Final = 2
 
 
 class Progress(NamedTuple):
@@ -90,6 +90,10 @@ class Pool(Protocol):
         ...
 
 
+def _nothing_known(_: object) -> None:
+    return None
+
+
 class RunPool:
     """Reads runs in this process or in a pool of worker processes. Successive passes over the runs share the pool.
 
@@ -136,29 +140,52 @@ class RunPool:
         """Add to the expected number of reads; a negative number corrects an earlier call."""
         self._total += reads
 
-    def mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
+    def mapped(
+        self,
+        function: Callable[[_Asked], _Answer],
+        asked: Sequence[_Asked],
+        known: Callable[[_Asked], _Answer | None] = _nothing_known,
+    ) -> Iterator[_Answer]:
         """Yield the results in order, each as soon as it and all earlier ones are ready.
 
         Args:
             function: The function to map; with several processes, it and its results must be picklable.
             asked: Its arguments. Each counts as one read.
+            known: Returns a result that needs no worker, or None. It is asked here until it first returns None: where
+                all results are known, no process is started.
 
         Raises:
             TelemetryError: A process was lost.
             Exception: Whatever the function raises, with a note that names its argument.
         """
-        if self._given is not None:
-            answers = self._given.mapped(function, asked)
-        elif self._processes > 1 and len(asked) > 1:
-            answers = self._in_processes(function, asked)
+        for answer in self._mapped(function, asked, known):
+            self._done += 1
+            if self._on_progress is not None:
+                self._on_progress(Progress(self._done, self._total))
+            yield answer
+
+    def _mapped(
+        self,
+        function: Callable[[_Asked], _Answer],
+        asked: Sequence[_Asked],
+        known: Callable[[_Asked], _Answer | None],
+    ) -> Iterator[_Answer]:
+        for count, one in enumerate(asked):
+            answer = known(one)
+            if answer is None:
+                rest = asked[count:]
+                break
+            yield answer
         else:
-            answers = self._here(function, asked)
-        with fetching_ahead([] if self._given is not None else _mirrored(asked)):
-            for answer in answers:
-                self._done += 1
-                if self._on_progress is not None:
-                    self._on_progress(Progress(self._done, self._total))
-                yield answer
+            return
+        if self._given is not None:
+            yield from self._given.mapped(function, rest)
+            return
+        with fetching_ahead(_mirrored(rest)):
+            if self._processes > 1 and len(rest) > 1:
+                yield from self._in_processes(function, rest)
+            else:
+                yield from self._here(function, rest)
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:
@@ -167,29 +194,29 @@ class RunPool:
             yield answer
 
     def _in_processes(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
-        payload = pickle.dumps(function)
-        rest = iter(asked)
-        waiting: deque[tuple[_Asked, Future[_Answer]]] = deque()
-        for one in itertools.islice(rest, self._processes * _AHEAD):
-            waiting.append((one, self._submitted(payload, one)))
-        while waiting:
-            one, future = waiting.popleft()
-            with named_in_errors(one):
-                answer = future.result()
-            waiting.extend((following, self._submitted(payload, following)) for following in itertools.islice(rest, 1))
-            yield answer
+        payload, blocks = pickle.dumps(function), Blocks(asked)
+        waiting: deque[tuple[Sequence[_Asked], Future[tuple[list[_Answer], float]]]] = deque()
+        while waiting or not blocks.is_done:
+            while len(waiting) < self._processes * _AHEAD and not blocks.is_done:
+                block = blocks.take(self._processes)
+                waiting.append((block, self._submitted(payload, block)))
+            block, future = waiting.popleft()
+            with _lost_process_explained(block):
+                answers, took_s = future.result()
+            blocks.measure(len(block), took_s)
+            yield from answers
 
-    def _submitted(self, payload: bytes, one: object) -> Future[Any]:
+    def _submitted(self, payload: bytes, block: Sequence[object]) -> Future[Any]:
         if self._pool is None:
             # Not forked: DuckDB, Arrow and polars have threads of their own, and a fork never releases the locks they
             # hold.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_begin_worker)
         if len(self._children) == self._processes:
-            return self._pool.submit(_called, payload, one)
+            return self._pool.submit(_called, payload, block)
         # The pool starts a worker with a call, when no other one is idle.
         before = frozenset(multiprocessing.active_children())
-        future = self._pool.submit(_called, payload, one)
+        future = self._pool.submit(_called, payload, block)
         self._children |= frozenset(multiprocessing.active_children()) - before
         return future
 
@@ -207,16 +234,13 @@ def _mirrored(asked: Iterable[object]) -> list[Path]:
 
 
 @contextmanager
-def named_in_errors(asked: object) -> Iterator[None]:
-    """Name the argument in any error that the block raises."""
+def _lost_process_explained(block: Sequence[object]) -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
+        where = f"{block[0]!r}" + (f" to {block[-1]!r}" if len(block) > 1 else "")
         fix = "It may have run out of memory: use fewer processes"
-        raise TelemetryError("a process that reads runs ended unexpectedly", where=repr(asked), fix=fix) from error
-    except Exception as error:
-        error.add_note(f"Raised for {asked!r}")
-        raise
+        raise TelemetryError("a process that reads runs ended unexpectedly", where=where, fix=fix) from error
 
 
 def _begin_worker() -> None:
@@ -230,8 +254,8 @@ def _begin_worker() -> None:
     end_with_parent(parent.sentinel)
 
 
-def _called(payload: bytes, asked: object) -> Any:
-    return _loaded(payload)(asked)
+def _called(payload: bytes, block: Sequence[Any]) -> tuple[list[Any], float]:
+    return timed_answers(_loaded(payload), block)
 
 
 @functools.lru_cache(maxsize=4)

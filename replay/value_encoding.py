@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -25,12 +26,13 @@ class ValueCodec:
 
     Attributes:
         fields: Field names by class. A value that was written with other fields cannot be read.
+        layout: Their digest.
     """
 
     def __init__(self, root: Any, given: object = None) -> None:
         self._given = given
         known_elsewhere: Any = type(given)
-        self._classes, self.fields = _classes_of(root, known_elsewhere)
+        self._classes, self.fields, self.layout = _classes_of(root, known_elsewhere)
 
     def encoded(self, value: object) -> str:
         """Return the value as text.
@@ -80,8 +82,10 @@ class ValueCodec:
         tag, content, *rest = packed
         if tag == "r":
             (fields,) = rest
+            if len(fields) != len(self.fields[content]):
+                raise ValueError(f"not the fields of {content}")
             values = [each if type(each) is not list else self._unpacked(each) for each in fields]
-            return self._classes[content](**dict(zip(self.fields[content], values, strict=True)))
+            return _made(self._classes[content], self.fields[content], values)
         if tag == "g":
             return self._given
         if tag == "e":
@@ -92,12 +96,24 @@ class ValueCodec:
         return {"T": tuple, "t": tuple, "L": list, "l": list, "s": frozenset}[tag](entries)
 
 
+def _made(cls: type, fields: list[str], values: list[Any]) -> Any:
+    """Return an instance of a class with these values of its fields."""
+    return cls(**dict(zip(fields, values, strict=True))) if _has_keywords(cls) else cls(*values)
+
+
 @functools.cache
-def _classes_of(root: Any, known_elsewhere: Any) -> tuple[dict[str, type], dict[str, list[str]]]:
-    """Return the classes that an annotation reaches, and the fields of those that are no enumerations, by name."""
+def _has_keywords(cls: type) -> bool:
+    """Whether fields of a class can only be given by name, which takes longer."""
+    return dataclasses.is_dataclass(cls) and any(field.kw_only for field in dataclasses.fields(cls))
+
+
+@functools.cache
+def _classes_of(root: Any, known_elsewhere: Any) -> tuple[dict[str, type], dict[str, list[str]], str]:
+    """Return the classes that an annotation reaches and the fields of those that are no enumerations, with a digest."""
     classes = sorted(_classes_in(root, {known_elsewhere}), key=lambda cls: cls.__name__)
     fields = {cls.__name__: _fields_of(cls) for cls in classes if not issubclass(cls, Enum)}
-    return {cls.__name__: cls for cls in classes}, fields
+    layout = hashlib.sha256(repr(fields).encode()).hexdigest()
+    return {cls.__name__: cls for cls in classes}, fields, layout
 
 
 def _fields_of(cls: type) -> list[str]:

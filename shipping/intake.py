@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from ..store.annotations import annotations_in, append_annotation, read_annotati
 from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
-from ..store.parquet.digests import DIGESTS_JSON, Digests, read_digests
+from ..store.parquet.digests import DIGESTS_JSON, read_digests
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
@@ -87,7 +87,7 @@ class Intake:
         """
         with self._lock:
             folder = self._folder(run_id)
-            if not folder.is_dir():
+            if _is_unclaimed(folder):
                 return RunState()
             self._check_owner(folder, owner)
             listing = list_files(folder)
@@ -215,9 +215,8 @@ class Intake:
         """Check the owner of a run, or make the token its owner if it is new."""
         require_writable(folder.parent, folder.name)
         try:
-            if not folder.is_dir():
-                folder.mkdir()
-            if all(name.startswith(".") for name in os.listdir(folder)):
+            if _is_unclaimed(folder):
+                folder.mkdir(exist_ok=True)
                 replace_file(folder / INTAKE_JSON, json.dumps({"format": 1, "owner": owner}).encode() + b"\n")
         except OSError as error:
             raise NotWritten(f"the run cannot be written ({error.strerror})", where=str(folder)) from None
@@ -294,6 +293,11 @@ def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:
     return info
 
 
+def _is_unclaimed(folder: Path) -> bool:
+    """Whether nobody has begun a run in a folder. A server that was killed meanwhile leaves a temporary file."""
+    return not folder.is_dir() or all(name.startswith(".") for name in os.listdir(folder))
+
+
 def _owner_of(folder: Path) -> str | None:
     """Return the owner of a run; None for a run that was not pushed."""
     try:
@@ -318,7 +322,7 @@ def _forget_digest(folder: Path, stream: Stream) -> None:
     kept = read_digests(folder)
     if stream in kept.logs:
         logs = {other: digest for other, digest in kept.logs.items() if other != stream}
-        replace_file(folder / DIGESTS_JSON, Digests(logs, kept.attempts).to_json())
+        replace_file(folder / DIGESTS_JSON, replace(kept, logs=logs).to_json())
 
 
 def _add_notes(folder: Path, lines: Collection[str]) -> None:

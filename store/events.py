@@ -148,6 +148,9 @@ VECTORS: Final = "vectors"
 #: The awaited names that are no metrics.
 NO_METRICS: Final = frozenset((SAMPLES, VECTORS))
 
+#: The attribute of a ``gap`` event that counts the events that could not be written.
+LOST: Final = "lost_events"
+
 #: The attribute of a ``step_end`` event that says whether its update changed the model; True where it is missing.
 APPLIED: Final = "applied"
 

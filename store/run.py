@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,9 @@ from .sql.spikes import BASELINE, TOP, spiking_samples
 from .sql.statements import rows_of, run_query
 from .sql.views import ALL_DECISIONS, connect
 
+if TYPE_CHECKING:
+    from .reading.catalog import Entry
+
 _Result = TypeVar("_Result")
 
 #: Columns of a series, apart from its value.
@@ -60,6 +63,13 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.snapshot()
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> Self:
+        """Return the run of a catalog entry. Its folder is known to be a run, so nothing is read."""
+        run = cls.__new__(cls)
+        run.folder = entry.folder
+        return run
 
     def __repr__(self) -> str:
         return f"Run({address_of(self.folder)!r})"

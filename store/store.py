@@ -102,7 +102,7 @@ class Store:
 
     def __iter__(self) -> Iterator[Run]:
         """Iterate over the readable runs, oldest first."""
-        return (Run(entry.folder) for entry in self.entries()[0])
+        return (Run.of_entry(entry) for entry in self.entries()[0])
 
     def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
         """Scan the store: all readable runs, oldest first, and the errors of those that cannot be read."""

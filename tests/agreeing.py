@@ -1,12 +1,14 @@
 """Runs a training loop of several ranks: real processes that gloo connects, forked once PyTorch is imported.
 
-As a program, it takes the options of ``Job`` as JSON and prints a JSON object per rank. A rank that is killed prints
-none. The store of the process group is in a process of its own, as under torchrun.
+As a program, it takes jobs as lines of JSON, the options of ``Job``. For each it prints a JSON object per rank and an
+empty line; a rank that is killed prints none. The store of the process group is in a process of its own, as under
+torchrun.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -19,9 +21,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from forked_ranks import forked_ranks, join_group, serve_store
+from forked_ranks import forked, forked_ranks, join_group, serve_store
 
 from steptape import Recorder
 
@@ -29,7 +31,7 @@ from steptape import Recorder
 GROUP_S = 20.0
 
 #: A job that takes longer is killed.
-JOB_S = 240.0
+JOB_S = 240
 
 
 @dataclass
@@ -70,24 +72,28 @@ class Job:
     forks: bool = False
 
 
-def run(job: Job) -> dict[int, Any]:
-    """Run a job, and return what its ranks have printed, by rank."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, json.dumps(dataclasses.asdict(job))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "benchmarks")},
-    )
-    try:
-        printed, errors = process.communicate(timeout=JOB_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    results = {line["rank"]: line for line in map(json.loads, printed.splitlines())}
-    assert len(results) == job.ranks - len(job.kills), errors
-    return results
+class Launcher:
+    """A process that imports PyTorch, which takes 2.5 s of CPU, and forks the ranks of one job after another."""
+
+    def __enter__(self) -> Self:
+        path = str(Path(__file__).parents[1] / "benchmarks")
+        command, environment = [sys.executable, __file__], {**os.environ, "PYTHONPATH": path}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def run(self, job: Job) -> dict[int, Any]:
+        """Run a job, and return what its ranks have printed, by rank."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(dataclasses.asdict(job)), file=self._process.stdin, flush=True)
+        printed = iter(self._process.stdout.readline, "\n")
+        results = {line["rank"]: line for line in map(json.loads, printed)}
+        assert len(results) == job.ranks - len(job.kills)
+        return results
 
 
 class _Messages(logging.Handler):
@@ -183,13 +189,25 @@ def _late_store(port: int, request_s: float, answer_s: float) -> int:
     return int(listener.getsockname()[1])
 
 
-def main() -> None:
-    """Fork the ranks, and wait for them."""
-    job = Job(**json.loads(sys.argv[1]))
-    server, port = serve_store()
+def _launch(job: Job) -> None:
+    """Fork the ranks of a job, and wait for them."""
+    os.setsid()
+    signal.alarm(JOB_S)
+    _, port = serve_store()
     for pid in forked_ranks(job.ranks, lambda rank: _rank(job, rank, port)):
         os.waitpid(pid, 0)
-    os.kill(server, signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the jobs of the input. Whatever a job leaves behind is killed."""
+    import torch.distributed  # noqa: F401, which the processes of all jobs then have.
+
+    for line in sys.stdin:
+        pid = forked(functools.partial(_launch, Job(**json.loads(line))))
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # Its process group exists until it is waited for.
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        print(flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import typer
 
 from steptape import TelemetryError
 from steptape.cli.app import with_bare_ray
-from steptape.cli.options import ray_pool
+from steptape.cli.policy_options import ray_pool
 from steptape.replay.ray_pool import RayPool
 
 

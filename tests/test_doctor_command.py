@@ -10,7 +10,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from command_line import call as steptape
@@ -143,6 +146,49 @@ def test_a_changed_value_is_told(sealed: Path) -> None:
     (sealed / "run.json").write_text(json.dumps(info))
 
     assert codes(sealed) == ["changed"]
+
+
+def rewrite(folder: Path, column: str, values: Callable[[pa.ChunkedArray], pa.Array], **options: Any) -> None:
+    """Write the events file again, sound in itself, with other values in a column."""
+    (path,) = folder.glob("events-*.parquet")
+    table = pq.read_table(path)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, table.schema.field(place), values(table[column])), path, **options)
+
+
+def test_a_value_that_was_changed_in_a_sound_file_is_told(sealed: Path) -> None:
+    """The bytes of the file differ from those at the end, so the digest of its values decides."""
+    rewrite(sealed, "loss", lambda losses: pc.multiply(losses, 2.0))
+
+    assert codes(sealed) == ["changed"]
+
+
+def test_columns_that_changed_their_names_are_told(sealed: Path) -> None:
+    """The names of metrics lie beside the file with their values."""
+    path = sealed / "columns.json"
+    path.write_text(path.read_text().replace('"loss"', '"less"', 1))
+
+    assert codes(sealed) == ["changed"]
+
+
+def test_a_file_that_was_compressed_anew_is_sound(sealed: Path) -> None:
+    """Other bytes are no damage while the values are the same."""
+    rewrite(sealed, "loss", lambda losses: losses.combine_chunks(), compression="gzip")
+
+    assert codes(sealed) == []
+
+
+def test_a_run_whose_files_have_no_digest_is_examined_by_its_values(sealed: Path) -> None:
+    """Runs that older recorders left are examined like any other."""
+    path = sealed / "digests.json"
+    document = json.loads(path.read_text())
+    del document["logs"][0]["files_sha256"]
+    path.write_text(json.dumps(document))
+
+    before = codes(sealed)
+    rewrite(sealed, "loss", lambda losses: pc.multiply(losses, 2.0))
+
+    assert (before, codes(sealed)) == ([], ["changed"])
 
 
 @pytest.mark.parametrize("command", ["doctor", "verify"])

@@ -66,7 +66,7 @@ def test_a_run_that_is_being_written_is_pushed_as_far_as_it_is(tmp_path: Path) -
     ("arguments", "status", "said"),
     [
         (("{a}", "http://127.0.0.1:9", "--wait", "0"), 1, "Repeat the command to push the rest"),
-        (("{a}", "s3://bucket"), 2, "Targets are http://"),
+        (("{a}", "gs://bucket"), 2, "Targets are http://"),
         (("{a}/none", "{b}"), 2, "no such store"),
         (("{a}", "{b}/c/d"), 2, "the target cannot be created"),
         (("{a}", "http://h", "--token-file", "{a}/none"), 2, "the token cannot be read"),

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agreeing import Job, run
+from agreeing import Job, Launcher
 from drawing import scaled, seed
 
 from steptape import Recorder, TelemetryError, open_store, verify
@@ -21,6 +22,13 @@ controllers:
   - {name: sixth, triggers: [on_step_end], rule: loss == 6, operations: [hfcontrols.should_evaluate]}
   - {name: high, triggers: [on_step_end], rule: loss >= 15, operations: [hfcontrols.should_training_stop]}
 """
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    """A process that forks the ranks of all jobs."""
+    with Launcher() as started:
+        yield started
 
 
 @pytest.fixture
@@ -49,13 +57,13 @@ def status(job: Job) -> str:
 
 
 @pytest.mark.parametrize("has_callbacks", [False, True])
-def test_every_rank_obeys_every_order_at_the_same_step(job: Job, *, has_callbacks: bool) -> None:
+def test_every_rank_obeys_every_order_at_the_same_step(launcher: Launcher, job: Job, *, has_callbacks: bool) -> None:
     """Each rank records when an order took effect. A callback is called for each, whether or not it calls ``save``."""
     again = "  - {name: ninth, triggers: [on_step_end], rule: loss == 9, operations: [hfcontrols.should_save]}\n"
     Path(str(job.rules)).write_text(RULES + again)
     job = dataclasses.replace(job, ranks=4, has_callbacks=has_callbacks, reduces=True)
 
-    results = run(job)
+    results = launcher.run(job)
 
     stops = [15] if has_callbacks else results[0]["stop"]
     expected = {"left": 15, "save": [3, 9], "evaluate": [6], "stop": stops}
@@ -67,7 +75,7 @@ def test_every_rank_obeys_every_order_at_the_same_step(job: Job, *, has_callback
     assert status(job) == "stopped"
 
 
-def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(job: Job) -> None:
+def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(launcher: Launcher, job: Job) -> None:
     """Rank 0 appends what it gathers before it decides. A value that is not finite outlasts newer ones."""
     any_nan = "  - {name: nan, triggers: [on_step_end], rule: any_rank(isnan(loss)), operations: []}\n"
     apart = "  - {name: apart, triggers: [on_step_end], rule: spread(loss) > 5, operations: [hfcontrols.should_log]}\n"
@@ -75,7 +83,7 @@ def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(
     losses = {"1": {"5": float("nan"), "9": 19.0, "10": 19.0}}
     job = dataclasses.replace(job, agree_every=2, losses=losses, forks=True, steps=16)
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [(each["save"], each["evaluate"], each["left"]) for each in results.values()] == [([4], [6], 16)] * 2
     (run_of_job,) = open_store(Path(job.store))
@@ -92,11 +100,11 @@ def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(
     assert status(job) == "stopped"
 
 
-def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(job: Job) -> None:
+def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(launcher: Launcher, job: Job) -> None:
     """It cannot hang: no rank leaves the loop before the others."""
     job = dataclasses.replace(job, agree_every=0, reduces=True)
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [(each["left"], each["save"], each["stop"]) for each in results.values()] == [(20, [], [])] * 2
     assert sum("has not called rec.agree()" in line for line in results[0]["warnings"]) == 1
@@ -106,7 +114,7 @@ def test_a_loop_that_makes_no_agreement_is_warned_and_not_steered(job: Job) -> N
 
 @pytest.mark.parametrize(("steps", "agree_every"), [(120, 20), (300, 200)])
 def test_a_loop_is_warned_when_an_order_has_waited_long_for_an_agreement(
-    job: Job, steps: int, agree_every: int
+    launcher: Launcher, job: Job, steps: int, agree_every: int
 ) -> None:
     """An agreement every 20 steps is no reason, also where the loop takes seconds for them."""
     high = RULES.replace("loss >= 15", "loss >= 1000")
@@ -114,7 +122,7 @@ def test_a_loop_is_warned_when_an_order_has_waited_long_for_an_agreement(
     pauses = {"10": 1.2, "115": 1.2, "150": 1.2}
     job = dataclasses.replace(job, steps=steps, agree_every=agree_every, sleeps={"0": pauses})
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [(each["save"], each["evaluate"]) for each in results.values()] == [([agree_every], [agree_every])] * 2
     told = [line for line in results[0]["warnings"] if "has not called rec.agree()" in line]
@@ -132,11 +140,11 @@ def test_a_loop_is_warned_when_an_order_has_waited_long_for_an_agreement(
     ],
     ids=["rank 0 sleeps", "rank 1 sleeps", "rank 0 is suspended", "rank 1 is suspended"],
 )
-def test_no_rank_is_steered_any_more_once_one_came_too_late(job: Job, late: dict[str, Any]) -> None:
+def test_no_rank_is_steered_any_more_once_one_came_too_late(launcher: Launcher, job: Job, late: dict[str, Any]) -> None:
     """The other does not wait longer than the timeout, both train on, and both record it."""
     job = dataclasses.replace(job, timeout_s=2.0, **late)
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [(each["left"], each["save"], each["stop"]) for each in results.values()] == [(20, [3], [])] * 2
     (waiting,) = (rank for rank in (0, 1) if rank not in map(int, [*job.sleeps, *job.suspends]))
@@ -150,12 +158,14 @@ def test_no_rank_is_steered_any_more_once_one_came_too_late(job: Job, late: dict
 
 
 @pytest.mark.parametrize("delays_s", [(2.7, 0.0), (0.0, 2.7)], ids=["before it commits", "after it has committed"])
-def test_a_rank_gives_up_while_rank_0_commits_a_stop(job: Job, delays_s: tuple[float, float]) -> None:
+def test_a_rank_gives_up_while_rank_0_commits_a_stop(
+    launcher: Launcher, job: Job, delays_s: tuple[float, float]
+) -> None:
     """Rank 1 gives up 2 s after rank 0 has come, whose order takes 2.7 s. Either both ranks stop, or none does."""
     job = dataclasses.replace(job, timeout_s=12.0, sleeps={"0": {"15": 7.0}}, store_delays_s=delays_s)
     is_committed = delays_s == (0.0, 2.7)
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [each["stop"] for each in results.values()] == [[15] if is_committed else []] * 2
     assert all(each["longest_s"] < job.timeout_s for each in results.values())
@@ -166,11 +176,11 @@ def test_a_rank_gives_up_while_rank_0_commits_a_stop(job: Job, delays_s: tuple[f
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_the_other_ranks_train_on_unsteered_when_one_is_killed(job: Job, killed: int) -> None:
+def test_the_other_ranks_train_on_unsteered_when_one_is_killed(launcher: Launcher, job: Job, killed: int) -> None:
     """They do not wait for it: its connections are closed."""
     job = dataclasses.replace(job, ranks=4, kills={str(killed): 15})
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [(each["left"], each["stop"]) for each in results.values()] == [(20, [])] * 3
     assert all(each["longest_s"] < job.timeout_s for each in results.values())
@@ -178,11 +188,11 @@ def test_the_other_ranks_train_on_unsteered_when_one_is_killed(job: Job, killed:
     assert all("off" in found[rank][-1] for rank in results)
 
 
-def test_ranks_at_different_steps_are_warned_once(job: Job) -> None:
+def test_ranks_at_different_steps_are_warned_once(launcher: Launcher, job: Job) -> None:
     """They still obey at the same agreement."""
     job = dataclasses.replace(job, first_steps={"1": 2})
 
-    results = run(job)
+    results = launcher.run(job)
 
     assert [each["stop"] for _, each in sorted(results.items())] == [[15], [16]]
     (warning,) = results[1]["warnings"]

@@ -207,7 +207,7 @@ def stream_of(drawn: Sequence[tuple[str, float]]) -> list[Event]:
 
 @pytest.mark.parametrize("name", sorted(shipped_policies()))
 @given(drawn=streams, cut=st.integers(0, 60))
-@examples(20)
+@examples(8)
 def test_nothing_after_an_event_changes_a_decision_up_to_it(
     name: str, drawn: list[tuple[str, float]], cut: int
 ) -> None:

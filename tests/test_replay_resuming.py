@@ -242,7 +242,7 @@ def test_a_run_split_at_any_step_is_replayed_as_the_unsplit_one(
 
 @pytest.mark.parametrize("names", LIVE_TURNS)
 @given(data=st.data(), drawn=streams, in_vain=streams, cuts=st.lists(st.integers(0, 60), min_size=1, max_size=3))
-@examples(12)
+@examples(5)
 def test_live_rules_decide_after_resumes_as_if_there_had_been_none(
     live: Callable[[], LiveRun],
     names: list[str],

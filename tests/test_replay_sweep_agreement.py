@@ -437,7 +437,7 @@ def column_firings(swept: RunSweep, variant: Variant) -> list[tuple[int, str, st
 
 
 @given(policies(), streams())
-@examples(20)
+@examples(10)
 def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, events: list[Event]) -> None:
     """This holds for any rules, gates, values and gaps."""
     axes: dict[str, list[float]] = {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]}
@@ -471,7 +471,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
 
 
 @given(st.one_of(policies(), *[policies(is_plain=True)] * 3), streams(), st.sampled_from(Saves), st.integers(0, 2))
-@examples(60)
+@examples(30)
 def test_a_replay_by_columns_is_that_of_the_event_engine(
     text: str, events: list[Event], saves: Saves, delay_steps: int
 ) -> None:
@@ -524,7 +524,7 @@ controllers:
 
 
 @given(policies(), streams(late_plans=True))
-@examples(30)
+@examples(15)
 def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> None:
     """No values of a run make a controller fire that is said to be unable to."""
     judged = judge_run(parse_policy(text), "", "", "", events, PLAN, OBJECTIVE)

@@ -197,7 +197,7 @@ def ratios(draw: st.DrawFn) -> str:
 @example("zscore(x, last=8)", 0)
 @example("sum(x > 1, last=8)", 0)
 @example("norm / ema(norm, 5)", 0)
-@examples(600)
+@examples(300)
 @given(value=st.one_of(values(), ratios(), ratios()), seed=st.integers(0, 10**9))
 def test_no_value_is_outside_the_range_that_is_said_of_it(value: str, seed: int) -> None:
     """Neither in random runs nor where windows hold the values that make it greatest."""
@@ -226,7 +226,7 @@ def shown(asked: Policy, run: Sequence[dict[str, float]]) -> list[float]:
     return seen
 
 
-@examples(1_000)
+@examples(500)
 @given(comparison=comparisons(), seed=st.integers(0, 10**9))
 def test_what_is_said_of_a_comparison_holds_for_all_values(comparison: str, seed: int) -> None:
     """NaN and infinities included, but where the line says that it assumes otherwise."""

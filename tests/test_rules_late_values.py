@@ -306,7 +306,7 @@ def reported(draw: st.DrawFn) -> list[dict[str, float]]:
     return [{name: draw(_NUMBERS) for name in names if draw(st.booleans())} for _ in range(steps)]
 
 
-@examples(500)
+@examples(250)
 @given(
     text=controllers(),
     steps=reported(),

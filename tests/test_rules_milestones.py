@@ -21,6 +21,9 @@ from steptape.store.plan import Plan
 
 SHARES = [*(f"{n / 100:.2f}" for n in range(1, 101)), "1/3"]
 
+#: Lengths of trainings: shorter than there are shares, as long, and twice as long, each with its neighbours.
+LENGTHS = [*range(1, 34), *range(98, 103), *range(198, 202)]
+
 
 def policy(*rules: str, triggers: str = "[on_step_end]", head: str = "", more: str = "") -> Policy:
     """Return a policy with a controller for each rule, ``c0``, ``c1``, ..."""
@@ -60,12 +63,12 @@ def position_of(share: str, total: int) -> int:
     return -(-Fraction(share) * total // 1)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("accumulation", [1, 2, 5])
 def test_shares_are_reached_at_the_rounded_up_updates(accumulation: int) -> None:
-    """Asked after every micro-batch, at every length of a training."""
+    """Asked after every micro-batch, whatever the length of the training."""
     asked = policy(f"milestone(at=[{', '.join(SHARES)}])", triggers="[on_substep_end, on_step_end]")
     wrong = {}
-    for total in range(1, 201):
+    for total in LENGTHS:
         found = fired(asked, micro_batches(total, accumulation), Plan(total))
         if found != {"c0": sorted({position_of(share, total) for share in SHARES})}:
             wrong[total] = found
@@ -74,9 +77,9 @@ def test_shares_are_reached_at_the_rounded_up_updates(accumulation: int) -> None
 
 
 def test_each_share_alone_is_reached_once() -> None:
-    """Each has a controller of its own, at every length of a training."""
+    """Each has a controller of its own, whatever the length of the training."""
     asked, wrong = policy(*(f"milestone(at={share})" for share in SHARES)), {}
-    for total in range(1, 201):
+    for total in LENGTHS:
         found = fired(asked, micro_batches(total, 1), Plan(total))
         if found != {f"c{number}": [position_of(share, total)] for number, share in enumerate(SHARES)}:
             wrong[total] = found

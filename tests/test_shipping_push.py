@@ -105,6 +105,21 @@ def test_a_pusher_that_dies_anywhere_is_followed_by_one_that_completes_the_log(t
     assert open_run(tmp_path / "b" / RUN).digest_faults() == []
 
 
+@pytest.mark.parametrize("left", [[], [".intake.json.99.tmp"]])
+def test_a_target_that_was_killed_before_it_named_an_owner_takes_the_run(left: list[str], tmp_path: Path) -> None:
+    """It leaves an empty folder, or one with half of ``intake.json``."""
+    loop = Loop(tmp_path / "a")
+    loop.steps(10)
+    loop.end()
+    (tmp_path / "b" / RUN).mkdir(parents=True)
+    for name in left:
+        (tmp_path / "b" / RUN / name).write_text('{"form')
+    progress = pushed(loop.folder, tmp_path / "b")
+
+    assert progress.is_done
+    assert digests_of(loop.folder) == digests_of(tmp_path / "b" / RUN)
+
+
 def test_a_pusher_goes_on_where_a_sealer_of_the_target_has_been(tmp_path: Path) -> None:
     """While no pusher lives, somebody may seal what arrived; the digest taken then is dropped again."""
     loop = Loop(tmp_path / "a")

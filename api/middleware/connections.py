@@ -73,8 +73,8 @@ def settings() -> dict[str, Any]:
         "timeout_graceful_shutdown": 2,
         "server_header": False,
         "ws": "none",
-        "log_level": "warning",
-        # uvicorn would write access logs to stdout.
+        # The process' own log configuration applies. uvicorn's would write access logs to stdout, with queries.
+        "log_config": None,
         "access_log": False,
     }
 

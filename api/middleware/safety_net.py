@@ -1,4 +1,4 @@
-"""Outermost ASGI middleware: counts responses, sets security headers, and answers unexpected errors."""
+"""Outermost ASGI middleware: counts and logs responses, sets security headers, and answers unexpected errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..problems import internal_error
 from .traffic import Traffic
 
 _LOGGER: Final = logging.getLogger("steptape.api")
+_REQUESTS: Final = logging.getLogger("steptape.api.requests")
 
 #: Default headers of every response. Names and messages in responses are untrusted text: a browser must neither treat
 #: them as a page nor run them.
@@ -79,4 +80,19 @@ class SafetyNetMiddleware:
             self._traffic.in_flight -= 1
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", "other")
-            self._traffic.count(method, route, status, time.monotonic() - started_s)
+            seconds = time.monotonic() - started_s
+            self._traffic.count(method, route, status, seconds)
+            if _REQUESTS.isEnabledFor(logging.INFO):
+                _log(scope, status, seconds)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """Log a response. Its status is 0 if the client left before it."""
+    request = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "duration_ms": round(seconds * 1e3, 3),
+        "client": (scope.get("client") or ("",))[0],
+    }
+    _REQUESTS.info("%s %s: %d in %g ms, %s", *request.values(), extra={"request": request})

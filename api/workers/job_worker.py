@@ -77,7 +77,8 @@ def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[
         with_coverage=request["coverage"],
         family=request["family"],
     )
-    return {"document": report_json(result), "page": report_page(result, written=datetime.now(UTC).date().isoformat())}
+    page = report_page(result, written=datetime.now(UTC).date().isoformat())
+    return {"document": encoded(report_json(result)), "page": page}
 
 
 def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:

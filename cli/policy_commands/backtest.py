@@ -49,10 +49,13 @@ from ...store.objects.access import address_of
 from ...store.run import Run
 from ...store.store import open_store
 from ..imports import imported_history
-from ..lookup import complain_of, params_of, policy_named, runs_chosen
-from ..options import (
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import print_json, print_table, reading_runs, say
+from ..output_file import check_output, output_file
+from ..policy_lookup import params_of, policy_named
+from ..policy_options import (
     FamilyOption,
-    JsonOption,
     ModeOption,
     NoCacheOption,
     ObjectiveOption,
@@ -61,15 +64,12 @@ from ..options import (
     RenameOption,
     SavesOption,
     SetOption,
-    StoreOption,
     objectives_of,
     processes_for,
     ray_pool,
     renames_of,
     user_cache,
 )
-from ..output import print_json, print_table, reading_runs, say
-from ..output_file import check_output, output_file
 from ..streams import complain
 
 #: Prefix of a baseline's name in place of a policy.
@@ -247,7 +247,7 @@ def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: boo
 
 
 def _is_silent(result: Backtest) -> bool:
-    return bool(result.results) and not aggregate(result)["fired"]
+    return bool(result.results) and not any(one.fired for one in result.results)
 
 
 def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
@@ -261,13 +261,14 @@ def _print(result: Backtest, choice: HowChosen) -> None:
     printed = _print_answer(result, answer)
     if answer.arm is not Arm.CANNOT_JUDGE:
         printed += _print_runs(result)
-    lines = summary_lines(result)
+    total = aggregate(result)
+    lines = summary_lines(result, total)
     verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
     for line in [*verdict, ""]:
         say(line)
     is_whole = bool(result.baselines or result.coverage)
     printed += lines_of([*verdict, ""])
-    families = family_rows(aggregate(result))
+    families = family_rows(total)
     needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
     if families and (is_whole or printed + needed < SCREEN_LINES):
         print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])

@@ -28,24 +28,23 @@ from ...rules.certificate import Certificate, read_certificate
 from ...store.plural import counted
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, runs_chosen
-from ..options import (
+from ..options import JsonOption, StoreOption
+from ..output import print_json, print_table, reading_runs, say
+from ..output_file import output_file
+from ..param_values import variants_asked
+from ..policy_options import (
     CoresOption,
     FamilyOption,
-    JsonOption,
     ModeOption,
     ObjectiveOption,
     RayOption,
     RenameOption,
     SavesOption,
-    StoreOption,
     ValuesOption,
     objectives_of,
     ray_pool,
     renames_of,
 )
-from ..output import print_json, print_table, reading_runs, say
-from ..output_file import output_file
-from ..param_values import variants_asked
 from ..streams import complain
 
 CertifiedPolicyArgument = Annotated[

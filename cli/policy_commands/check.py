@@ -19,9 +19,11 @@ from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import complain_of, openable, params_of, runs_chosen
-from ..options import JsonOption, SetOption, StoreOption
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
 from ..output import print_json, say
+from ..policy_lookup import openable, params_of
+from ..policy_options import SetOption
 from ..streams import complain
 
 

@@ -13,8 +13,9 @@ from ...replay.comparing.readings import Axis
 from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence
 from ...store.store import open_store
 from ..exit_status import FINDINGS, NOT_YET
-from ..options import JsonOption, ModeOption, ObjectiveOption, RenameOption, objectives_of, renames_of, store_path
+from ..options import JsonOption, store_path
 from ..output import print_json, print_table, say
+from ..policy_options import ModeOption, ObjectiveOption, RenameOption, objectives_of, renames_of
 
 _GROUP: Final = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
 _STATUS: Final = {KeepVerdict.KEEP: 0, KeepVerdict.DISCARD: FINDINGS, KeepVerdict.NOT_YET: NOT_YET}

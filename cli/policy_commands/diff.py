@@ -13,23 +13,23 @@ from ...replay.backtests.policy_diff import diff_policies
 from ...replay.reports.diff_report import diff_json, diff_lines
 from ...replay.runs.saves import Saves
 from ..exit_status import FINDINGS
-from ..lookup import complain_of, policy_named, runs_chosen
-from ..options import (
+from ..lookup import complain_of, runs_chosen
+from ..options import JsonOption, StoreOption
+from ..output import print_json, reading_runs, say
+from ..policy_lookup import policy_named
+from ..policy_options import (
     FamilyOption,
-    JsonOption,
     ModeOption,
     NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
     RenameOption,
     SavesOption,
-    StoreOption,
     objectives_of,
     processes_for,
     renames_of,
     user_cache,
 )
-from ..output import print_json, reading_runs, say
 
 _POLICY = "A policy file, or the name of a shipped policy."
 

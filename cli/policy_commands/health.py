@@ -8,9 +8,11 @@ import typer
 
 from ...replay.health.health import HealthState, HealthSummary, health_of
 from ..exit_status import FINDINGS
-from ..lookup import policy_named, run_named
-from ..options import JsonOption, RunArgument, SetOption, StoreOption
+from ..lookup import run_named
+from ..options import JsonOption, RunArgument, StoreOption
 from ..output import print_json, print_table, say
+from ..policy_lookup import policy_named
+from ..policy_options import SetOption
 
 
 def health(

@@ -15,10 +15,12 @@ from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...store.events import Event
 from ...store.plural import counted
 from ...store.run import Run
-from ..lookup import events_named, policy_named
-from ..options import JsonOption, PolicyArgument, SavesOption, SetOption, StoreOption
+from ..lookup import events_named
+from ..options import JsonOption, StoreOption
 from ..output import print_json, print_table, say, shown_values
 from ..param_values import axes_of, check_numbers
+from ..policy_lookup import policy_named
+from ..policy_options import PolicyArgument, SavesOption, SetOption
 
 #: The columns of an account: how it names each number, and the heading.
 _ACCOUNT: Final = {

@@ -13,9 +13,9 @@ from ...rules.scenarios.report import result_json, result_lines
 from ...rules.scenarios.run import ScenarioResult, run_test
 from ...store.errors import TelemetryError
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import openable
 from ..options import JsonOption
 from ..output import print_json, say
+from ..policy_lookup import openable
 from ..streams import complain
 
 

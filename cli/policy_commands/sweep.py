@@ -23,25 +23,24 @@ from ...replay.runs.saves import Saves, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.plural import counted
-from ..options import (
+from ..options import JsonOption, StoreOption
+from ..output import print_json, print_table, reading_runs, say
+from ..output_file import output_file
+from ..param_values import variants_asked
+from ..policy_options import (
     CoresOption,
     FamilyOption,
-    JsonOption,
     ModeOption,
     ObjectiveOption,
     PolicyArgument,
     RayOption,
     RenameOption,
     SavesOption,
-    StoreOption,
     ValuesOption,
     objectives_of,
     ray_pool,
     renames_of,
 )
-from ..output import print_json, print_table, reading_runs, say
-from ..output_file import output_file
-from ..param_values import variants_asked
 from ..streams import complain
 
 _SECONDS_PER_HOUR: Final = 3600

@@ -17,8 +17,9 @@ from ...store.plural import counted
 from ..exit_status import FINDINGS
 from ..import_notes import doubts, evaluation_losses
 from ..imports import Signatures, every_reader, find_and_import
-from ..options import JsonOption, RayOption, RenameOption, ray_pool, renames_of
+from ..options import JsonOption
 from ..output import print_json, print_table, say
+from ..policy_options import RayOption, RenameOption, ray_pool, renames_of
 from ..streams import complain
 
 #: Seconds between two scans of growing sources.

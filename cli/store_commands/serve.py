@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...api import server
+from ...api.logs import LogFormat, LogLevel
 from ...store.errors import TelemetryError
 from ...store.store import open_store
 from ..options import StoreArgument
@@ -37,6 +38,12 @@ def serve(
     policies: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
     ] = None,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Least serious records of the log on stderr; requests are 'info'.")
+    ] = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Write the log as lines of text, or of JSON objects.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Serve the web pages and the HTTP API of a store.
 
@@ -55,6 +62,8 @@ def serve(
         policies_path=policies,
         quota_bytes=None if quota is None else int(quota * 1e9),
         root_path=root_path,
+        log_level=log_level,
+        log_format=log_format,
     )
 
 

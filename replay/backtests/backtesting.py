@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ...rules.policy_file.policy import Policy
 from ...rules.semantics import SEMANTICS_VERSION
@@ -227,27 +227,25 @@ class Request:
 def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
     """Return the backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
     check_recorded(request.runs, request.settings.renames)
-    facts: list[ReplayedRun] = []
+    judged: list[_JudgedRun] = []
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
-    asked = _Facts(request.policy, request.settings, request.cache, request.family, request.with_curves)
-    for run, (found, events) in zip(request.runs, readers.mapped(asked, request.runs), strict=True):
+    judge = _Judge.of(request)
+    answers = readers.mapped(judge, request.runs, known=judge.kept)
+    for run, (found, events) in zip(request.runs, answers, strict=True):
         read_events += events
-        if isinstance(found, TelemetryError):
-            excluded.append(Excluded(run.folder.name, "", str(found)))
-        elif found.is_empty:
-            excluded.append(Excluded(found.run_id, found.name, "it recorded no step and no metric"))
+        if isinstance(found, Excluded):
+            excluded.append(found)
         else:
-            facts.append(found)
+            judged.append(found)
             judged_runs.append(run)
-    names = {name for one in facts for name in one.history.evaluations}
     declared = request.declared
-    check_evaluated(declared, names)
+    check_evaluated(declared, frozenset[str]().union(*(one.evaluated for one in judged)))
+    results = [one.result for one in judged]
     if request.family is not None:
-        check_family_key(request.family, [one.family for one in facts], (run.info for run in judged_runs))
-    results = [result_of(one, one.objective(declared), declared) for one in facts]
-    counts_for = repeated_by([one.series for one in facts], list(map(_knowledge, results)))
+        check_family_key(request.family, [result.family for result in results], (run.info for run in judged_runs))
+    counts_for = repeated_by([one.series for one in judged], list(map(_knowledge, results)))
     for index, by in sorted(counts_for.items()):
         if results[index].detection is not None and results[by].detection is None:
             note = f"the labels of {results[index].name} ({results[index].run_id}), which repeats it, are not used"
@@ -260,7 +258,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
-        lacking=lacked_in([facts[index] for index in counted]),
+        lacking=lacked_in([judged[index].lacked for index in counted]),
         read_events=read_events,
     )
     return report, [judged_runs[index] for index in counted]
@@ -297,34 +295,74 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """The function mapped over runs: returns the facts of a run, and the number of events read.
+class _JudgedRun(NamedTuple):
+    """What a backtest keeps of a run.
 
-    For a run that cannot be read it returns the error, so that the others are still judged. The cache keeps facts of
-    any key of families, since a family follows from ``run.json`` alone.
+    Attributes:
+        result: The policy's outcome.
+        series: Digests of the series by which another log of the same training is found.
+        evaluated: The evaluation metrics.
+        lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
+    """
+
+    result: RunResult
+    series: frozenset[str]
+    evaluated: frozenset[str]
+    lacked: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """The function mapped over runs: judges a run, or says why it cannot, and returns the number of events read.
+
+    Runs are judged where they are read, because a result is smaller than the facts that it rests on. The cache keeps
+    the facts, which hold for any objective and any key of families: a family follows from ``run.json`` alone.
     """
 
     policy: Policy
     settings: BacktestSettings
     cache: Cache | None
-    family: str | None = None
-    with_curves: bool = False
+    declared: tuple[Objective, ...]
+    family: str | None
+    with_curves: bool
 
-    def __call__(self, run: Run) -> tuple[ReplayedRun | TelemetryError, int]:
-        identity = None if self.cache is None else policy_identity(self.policy)
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Return the function for the runs of a request."""
+        return cls(
+            request.policy, request.settings, request.cache, request.declared, request.family, request.with_curves
+        )
+
+    def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
         try:
-            asked = None if identity is None else ("facts", *identity, *self._asked_of(run))
-            codec = ValueCodec(ReplayedRun, given=self.policy)
-            facts, was_kept = cached_answer(self.cache, run, asked, codec, lambda: self._read(run))
-            if was_kept:
-                facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
+            facts, was_kept = cached_answer(self.cache, run, self._asked_of(run), self._codec, lambda: self._read(run))
+            return self._judged(run, facts, was_kept=was_kept), 0 if was_kept else facts.identity.event_count
         except TelemetryError as error:
-            return error, 0
-        return facts, 0 if was_kept else facts.identity.event_count
+            return Excluded(run.folder.name, "", str(error)), 0
 
-    def _asked_of(self, run: Run) -> tuple[object, ...]:
-        return self.settings.cache_key_parts(run), self.with_curves
+    def kept(self, run: Run) -> tuple[_JudgedRun | Excluded, int] | None:
+        """Return the same from the cache alone; None on a miss."""
+        try:
+            facts = None if self.cache is None else self.cache.kept(run, self._asked_of(run), self._codec)
+            return None if facts is None else (self._judged(run, facts, was_kept=True), 0)
+        except TelemetryError:
+            return None
+
+    @property
+    def _codec(self) -> ValueCodec:
+        return ValueCodec(ReplayedRun, given=self.policy)
+
+    def _judged(self, run: Run, facts: ReplayedRun, *, was_kept: bool) -> _JudgedRun | Excluded:
+        if was_kept:
+            facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
+        if facts.is_empty:
+            return Excluded(facts.run_id, facts.name, "it recorded no step and no metric")
+        result = result_of(facts, facts.objective(self.declared), self.declared)
+        return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked)
+
+    def _asked_of(self, run: Run) -> tuple[object, ...] | None:
+        identity = None if self.cache is None else policy_identity(self.policy)
+        return None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run), self.with_curves)
 
     def _read(self, run: Run) -> ReplayedRun:
         return facts_of_run(

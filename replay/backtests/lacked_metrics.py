@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from ..runs.run_result import ReplayedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,16 @@ class LackedMetric:
     nearest: dict[str, int]
 
 
-def lacked_in(facts: Sequence[ReplayedRun]) -> tuple[LackedMetric, ...]:
-    """Return the metrics for which a rename would help, in the order of their names."""
+def lacked_in(lacked: Sequence[Mapping[str, str]]) -> tuple[LackedMetric, ...]:
+    """Return the metrics for which a rename would help, in the order of their names.
+
+    Args:
+        lacked: For each run the metrics that it lacks, each with its own metric that comes closest.
+    """
     found = []
-    for name in sorted({name for one in facts for name in one.lacked}):
-        nearest = [one.lacked[name] for one in facts if name in one.lacked]
+    for name in sorted(set[str]().union(*lacked)):
+        nearest = [one[name] for one in lacked if name in one]
         known = Counter(sorted(filter(None, nearest)))
         if known:
-            found.append(LackedMetric(name, len(nearest), len(facts), dict(known.most_common())))
+            found.append(LackedMetric(name, len(nearest), len(lacked), dict(known.most_common())))
     return tuple(found)

@@ -119,7 +119,7 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
         rules=_rules(backtest),
         verdict=verdict(backtest, total),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
-        sums=sum_sentences(backtest),
+        sums=sum_sentences(backtest, total),
         judged_by=_judged_by(backtest, total),
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),

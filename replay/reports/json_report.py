@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
-from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.conduct import Conduct
@@ -23,14 +22,16 @@ from .verdict import verdict
 
 
 def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any]:
-    """Return the whole report as JSON: whether to arm the policy, assumptions, runs, exclusions, aggregate.
+    """Return the whole report as a JSON object: whether to arm the policy, assumptions, runs, exclusions, aggregate.
+
+    Its numbers may be non-finite; ``encoded`` names them.
 
     Args:
         backtest: The backtest.
         choice: How the policy was chosen.
     """
     objective, total = backtest.objective, aggregate(backtest)
-    document = {
+    return {
         "arming": arming_of(backtest, choice).to_json(),
         "ledger": ledger_of(backtest).to_json(),
         "policy": {
@@ -68,8 +69,6 @@ def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any
         "human": human_json(backtest),
         "coverage": [asdict(one) for one in backtest.coverage],
     }
-    encoded_document: dict[str, Any] = encoded(document)
-    return encoded_document
 
 
 def _runs_json(backtest: Backtest) -> list[dict[str, Any]]:

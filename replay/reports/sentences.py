@@ -60,15 +60,19 @@ def no_objective_sentence(backtest: Backtest) -> str:
     return "No metric judges the runs: name one with --objective to see what a stop would have cost."
 
 
-def summary_lines(backtest: Backtest) -> list[str]:
-    """Return a backtest in sentences: the verdict, the sums, and what limits the numbers of single runs."""
-    paragraphs = verdict(backtest, aggregate(backtest))
-    return [*paragraphs, "", *sum_sentences(backtest), *_notes_on_runs(backtest)]
+def summary_lines(backtest: Backtest, total: Mapping[str, Any] | None = None) -> list[str]:
+    """Return a backtest in sentences: the verdict, the sums, and what limits the numbers of single runs.
+
+    Args:
+        backtest: The backtest.
+        total: Its aggregate, if the caller has it: over thousands of runs it takes a second.
+    """
+    total = aggregate(backtest) if total is None else total
+    return [*verdict(backtest, total), "", *sum_sentences(backtest, total), *_notes_on_runs(backtest)]
 
 
-def sum_sentences(backtest: Backtest) -> list[str]:
-    """Return the aggregate in sentences."""
-    total = aggregate(backtest)
+def sum_sentences(backtest: Backtest, total: Mapping[str, Any]) -> list[str]:
+    """Return the aggregate of a backtest in sentences."""
     lines = [f"Rules fired in {counted(total['fired'], 'run', ',')}."]
     lines += renamed_sentences(backtest)
     if any(one["steps"] for one in total["steps_by_unit"]):

@@ -6,6 +6,7 @@ Also says which metrics of a policy a run lacks, and which of its own would do i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from ...rules.checks.metric_keys import evaluations_read
@@ -81,12 +82,12 @@ def check_recorded(runs: Iterable[Run], renames: Renames) -> None:
     """
     if not renames:
         return
-    names: set[str] = set()
+    asked, names = {old for old, _ in renames}, set[str]()
     for run in runs:
-        try:
+        if asked <= names:
+            return
+        with suppress(TelemetryError):
             names.update(run.snapshot().columns.by_metric)
-        except TelemetryError:
-            continue
     for old, new in renames:
         if names and old not in names:
             fix = suggestion(old, names).replace("Known here:", "They recorded:")

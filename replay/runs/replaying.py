@@ -312,6 +312,8 @@ def judged_replay(
 def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[str]:
     """Return the names of the controllers that read values of all ranks which were made up."""
     made_up = stream.made_up_names
+    if not made_up:
+        return frozenset()
     return frozenset(each.name for each in policy.controllers if not made_up.isdisjoint(each.ranks))
 
 

@@ -264,7 +264,7 @@ def facts_of(
         human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
         series=stream_digests(stream),
-        unable=could_not_fire(policy, appearances),
+        unable=could_not_fire(policy, appearances, {judged.outcome.controller for judged in replayed.decisions}),
         early_ends=early_ends(policy, appearances, history.steps),
         is_end_stated=end_stated,
     )

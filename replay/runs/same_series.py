@@ -19,6 +19,9 @@ from .metric_names import mode_of
 FEWEST_VALUES: Final = 20
 FEWEST_DISTINCT: Final = 10
 
+#: Number of values that usually show that a series has enough distinct ones.
+_FIRST: Final = 64
+
 #: Maximum number of metrics of a run that are digested: one in common suffices.
 MOST_METRICS: Final = 32
 
@@ -104,9 +107,11 @@ def repeats(name: str, run_id: str) -> str:
 def _digests(
     steps: npt.NDArray[np.int64], is_evaluation: npt.NDArray[np.bool_], series: Iterable[npt.NDArray[np.float64]]
 ) -> Iterator[str]:
+    is_other = ~is_evaluation
     for values in series:
-        for of_kind in (is_evaluation, ~is_evaluation):
-            at = of_kind & ~np.isnan(values)
+        is_known = ~np.isnan(values)
+        for of_kind in (is_evaluation, is_other):
+            at = of_kind & is_known
             if np.count_nonzero(at) >= FEWEST_VALUES and (digest := _digest(steps[at], values[at])):
                 yield digest
 
@@ -115,6 +120,6 @@ def _digest(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> st
     """Return the digest of a series; empty for one of few distinct values."""
     with np.errstate(over="ignore"):
         singles = values.astype(np.float32) + np.float32(0)  # One bit pattern for zero.
-    if len(np.unique(singles)) < FEWEST_DISTINCT:
+    if len(np.unique(singles[:_FIRST])) < FEWEST_DISTINCT and len(np.unique(singles)) < FEWEST_DISTINCT:
         return ""
     return hashlib.sha256(steps.tobytes() + singles.tobytes()).hexdigest()[:32]

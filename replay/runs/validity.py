@@ -71,6 +71,8 @@ def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
 def with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> frozenset[str]:
     """Return those controllers, and the ones that ask about their decisions, directly or not."""
     found = frozenset(names)
+    if not found:
+        return found
     asks = {
         (controller.name, reference.controller)
         for controller in controllers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,4 +74,10 @@ def worthwhile_processes(policy: Policy, variants: Sequence[Variant], runs: Sequ
 
 
 def _size_bytes(run: Run) -> int:
-    return sum(file.stat().st_size for file in run.folder.iterdir() if file.is_file()) if run.folder.is_dir() else 0
+    """Return the size of a run's files, as far as they are there: a sealer may be replacing some."""
+    size = 0
+    with suppress(OSError):
+        for file in run.folder.iterdir():
+            with suppress(OSError):
+                size += file.stat().st_size
+    return size

@@ -9,7 +9,7 @@ a controller found here cannot fire. Where a rule is too free to tell, its contr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..control.effects import Effect
@@ -23,14 +23,15 @@ from .length_conditions import NO_LIMIT
 from .possible_truths import RuleSurroundings, RuleTruth, limits_in
 
 
-def could_not_fire(policy: Policy, run: Appearances) -> tuple[str, ...]:
+def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()) -> tuple[str, ...]:
     """Return for each controller why it could not fire in a run; empty for those that could.
 
     Args:
         policy: The policy.
         run: Where the run recorded values and events.
+        fired: Names of controllers that fired in the run: of these, nothing is asked unless others ask about them.
     """
-    firsts = _Possible(policy, run, {}).firsts()
+    firsts = _Possible(policy, run, {}).firsts_but_of(fired)
     return tuple(found.reason if isinstance(found, Never) else "" for found in firsts)
 
 
@@ -89,12 +90,21 @@ class _Possible:
         """Whether any of some controllers could fire; looks at as few of them as it can."""
         asked = False
         for index in indices:
-            controller = self._policy.controllers[index]
-            rule = RuleTruth(self._around, controller.rule.bound)
-            if isinstance(self._fires(controller, _first_true(controller, rule)), int):
+            first, asks = self._alone(self._policy.controllers[index])
+            if isinstance(first, int):
                 return True
-            asked = asked or rule.has_asked
+            asked = asked or asks
         return asked and any(isinstance(self.firsts()[index], int) for index in indices)
+
+    def firsts_but_of(self, fired: Collection[str]) -> list[First]:
+        """Return the same as ``firsts``, but ``START`` for controllers that are known to have fired."""
+        found = [(START, False) if each.name in fired else self._alone(each) for each in self._policy.controllers]
+        return self.firsts() if any(asks for _, asks in found) else [first for first, _ in found]
+
+    def _alone(self, controller: Controller) -> tuple[First, bool]:
+        """Return the first event at which a controller could fire, and whether it asks about others' decisions."""
+        rule = RuleTruth(self._around, controller.rule.bound)
+        return self._fires(controller, _first_true(controller, rule)), rule.has_asked
 
     def firsts(self) -> list[First]:
         """Return for each controller the first event at which it could fire.

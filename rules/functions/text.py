@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -67,6 +68,7 @@ def formatted(value: Any, specification: str) -> str:
     return format(value, specification)
 
 
+@functools.lru_cache(maxsize=1_024)
 def check_specification(specification: str) -> None:
     """Refuse a format specification that is malformed, or whose width or precision is above ``MAX_WIDTH``.
 

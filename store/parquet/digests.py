@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog
-from ..run_folder import Listing, SealedFile, list_files, read_file, replace_file
+from ..run_folder import COLUMNS_JSON, Listing, SealedFile, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
 from .column_digests import ColumnDigest, TableDigests, table_digests
 from .digests_v1 import first_table_digests
@@ -76,15 +77,20 @@ class Digests:
     Attributes:
         logs: By attempt and rank.
         attempts: Digest of each finished attempt, as recorded in ``run.json``.
+        files: The ``files_digest`` of logs when their digest was taken. Documents of older recorders have none.
     """
 
     logs: dict[tuple[int, int], LogDigest] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
+    files: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Encode the content of ``digests.json``."""
         logs = [
-            {"attempt": attempt, "rank": rank, **log._asdict()} for (attempt, rank), log in sorted(self.logs.items())
+            {"attempt": stream[0], "rank": stream[1]}
+            | ({"files_sha256": self.files[stream]} if stream in self.files else {})
+            | log._asdict()
+            for stream, log in sorted(self.logs.items())
         ]
         attempts = [{"attempt": attempt, "sha256": digest} for attempt, digest in sorted(self.attempts.items())]
         return (json.dumps({"format": FORMAT, "logs": logs, "attempts": attempts}, indent=1) + "\n").encode()
@@ -112,6 +118,7 @@ def digests_of(content: bytes, folder: Path) -> Digests:
         return Digests(
             {(log["attempt"], log["rank"]): _log_digest_from(log) for log in document["logs"]},
             {entry["attempt"]: entry["sha256"] for entry in document["attempts"]},
+            {(log["attempt"], log["rank"]): log["files_sha256"] for log in document["logs"] if "files_sha256" in log},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedLog(f"not valid digests ({error!r})", where=str(path)) from None
@@ -141,13 +148,15 @@ def compute_digests(folder: Path, known: Known) -> None:
     logs = {
         stream: LogDigest(last, log_digest(listing, columns, stream, known=known)) for stream, last in finished.items()
     }
+    files = {stream: files_digest(folder, listing, stream) for stream in finished}
     attempts = {
         attempt.attempt: attempt_digest(attempt)
         for attempt in info.attempts
         if (attempt is not info.last or attempt.status != "running") and attempt.attempt not in kept.attempts
     }
     if logs or attempts:
-        replace_file(folder / DIGESTS_JSON, Digests(kept.logs | logs, kept.attempts | attempts).to_json())
+        digests = Digests(kept.logs | logs, kept.attempts | attempts, kept.files | files)
+        replace_file(folder / DIGESTS_JSON, digests.to_json())
 
 
 def kept_log_digest(kept: Digests, listing: Listing) -> str:
@@ -193,7 +202,12 @@ def file_digests(table: str, parts: Iterable[pa.Table]) -> dict[str, ColumnDiges
 
 
 def faults_of(
-    kept: Digests, info: RunInfo, listing: Listing, columns: Columns, known: Known = MappingProxyType({})
+    kept: Digests,
+    info: RunInfo,
+    listing: Listing,
+    columns: Columns,
+    known: Known = MappingProxyType({}),
+    unchanged: Collection[tuple[int, int]] = (),
 ) -> list[str]:
     """List the changes since digests were taken, one sentence each.
 
@@ -203,6 +217,7 @@ def faults_of(
         listing: Its files.
         columns: The columns of its metrics.
         known: Column digests, in the newest format, of files that need not be read.
+        unchanged: The attempts and ranks whose files are unchanged, and need not be read either.
 
     Raises:
         DamagedLog: A file cannot be read.
@@ -217,6 +232,8 @@ def faults_of(
     ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
+        if is_whole and (attempt, rank) in unchanged:
+            continue
         read = known if log.format == FORMAT else {}
         if not is_whole or log_digest(listing, columns, (attempt, rank), log.format, known=read) != log.sha256:
             faults.append(
@@ -268,6 +285,23 @@ def log_digest(
         named = ((table, name in metric_of, metric_of.get(name, name), *own) for name, own in digests.items())
         for line in sorted(named):
             digest.update(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def files_digest(folder: Path, listing: Listing, stream: tuple[int, int]) -> str:
+    """Return one digest for the names and bytes of the files that hold a log, and ``columns.json`` if it exists.
+
+    While it stays the same, so does the log's digest, which takes ten times as long: its values must be decoded.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digest = hashlib.sha256()
+    columns = [path for path in (folder / COLUMNS_JSON,) if path.exists()]
+    for path in [file.path for file in listing.sealed if file[2:4] == stream] + columns:
+        with open(path, "rb", buffering=0) as file:
+            digest.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

@@ -120,7 +120,7 @@ class EventRows(Sequence[Event]):
     def whole(self, name: str) -> npt.NDArray[Any]:
         """One envelope column of numbers that every event has; shape (events,)."""
         if name not in self._arrays:
-            self._arrays[name] = self._table[name].combine_chunks().to_numpy(zero_copy_only=False)
+            self._arrays[name] = _whole(self._table[name]).to_numpy(zero_copy_only=False)
         return self._arrays[name]
 
     def known(self, name: str) -> Numbers:
@@ -145,10 +145,7 @@ class EventRows(Sequence[Event]):
     @cached_property
     def mentions_late_values(self) -> bool:
         """Whether attributes mention late values; a text in the loop's own attributes may match, too."""
-        column = self._table["attrs"]
-        if column.null_count == len(column):
-            return False
-        return bool(pc.any(pc.match_substring_regex(column, f'"({AWAITED}|{LATE_FOR})"')).as_py())
+        return any(f'"{AWAITED}"' in text or f'"{LATE_FOR}"' in text for text in self._text_of.values())
 
     @property
     def metrics(self) -> list[str]:
@@ -159,14 +156,10 @@ class EventRows(Sequence[Event]):
         """The value of a metric at each event; None where it was not logged."""
         return self._metrics.whole(metric)
 
-    @cached_property
+    @property
     def rows_with_attrs(self) -> list[int]:
         """The indices of events with attributes."""
-        column = self._table["attrs"]
-        if column.null_count == len(column):
-            return []
-        rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.not_equal(column, ""), False)).to_pylist()
-        return rows
+        return list(self._text_of)
 
     def of_kinds(self, kinds: Iterable[str], *, others: bool = False) -> EventRows:
         """The events of these kinds, or of all others, in order."""
@@ -207,9 +200,12 @@ class EventRows(Sequence[Event]):
 
     @cached_property
     def _text_of(self) -> dict[int, str]:
-        """The attribute text of each event that has any, by index."""
-        rows = self.rows_with_attrs
-        return dict(zip(rows, self._table["attrs"].take(pa.array(rows, pa.int64())).to_pylist(), strict=True))
+        """The attribute text of each event that has any, by index, ascending."""
+        column = _whole(self._table["attrs"])
+        if column.null_count == len(column):
+            return {}
+        rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        return {row: text for row, text in zip(rows, column.drop_null().to_pylist(), strict=True) if text}
 
     @cached_property
     def _texts(self) -> list[str | None]:
@@ -285,9 +281,14 @@ def with_columns(events: Sequence[Event]) -> EventRows | EventList:
     return events if isinstance(events, EventRows | EventList) else EventList(events)
 
 
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array. ``combine_chunks`` calls a function even for a single chunk."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _known(column: pa.ChunkedArray) -> Numbers:
     """Return the numbers of a column that are not null."""
-    chunk = column.combine_chunks()
+    chunk = _whole(column)
     numbers = chunk.to_numpy(zero_copy_only=False)
     if not chunk.null_count:
         return Numbers(np.arange(len(numbers)), numbers)
@@ -307,7 +308,7 @@ def _known_of(values: Sequence[float | None]) -> Numbers:
 def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
     if column.null_count:
         raise DamagedLog("an event without a kind")
-    return column.combine_chunks().dictionary_encode()
+    return _whole(column).dictionary_encode()
 
 
 def _texts_of(column: pa.ChunkedArray) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,17 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..annotations import read_annotations
 from ..columns import Columns
 from ..errors import DamagedLog, TelemetryError
-from ..events import AWAITED, LATE_FOR
+from ..events import AWAITED, LATE_FOR, LOST
 from ..host import is_of_this_machine
 from ..journal.reading import is_being_written, read_segment
 from ..parquet.column_digests import ColumnDigest
-from ..parquet.digests import Digests, faults_of, file_digests, read_digests
-from ..parquet.reading import row_groups_of
-from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, list_files
+from ..parquet.digests import Digests, faults_of, file_digests, files_digest, read_digests
+from ..parquet.reading import read_parquet, row_groups_of
+from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
 from ..run_info import RunInfo, read_run_info
 from .folder_content import NOT_THERE, stamp_of
 from .snapshot import Snapshot, read_snapshot, retrying
@@ -29,7 +32,10 @@ from .snapshot import Snapshot, read_snapshot, retrying
 _RESTORE: Final = "Restore the run from a copy"
 
 #: Columns of events that say what was lost.
-_NOTED: Final = ["kind", "step", "attempt", "rank", "attrs"]
+_NOTED: Final = ["kind", "step", "attrs"]
+
+#: The attributes of events that say what was lost, as they appear in JSON.
+_SAYS_LOST: Final = f'"({LOST}|{AWAITED}|{LATE_FOR})"'
 
 _SEAL: Final = "steptape seal {folder}"
 
@@ -67,7 +73,7 @@ class StoreFault:
 def diagnose(folder: Path) -> list[StoreFault]:
     """Return the faults of a run's folder; empty when it is as a recorder and a sealer leave it.
 
-    Reads every file in full.
+    Reads every file in full, but decodes only the files that have changed since their digest was taken.
     """
     try:
         return retrying(lambda: _found_in(folder))
@@ -83,11 +89,13 @@ class _FilesRead:
     """What one reading of a run's sealed files yields.
 
     Attributes:
+        unchanged: The attempts and ranks whose files have the bytes that they had when their digest was taken.
         faults: The files that cannot be read.
-        digests: The column digests of each file whose rows are in order.
-        noted: The rows of events with attrs: kind, step, attempt, rank and attrs.
+        digests: The column digests of each other file whose rows are in order.
+        noted: The rows of events with attrs that may say what was lost: kind, step and attrs.
     """
 
+    unchanged: frozenset[tuple[int, int]] = frozenset()
     faults: list[StoreFault] = field(default_factory=list)
     digests: dict[Path, dict[str, ColumnDigest]] = field(default_factory=dict)
     noted: list[pa.Table] = field(default_factory=list)
@@ -107,7 +115,7 @@ def _found_in(folder: Path) -> list[StoreFault]:
     if found:
         return found
     found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing)]
-    read = _read_files(listing)
+    read = _read_files(listing, _unchanged(folder, kept, listing))
     found += read.faults
     if any(one.code in UNREADABLE for one in found):
         return found
@@ -151,8 +159,12 @@ def is_run_folder(folder: Path) -> bool:
     """Whether the folder holds a run or files of one whose ``run.json`` is gone, or cannot be examined."""
     if stamp_of(folder)[1] != NOT_THERE:
         return True
-    listing = list_files(folder)
-    return bool(listing.sealed or listing.journals or listing.irregular)
+    try:
+        return any(is_journal(name) or is_sealed(name) for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def _has_just_ended(info: RunInfo) -> bool:
@@ -206,13 +218,14 @@ def _notes(folder: Path) -> Iterator[StoreFault]:
 
 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
-    for path in sorted(folder.glob(".*.tmp")):
+    names = sorted(os.listdir(folder))
+    for path in (folder / name for name in names if name.startswith(".") and name.endswith(".tmp")):
         if time.time_ns() - path.stat().st_mtime_ns < _SEALING_NS:
             continue  # A process may still be writing it.
         yield StoreFault(
             "leftover", str(path), "a temporary file of a killed process; it holds nothing of value", "Delete it"
         )
-    for path in sorted(folder.glob("torn-journal-*")):
+    for path in (folder / name for name in names if name.startswith("torn-journal-")):
         what = f"{path.stat().st_size} bytes of a journal with a torn end, whose complete records were sealed"
         yield StoreFault("torn", str(path), what, "Delete it unless you want to examine it")
     for file in listing.superseded:
@@ -220,10 +233,23 @@ def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
         yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
-def _read_files(listing: Listing) -> _FilesRead:
-    """Read every sealed file once."""
-    read = _FilesRead()
+def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> Iterator[tuple[int, int]]:
+    """Yield the attempts and ranks whose files are unchanged."""
+    for stream, digest in () if isinstance(kept, StoreFault) else kept.files.items():
+        # A file that cannot be read has changed, and is examined on its own.
+        with contextlib.suppress(OSError):
+            if digest == files_digest(folder, listing, stream):
+                yield stream
+
+
+def _read_files(listing: Listing, unchanged: Iterable[tuple[int, int]]) -> _FilesRead:
+    """Read every sealed file, and decode those that have changed."""
+    read = _FilesRead(frozenset(unchanged))
     for file in listing.sealed:
+        if _stream(file) in read.unchanged:
+            if file.table == "events":
+                read.noted.extend(_noted_in(file.path))
+            continue
         try:
             digests = file_digests(file.table, _noting(file, row_groups_of(file.path, threads=False), read.noted))
         except FileNotFoundError:
@@ -246,6 +272,14 @@ def _noting(file: SealedFile, parts: Iterable[pa.Table], noted: list[pa.Table]) 
         if file.table == "events":
             noted.append(part.select(_NOTED).filter(part["attrs"].is_valid()))
         yield part
+
+
+def _noted_in(path: Path) -> Iterator[pa.Table]:
+    """Yield the rows of events with attrs if any says that something was lost. Most files need only that column."""
+    attrs = read_parquet(path, ["attrs"], threads=False)["attrs"].drop_null()
+    if pc.any(pc.match_substring_regex(attrs, _SAYS_LOST)).as_py():
+        rows = read_parquet(path, _NOTED, threads=False)
+        yield rows.filter(rows["attrs"].is_valid())
 
 
 def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
@@ -274,7 +308,7 @@ def _lost(snapshot: Snapshot, read: _FilesRead) -> Iterator[StoreFault]:
     for row in rows:
         attrs = json.loads(row["attrs"])
         if row["kind"] == "gap":
-            what = f"{attrs.get('lost_events')} events before step {row['step']} could not be written"
+            what = f"{attrs.get(LOST)} events before step {row['step']} could not be written"
             because = f": {attrs['first_error']}" if attrs.get("first_error") else ""
             yield StoreFault("gap", str(snapshot.folder), what + because)
         awaited += (AWAITED in attrs) - (LATE_FOR in attrs)
@@ -297,7 +331,7 @@ def _changed(folder: Path, kept: Digests | StoreFault, snapshot: Snapshot, read:
         yield kept
         return
     try:
-        for fault in faults_of(kept, snapshot.info, snapshot.listing, snapshot.columns, read.digests):
+        for fault in faults_of(kept, snapshot.info, snapshot.listing, snapshot.columns, read.digests, read.unchanged):
             yield StoreFault("changed", str(folder), fault, _RESTORE)
     except TelemetryError as error:
         yield StoreFault("changed", error.where or str(folder), error.what, error.fix or _RESTORE)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ..columns import Columns, read_columns
 from ..errors import RunChanging
-from ..events import Event
+from ..events import ENVELOPE, Event
 from ..journal.reading import Segment, is_being_written, read_segment
 from ..lineage import Lineage, lineage_of
 from ..objects.access import fetch, freshen
@@ -151,7 +151,7 @@ class Snapshot:
         tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
         if tails or len(files) != 1:
             return None
-        return self._event_rows(files[0], [name for name in events_schema(self.columns).names if name != "run_id"])
+        return self._event_rows(files[0], [*ENVELOPE, *self.columns.by_metric.values(), "attrs"])
 
     def _sealed_events(self, file: SealedFile, wanted: Sequence[str], asked: Columns) -> pa.Table:
         """Read the wanted columns of an events file, including those stored in ``metrics`` files."""

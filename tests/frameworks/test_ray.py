@@ -60,6 +60,8 @@ class Nodes:
     def add(self, **environment: str) -> None:
         """Add the second node, unless it is there."""
         if self._second is None:
+            # A program that joins by a node which has just died is ended by Ray.
+            self._cluster.wait_for_nodes()
             self._second = self._cluster.add_node(num_cpus=1, env_vars=_PATH | environment)
 
     def kill_second(self) -> None:
