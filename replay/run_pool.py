@@ -227,9 +227,9 @@ def folders_in(asked: Iterable[object]) -> list[Path]:
     return [part.folder for part in parts if isinstance(part, Run)]
 
 
-def _mirrored(asked: Iterable[object]) -> list[Path]:
+def _mirrored(asked: Sequence[object]) -> list[Path]:
     """Return the folders of the runs if the first is in object storage: arguments of other stores may be made late."""
-    first = folders_in(itertools.islice(asked, 1))
+    first = folders_in(asked[:1])
     return folders_in(asked) if first and is_mirror(first[0].parent) else []
 
 
