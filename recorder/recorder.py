@@ -140,8 +140,8 @@ class Recorder:
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
         seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
             that, sealing continues without the program. The largest of all recorders counts.
-        push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``, ``file://PATH`` or a
-            folder. ``STEPTAPE_TOKEN`` holds the token of a server.
+        push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``,
+            ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. ``STEPTAPE_TOKEN`` holds the token of a server.
         push_wait_s: Maximum number of seconds that the program's exit waits until the run is pushed.
         mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
             every call works.

@@ -1,7 +1,7 @@
 """Maps functions over runs on a Ray cluster. Results keep the order of the runs, as in ``RunPool``.
 
 A task holds a block of runs. Ray repeats the tasks of lost workers and nodes. Function and runs travel as pickles:
-policies are parsed again, runs are read from a disk that all nodes share.
+policies are parsed again. Runs come from a disk that all nodes share, or each node fetches them from object storage.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.errors import TelemetryError
-from ..store.run import Run
+from ..store.objects.access import fetch_logs
 from .blocks import Blocks, timed_answers
 from .cache import code_digest
+from .run_pool import folders_in
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -238,7 +239,9 @@ def _answers(job: tuple[bytes, bytes, str], block: bytes) -> tuple[list[Any], fl
                 raise UnseenRun("it does not see this run", where=where, got=one, fix=fix)
             return call(one)
 
-        return timed_answers(answer, pickle.loads(block))
+        asked = pickle.loads(block)
+        fetch_logs(folders_in(asked))
+        return timed_answers(answer, asked)
 
 
 @functools.lru_cache(maxsize=4)
@@ -255,5 +258,4 @@ def _loaded(registered: bytes, function: bytes) -> Callable[[Any], Any]:
 
 def _is_seen(asked: object) -> bool:
     """Whether the folders of the runs in an argument exist here."""
-    parts = asked if isinstance(asked, tuple) else (asked,)
-    return all(part.folder.is_dir() for part in parts if isinstance(part, Run))
+    return all(folder.is_dir() for folder in folders_in([asked]))

@@ -12,11 +12,14 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ..rules.policy_file.policy import Policy
+from ..store.cache.mirrored import is_mirror
 from ..store.errors import TelemetryError
+from ..store.objects.access import fetching_ahead
 from ..store.processes.limits import end_with_parent
 from ..store.run import Run
 from .blocks import Blocks, named_in_errors, timed_answers
@@ -177,10 +180,12 @@ class RunPool:
             return
         if self._given is not None:
             yield from self._given.mapped(function, rest)
-        elif self._processes > 1 and len(rest) > 1:
-            yield from self._in_processes(function, rest)
-        else:
-            yield from self._here(function, rest)
+            return
+        with fetching_ahead(_mirrored(rest)):
+            if self._processes > 1 and len(rest) > 1:
+                yield from self._in_processes(function, rest)
+            else:
+                yield from self._here(function, rest)
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:
@@ -214,6 +219,18 @@ class RunPool:
         future = self._pool.submit(_called, payload, block)
         self._children |= frozenset(multiprocessing.active_children()) - before
         return future
+
+
+def folders_in(asked: Iterable[object]) -> list[Path]:
+    """Return the folders of the runs that arguments are, or hold in a tuple."""
+    parts = (part for one in asked for part in (one if isinstance(one, tuple) else (one,)))
+    return [part.folder for part in parts if isinstance(part, Run)]
+
+
+def _mirrored(asked: Sequence[object]) -> list[Path]:
+    """Return the folders of the runs if the first is in object storage: arguments of other stores may be made late."""
+    first = folders_in(asked[:1])
+    return folders_in(asked) if first and is_mirror(first[0].parent) else []
 
 
 @contextmanager

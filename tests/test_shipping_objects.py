@@ -74,6 +74,16 @@ def test_the_digests_are_equal_whatever_the_log_holds(bucket: Place, tmp_path: P
     assert not chunks(bucket)
 
 
+def test_large_files_go_in_pieces(bucket: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same there."""
+    monkeypatch.setattr("steptape.store.objects.bucket._LARGE_BYTES", 0)
+    folder = ended(tmp_path / "a")
+    pushed(folder, bucket)
+
+    assert at(bucket).digest_faults() == []
+    assert digests_of(at(bucket).folder) == digests_of(folder)
+
+
 def test_a_run_that_grows_is_read_while_it_does(bucket: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is live there, its events follow, and Parquet files replace chunks as segments are sealed."""
     monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)

@@ -20,6 +20,7 @@ from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.errors import DamagedLog, ReadOnlyStore, StoreAway, StoreNotFound
 from steptape.store.events import Event
 from steptape.store.objects import parts_cache
+from steptape.store.objects.access import fetching_ahead
 from steptape.store.objects.mirror import Mirror, mirror_for
 from steptape.store.parquet.sealing import seal
 from steptape.store.reading.deletion import delete_run
@@ -89,6 +90,20 @@ def test_parts_are_fetched_when_they_are_read(there: Place) -> None:
     assert listed == (4, 0)
     assert named == (1, 1)
     assert there.service.count("GET", "/parts/") == 4
+
+
+def test_logs_are_fetched_ahead(there: Place) -> None:
+    """Many at a time, in the background. What cannot be fetched is left to its reader."""
+    folders = [run.folder for run in open_store(there.address)]
+    there.service.fault = failing(1000, text="/parts/run-0/")
+    with fetching_ahead(folders):
+        until(lambda: len(list(folders[0].parents[2].glob("parts/*"))) == 3)
+    there.service.fault = None
+    asked = there.service.count("GET", "/parts/")
+    rows = [open_run(folder).table().num_rows for folder in folders]
+
+    assert rows == [4, 5, 6, 7]
+    assert there.service.count("GET", "/parts/") == asked + 1
 
 
 def test_only_changed_manifests_are_fetched(here: Path, there: Place, store_record: Callable[..., Path]) -> None:

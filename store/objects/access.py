@@ -6,15 +6,20 @@ alone, since recorders and short commands read runs, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..cache.mirrored import is_mirror
 from ..errors import TelemetryError
 
 if TYPE_CHECKING:
     from .mirror import Mirror
+
+#: Runs whose events are fetched at a time.
+_AHEAD: Final = 64
 
 
 def is_address(path: object) -> bool:
@@ -54,6 +59,43 @@ def fetch(paths: Iterable[Path]) -> None:
     for store, own in by_store.items():
         if (mirror := mirror_at(store)) is not None:
             mirror.fetch(own)
+
+
+def fetch_logs(runs: Iterable[Path]) -> None:
+    """Fetch the events of mirrored runs, many at a time. What cannot be fetched is left to those who read it."""
+    by_store: dict[Path, list[str]] = {}
+    for run in runs:
+        by_store.setdefault(run.parent, []).append(run.name)
+    for store, names in by_store.items():
+        if (mirror := mirror_at(store)) is not None:
+            mirror.fetch_logs(names)
+
+
+@contextmanager
+def fetching_ahead(runs: Sequence[Path]) -> Iterator[None]:
+    """Fetch the events of mirrored runs in the background, in their order, until the block ends.
+
+    Whoever reads runs one after another would wait for the network each time.
+    """
+    mirrored = [run for run in runs if is_mirror(run.parent)]
+    if not mirrored:
+        yield
+        return
+    ended = threading.Event()
+
+    def work() -> None:
+        for start in range(0, len(mirrored), _AHEAD):
+            if ended.is_set():
+                return
+            fetch_logs(mirrored[start : start + _AHEAD])
+
+    thread = threading.Thread(target=work, name="steptape-fetch")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def freshen(run: Path) -> None:

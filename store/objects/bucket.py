@@ -74,12 +74,9 @@ class Bucket:
     """
 
     def __init__(self, address: str, endpoint: str | None = None) -> None:
-        match = _ADDRESS.fullmatch(address)
-        if match is None or ".." in (match[2] or "").split("/"):
-            raise StoreNotFound("the address of a store in object storage must be s3://BUCKET[/PREFIX]", got=address)
-        self._name, prefix = match[1], (match[2] or "").strip("/")
+        self.address = plain_address(address)
+        self._name, _, prefix = self.address.removeprefix("s3://").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self.address = f"s3://{self._name}/{prefix}".rstrip("/")
         self.endpoint = endpoint_here() if endpoint is None else endpoint
         self._client = _client(self.endpoint)
 
@@ -210,6 +207,21 @@ class Bucket:
         return StoreNotFound(
             reason, where=self.address, fix="Check the credentials, the region and the bucket's policy"
         )
+
+
+def plain_address(address: str) -> str:
+    """Return the one way to write an address.
+
+    Raises:
+        StoreNotFound: It is none.
+
+    >>> plain_address("s3:/bucket/runs/")
+    's3://bucket/runs'
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or ".." in (match[2] or "").split("/"):
+        raise StoreNotFound("the address of a store in object storage must be s3://BUCKET[/PREFIX]", got=address)
+    return f"s3://{match[1]}/{(match[2] or '').strip('/')}".rstrip("/")
 
 
 def endpoint_here() -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from ..cache.mirrored import mirrors_folder
 from ..errors import DamagedLog, NotWritten, PartsMissing, StoreAway, StoreNotFound, TelemetryError
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
-from .bucket import CONNECTIONS, Bucket, Content
+from .bucket import CONNECTIONS, Bucket, Content, endpoint_here, plain_address
 from .manifest import MANIFESTS, SMALL_FILES, Manifest, manifest_key, manifest_of, part_key, run_id_in
 from .parts_cache import PartsCache
 
@@ -45,6 +45,9 @@ _PAUSE_S: Final = 0.1
 #: The file that names the store of a mirror, and the one with what is known of a run's manifest.
 MIRROR_JSON: Final = ".mirror.json"
 _STATE: Final = ".manifest.json"
+
+#: Beginnings of the names of parts that hold events.
+_LOGS: Final = ("events-", "metrics-", "journal-")
 
 #: Slashes in ``s3://BUCKET``.
 _LEAST_SLASHES: Final = 2
@@ -175,6 +178,15 @@ class Mirror:
             with ThreadPoolExecutor(CONNECTIONS) as threads:
                 list(threads.map(self._fetch_one, missing))
 
+    def fetch_logs(self, run_ids: Iterable[str]) -> None:
+        """Fetch the events of runs. What cannot be fetched now is left to those who read it."""
+        paths: list[Path] = []
+        for folder in (self.folder / run_id for run_id in run_ids):
+            with contextlib.suppress(OSError):
+                paths += [folder / name for name in os.listdir(folder) if name.startswith(_LOGS)]
+        with contextlib.suppress(TelemetryError, FileNotFoundError):
+            self.fetch(paths)
+
     def _fetch_one(self, path: Path) -> None:
         target = os.readlink(path)
         name = os.path.basename(target)
@@ -257,11 +269,10 @@ class Mirror:
 
     def _drop(self, run_id: str) -> None:
         """Remove a run, so that no reader takes a half of it for a run."""
-        folder = self.folder / run_id
+        doomed = tempfile.mkdtemp(prefix=".deleted-", dir=self.folder)
         with contextlib.suppress(FileNotFoundError):
-            doomed = tempfile.mkdtemp(prefix=".deleted-", dir=self.folder)
-            os.replace(folder, doomed) if folder.is_dir() else None
-            shutil.rmtree(doomed, ignore_errors=True)
+            os.replace(self.folder / run_id, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def _index(self) -> dict[str, str]:
         """Return the etags of the manifests that the folders show."""
@@ -304,11 +315,12 @@ def folder_of(address: str) -> Path:
 
 def mirror_for(address: str, endpoint: str | None = None) -> Mirror:
     """Return the mirror of a store as it is here. Raises as ``open_mirror``."""
-    bucket, mirrors = Bucket(address, endpoint), mirrors_folder()
+    address, mirrors = plain_address(address), mirrors_folder()
+    endpoint = endpoint_here() if endpoint is None else endpoint
     if mirrors is None:
         raise TelemetryError("a store in object storage needs a cache", fix="Set STEPTAPE_CACHE to a folder")
-    name = hashlib.sha256(f"{bucket.endpoint}\0{bucket.address}".encode()).hexdigest()[:32]
-    return _mirror(mirrors / name, bucket.address, bucket.endpoint)
+    name = hashlib.sha256(f"{endpoint}\0{address}".encode()).hexdigest()[:32]
+    return _mirror(mirrors / name, address, endpoint)
 
 
 def _mirror(folder: Path, address: str, endpoint: str) -> Mirror:
