@@ -21,7 +21,7 @@ from api_serving import PATIENT, RUN, SMALL, ended, recorded, served
 from steptape import open_run, verify
 
 #: Jobs that are started and cancelled at random moments.
-JOBS = 40
+JOBS = 16
 
 #: A server on a disk that is full for every file above a number of bytes.
 SERVE_FULL = """

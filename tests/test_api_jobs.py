@@ -50,6 +50,15 @@ def client(store: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of one server for all tests that start no job."""
+    store = tmp_path_factory.mktemp("idle")
+    recorded(store)
+    with served(store) as client:
+        yield client
+
+
 def start(client: httpx.Client, kind: str, **body: Any) -> dict[str, Any]:
     """Send a request that starts a job and return the job."""
     answer = client.post(f"/api/v1/{kind}", json=body)
@@ -285,14 +294,14 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
     ],
 )
 def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
-    client: httpx.Client, kind: str, body: dict[str, Any], code: str
+    idle: httpx.Client, kind: str, body: dict[str, Any], code: str
 ) -> None:
     """The answer names the fault."""
     headers = {"Content-Type": "application/json"}
-    answer = client.post(f"/api/v1/{kind}", content=json.dumps(body), headers=headers)
+    answer = idle.post(f"/api/v1/{kind}", content=json.dumps(body), headers=headers)
 
     assert answer.json()["code"] == code
-    assert client.get("/api/v1/jobs").json()["items"] == []
+    assert idle.get("/api/v1/jobs").json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -306,17 +315,17 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
     ],
 )
 def test_a_value_that_a_policy_does_not_take_is_named_with_its_axis(
-    client: httpx.Client, axes: dict[str, list[Any]], said: list[str]
+    idle: httpx.Client, axes: dict[str, list[Any]], said: list[str]
 ) -> None:
     """Its position on the axis does not matter, and nothing is queued."""
-    answer = client.post("/api/v1/sweeps", json={"policy_text": WAITING, "axes": axes})
+    answer = idle.post("/api/v1/sweeps", json={"policy_text": WAITING, "axes": axes})
 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-policy")
     lines = answer.json()["detail"].splitlines()
     assert len(lines) == len(said)
     for line, part in zip(lines, said, strict=True):
         assert part in line
-    assert client.get("/api/v1/jobs").json()["items"] == []
+    assert idle.get("/api/v1/jobs").json()["items"] == []
 
 
 def test_a_policy_that_takes_too_long_to_load_is_refused(store: Path) -> None:
@@ -332,19 +341,19 @@ def test_a_policy_that_takes_too_long_to_load_is_refused(store: Path) -> None:
     assert "exceeded their time limit of 1 s" in answer.json()["detail"]
 
 
-def test_a_policy_that_does_not_load_is_refused_with_its_problems(client: httpx.Client) -> None:
+def test_a_policy_that_does_not_load_is_refused_with_its_problems(idle: httpx.Client) -> None:
     """Each problem has its place."""
     text = POLICY.replace("loss <", "loss <<").replace("on_step_end", "on_nothing")
-    answer = client.post("/api/v1/backtests", json={"policy_text": text})
+    answer = idle.post("/api/v1/backtests", json={"policy_text": text})
 
     lines = answer.json()["detail"].splitlines()
     assert [line.split(": ")[0] for line in lines] == ["policy:5:16", "policy:6:11"]
 
 
-def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
+def test_rules_are_checked_with_line_and_column(idle: httpx.Client) -> None:
     """The answer holds errors or findings."""
-    wrong = client.post("/api/v1/rules/check", json={"text": POLICY.replace("loss <", "loss <<")}).json()
-    fine = client.post("/api/v1/rules/check", json={"text": POLICY, "runs": [RUN]}).json()
+    wrong = idle.post("/api/v1/rules/check", json={"text": POLICY.replace("loss <", "loss <<")}).json()
+    fine = idle.post("/api/v1/rules/check", json={"text": POLICY, "runs": [RUN]}).json()
 
     assert (wrong["ok"], wrong["problems"][0]["line"]) == (False, 6)
     assert (fine["ok"], fine["problems"]) == (True, [])
@@ -353,11 +362,11 @@ def test_rules_are_checked_with_line_and_column(client: httpx.Client) -> None:
     assert wrong["could_fire"] is None
 
 
-def test_tests_of_rules_are_run(client: httpx.Client) -> None:
+def test_tests_of_rules_are_run(idle: httpx.Client) -> None:
     """The policy is sent along or shipped."""
     tests = "policy: mine\ntests:\n  - name: t\n    series: {loss: 1 0.05}\n    expect: [{step: 2, controller: low}]\n"
 
-    answer = client.post("/api/v1/rules/test", json={"tests": tests, "policies": {"mine": POLICY}}).json()
+    answer = idle.post("/api/v1/rules/test", json={"tests": tests, "policies": {"mine": POLICY}}).json()
 
     assert (answer["ok"], [result["test"] for result in answer["results"]]) == (True, ["t"])
 

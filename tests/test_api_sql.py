@@ -203,8 +203,8 @@ def client(folder: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def hurried(folder: Path) -> Iterator[httpx.Client]:
-    """A client of a server that limits a statement to two seconds."""
-    with served(folder / "runs", limits=replace(SMALL, query=replace(SMALL.query, seconds=2.0))) as client:
+    """A client of a server that limits a statement to a second."""
+    with served(folder / "runs", limits=replace(SMALL, query=replace(SMALL.query, seconds=1.0))) as client:
         yield client
 
 

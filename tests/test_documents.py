@@ -75,7 +75,16 @@ def names(pages: list[Path]) -> list[str]:
     return [page.relative_to(ROOT).as_posix() for page in pages]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def pages_of(page: Path) -> set[Path]:
+    """Return the pages whose steps a page has."""
+    return {step.page for step in read_steps(page)}
+
+
+#: Pages that no other page continues: the blocks of a continued page run with those of the other.
+ENDS = [page for page in PAGES if all(page == other or page not in pages_of(other) for other in PAGES)]
+
+
+@pytest.mark.parametrize("page", ENDS, ids=names(ENDS))
 def test_a_page_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     """Its blocks run from top to bottom in an empty folder; pages without such blocks pass."""
     mismatches = run_page(page, tmp_path / "here")

