@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -29,8 +28,7 @@ from ..options import JsonOption, store_path
 from ..output import print_json, progress, say
 from ..streams import complain
 
-#: Runs that a process examines at a time, and the number that makes one more process worth its start.
-_SHARE: Final = 50
+#: Number of runs that makes one more process worth its start.
 _RUNS_A_PROCESS: Final = 500
 
 
@@ -48,11 +46,7 @@ class _Examined(NamedTuple):
     unjudged: list[str]
 
 
-def _examined(folders: Sequence[Path], *, training: bool) -> list[_Examined]:
-    return [_examined_one(folder, training) for folder in folders]
-
-
-def _examined_one(folder: Path, training: bool) -> _Examined:
+def _examined(folder: Path, *, training: bool) -> _Examined:
     faults = diagnose(folder)
     unjudged: list[str] = []
     if training and not any(fault.code in UNREADABLE for fault in faults):
@@ -82,14 +76,13 @@ def doctor(
     Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
     """
     folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
-    shares = [folders[start : start + _SHARE] for start in range(0, len(folders), _SHARE)]
     processes = max(1, min(os.cpu_count() or 1, len(folders) // _RUNS_A_PROCESS))
     examined: list[_Examined] = []
     with progress() as bar, RunPool(processes) as pool:
         task = bar.add_task("reading runs", total=len(folders))
-        for share in pool.mapped(partial(_examined, training=training), shares):
-            examined += share
-            bar.advance(task, len(share))
+        for one in pool.mapped(partial(_examined, training=training), folders):
+            examined.append(one)
+            bar.advance(task)
     found = [fault for one in examined for fault in one.faults]
     found += twins(dict(zip(folders, (one.run_id for one in examined), strict=True)))
     unknown = [line for one in examined for line in one.unjudged]
