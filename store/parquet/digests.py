@@ -297,7 +297,8 @@ def files_digest(folder: Path, listing: Listing, stream: tuple[int, int]) -> str
         OSError: A file cannot be read.
     """
     digest = hashlib.sha256()
-    columns = [path for path in (folder / COLUMNS_JSON,) if path.exists()]
+    # Opening a FIFO would wait for its writer.
+    columns = [path for path in (folder / COLUMNS_JSON,) if path.is_file()]
     for path in [file.path for file in listing.sealed if file[2:4] == stream] + columns:
         with open(path, "rb", buffering=0) as file:
             digest.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
