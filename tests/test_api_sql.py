@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -119,9 +118,7 @@ BOMBS = {
 
 FORMS = ("json", "ndjson", "csv", "arrow", "parquet")
 
-#: A column of each type that DuckDB has, with its least and greatest value, from its own function for tests; and values
-#: at which Arrow, Python or JSON ends.
-TYPES = [row[0] for row in duckdb.execute("DESCRIBE SELECT * FROM test_all_types()").fetchall()]
+#: Values at which Arrow, Python or JSON ends.
 VALUES = {
     "'infinity'::DATE": "infinity",
     "DATE '-infinity'": "-infinity",
@@ -297,12 +294,13 @@ def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
     assert rows == [["NaN", "-Infinity", "2026-01-02", "eA==", {"f": [1]}]]
 
 
-@pytest.mark.parametrize("column", [*TYPES, "*"])
-def test_a_column_of_any_type_has_every_form(client: httpx.Client, column: str) -> None:
-    """All forms hold the same number of rows."""
-    selected = column if column == "*" else f'"{column}"'
+@pytest.mark.parametrize("columns", ["*", "int", "varchar"])
+def test_a_column_of_any_type_has_every_form(client: httpx.Client, columns: str) -> None:
+    """All forms hold the same number of rows, also those of one column that has a NULL.
 
-    answers = {form: ask(client, f"SELECT {selected} FROM test_all_types()", format=form) for form in FORMS}
+    DuckDB's function for tests has a column of each type, with its least and greatest value.
+    """
+    answers = {form: ask(client, f"SELECT {columns} FROM test_all_types()", format=form) for form in FORMS}
 
     assert {form: answer.status_code for form, answer in answers.items()} == dict.fromkeys(FORMS, 200)
     assert answers["json"].json()["n_rows"] == 3

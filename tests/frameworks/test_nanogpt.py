@@ -96,44 +96,52 @@ def decisions_of(run: Run) -> list[tuple[int, str]]:
     return [(row["step"], row["controller"]) for row in run.decisions().to_pylist()]
 
 
-def test_the_weights_are_those_of_the_loop_without_steptape(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Folder and losses of the example, trained without rules."""
+    folder = tmp_path_factory.mktemp("free")
+    return folder, train(folder)
+
+
+def test_the_weights_are_those_of_the_loop_without_steptape(free: tuple[Path, list[str]], tmp_path: Path) -> None:
     """Bit for bit, and so are the losses. The loop without steptape is the example without its seven statements."""
     text = EXAMPLE.read_text(encoding="utf-8")
     plain = re.sub(r".*\brec\b.*\n|from steptape .*\n", "", text.replace(" or control.should_stop", ""))
     (tmp_path / "plain.py").write_text(plain)
 
-    losses = train(tmp_path / "with")
+    folder, losses = free
 
-    assert train(tmp_path / "without", script=tmp_path / "plain.py") == losses != []
-    weights = [torch.load(tmp_path / name / "ckpt.pt")["model"] for name in ("with", "without")]
+    assert train(tmp_path, script=tmp_path / "plain.py") == losses != []
+    weights = [torch.load(each / "ckpt.pt")["model"] for each in (folder, tmp_path)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    run = recorded(tmp_path / "with")
+    run = recorded(folder)
     assert (steps(run), run.status, run.info.last.plan.total_steps) == ([*range(1, LAST + 1)], "completed", LAST)
     assert [float(line.split()[-1]) for line in losses] == [
         event.metrics["loss"] for event in run.events() if event.kind == "step_end"
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_rule_stops_the_loop_where_a_backtest_of_another_run_foretells_it(tmp_path: Path, ranks: int) -> None:
-    """All ranks at the same step. The losses until then are those of the other run."""
-    free = train(tmp_path / "free", rules=FALLS, ranks=ranks)
+def test_a_rule_stops_the_loop_where_a_backtest_of_another_run_foretells_it(
+    free: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    """The losses until then are those of the other run."""
+    folder, losses = free
 
-    stopped = train(tmp_path / "stopped", rules=STOP, ranks=ranks)
+    stopped = train(tmp_path, rules=STOP)
 
-    run = recorded(tmp_path / "stopped")
-    (foretold,) = backtest(parse_policy(STOP), [recorded(tmp_path / "free")]).results
+    run = recorded(tmp_path)
+    (foretold,) = backtest(parse_policy(STOP), [recorded(folder)]).results
     assert foretold.predicted is not None
-    assert (last_steps(run), foretold.predicted.steps, run.status) == ([33] * ranks, 33, "stopped")
-    assert stopped == free[:33]
+    assert (last_steps(run), foretold.predicted.steps, run.status) == ([33], 33, "stopped")
+    assert stopped == losses[:33]
     assert verify(run).identical
 
 
-@pytest.mark.parametrize(("ranks", "rank", "micro_step"), [(1, 0, 0), (1, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize(("ranks", "rank", "micro_step"), [(1, 0, 1), (2, 1, 0)])
 def test_a_nan_in_any_micro_batch_stops_the_loop_at_its_step(
     tmp_path: Path, ranks: int, rank: int, micro_step: int
 ) -> None:
-    """The gradient norm has it, where the loss of the last micro-batch has not."""
+    """All ranks stop there. The gradient norm has it, where the loss of the last micro-batch has not."""
     line = '        loss = batch_loss("train") / gradient_accumulation_steps\n'
     nan = f'{line}        loss *= float("nan") if (rank, iter_num, micro_step) == ({rank}, 25, {micro_step}) else 1.0\n'
     script = changed(tmp_path / "poisoned.py", EXAMPLE.read_text(encoding="utf-8"), (line, nan))

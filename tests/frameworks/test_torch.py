@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,44 +32,38 @@ controllers:
     operations: [hfcontrols.should_save]
 """
 KINDS = ("ddp", "fsdp")
-WORLD_SIZES = (2, 4)
+
+#: A first rank, a last one and one between.
+WORLD_SIZE = 3
 
 
-def poisons(world_size: int) -> list[list[int]]:
-    """Return places of a NaN: rank, step and micro-step."""
-    return [[rank, 5, micro_step] for rank in (0, world_size - 1) for micro_step in (0, 1)]
+#: Places of a NaN: rank, step and micro-step.
+POISONS = [(rank, 5, micro_step) for rank in (0, WORLD_SIZE - 1) for micro_step in (0, 1)]
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[Path, dict[str, list[dict[str, Any]]]]]:
-    """A function that returns the store and the trainings, by name, of one job of so many processes; made once."""
-    made: dict[int, tuple[Path, dict[str, list[dict[str, Any]]]]] = {}
-
-    def job(world_size: int) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
-        if world_size not in made:
-            folder = tmp_path_factory.mktemp(f"job{world_size}")
-            store = {"store": str(folder / "runs")}
-            (folder / "stop.yaml").write_text(STOP)
-            (folder / "falls.yaml").write_text(FALLS)
-            falls = {**store, "rules": str(folder / "falls.yaml")}
-            trainings: dict[str, dict[str, Any]] = {}
-            for kind in KINDS:
-                trainings |= {
-                    f"{kind} plain": {"kind": kind},
-                    f"{kind} recorded": {"kind": kind, **falls},
-                    f"{kind} stopped": {"kind": kind, **store, "rules": str(folder / "stop.yaml")},
-                    f"{kind} cut": {"kind": kind, **falls, "keep_at": 5, "end": 8},
-                    f"{kind} resumed": {"kind": kind, **falls, "keep_at": 5, "resume": True},
-                }
-                for rank, step, micro_step in poisons(world_size):
-                    poison = {"kind": kind, **store, "poison": [rank, step, micro_step], "end": 6}
-                    trainings[f"{kind} poisoned {rank} {micro_step}"] = poison
-            trainings["fsdp partial norm"] = {"kind": "fsdp", **store, "partial_norm": True}
-            done = run_job(LOOPS, folder, world_size, [*trainings.values()])
-            made[world_size] = folder / "runs", dict(zip(trainings, done, strict=True))
-        return made[world_size]
-
-    return job
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
+    """The store and the trainings, by name, of one job."""
+    folder = tmp_path_factory.mktemp("job")
+    store = {"store": str(folder / "runs")}
+    (folder / "stop.yaml").write_text(STOP)
+    (folder / "falls.yaml").write_text(FALLS)
+    falls = {**store, "rules": str(folder / "falls.yaml")}
+    trainings: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        trainings |= {
+            f"{kind} plain": {"kind": kind},
+            f"{kind} recorded": {"kind": kind, **falls},
+            f"{kind} stopped": {"kind": kind, **store, "rules": str(folder / "stop.yaml")},
+            f"{kind} cut": {"kind": kind, **falls, "keep_at": 5, "end": 8},
+            f"{kind} resumed": {"kind": kind, **falls, "keep_at": 5, "resume": True},
+        }
+        for rank, step, micro_step in POISONS:
+            poison = {"kind": kind, **store, "poison": [rank, step, micro_step], "end": 6}
+            trainings[f"{kind} poisoned {rank} {micro_step}"] = poison
+    trainings["fsdp partial norm"] = {"kind": "fsdp", **store, "partial_norm": True}
+    done = run_job(LOOPS, folder, WORLD_SIZE, [*trainings.values()])
+    return folder / "runs", dict(zip(trainings, done, strict=True))
 
 
 def decisions_of(store: Path, training: list[dict[str, Any]]) -> list[tuple[int, str]]:
@@ -79,51 +72,50 @@ def decisions_of(store: Path, training: list[dict[str, Any]]) -> list[tuple[int,
     return [(row["step"], row["controller"]) for row in run.decisions().to_pylist()]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 class TestRanks:
     """Several processes train one model."""
 
-    def test_recording_changes_no_bit_of_any_loss(self, jobs: Any, kind: str, world_size: int) -> None:
+    def test_recording_changes_no_bit_of_any_loss(self, job: Any, kind: str) -> None:
         """Each rank has losses of its own."""
-        store, trainings = jobs(world_size)
+        store, trainings = job
 
         plain, recorded = trainings[f"{kind} plain"], trainings[f"{kind} recorded"]
         assert [rank["losses"] for rank in recorded] == [rank["losses"] for rank in plain]
-        assert len({tuple(rank["losses"]) for rank in plain}) == world_size
+        assert len({tuple(rank["losses"]) for rank in plain}) == WORLD_SIZE
         assert verify(open_store(store).run(recorded[0]["run_id"])).identical
 
-    def test_a_rule_stops_all_ranks_at_the_same_step(self, jobs: Any, kind: str, world_size: int) -> None:
+    def test_a_rule_stops_all_ranks_at_the_same_step(self, job: Any, kind: str) -> None:
         """None waits for another in a collective."""
-        store, trainings = jobs(world_size)
+        store, trainings = job
         stopped = trainings[f"{kind} stopped"]
         run = open_store(store).run(stopped[0]["run_id"])
 
-        assert [len(rank["losses"]) for rank in stopped] == [7] * world_size
+        assert [len(rank["losses"]) for rank in stopped] == [7] * WORLD_SIZE
         assert run.status == "stopped"
         free = open_store(store).run(trainings[f"{kind} recorded"][0]["run_id"])
         (foretold,) = backtest(parse_policy(STOP), [free]).results
         assert foretold.predicted is not None
         assert foretold.predicted.steps == 7
         last = run.rows("SELECT rank, max(step) AS step FROM steps GROUP BY rank ORDER BY rank")
-        assert last == [{"rank": rank, "step": 7} for rank in range(world_size)]
+        assert last == [{"rank": rank, "step": 7} for rank in range(WORLD_SIZE)]
 
-    def test_a_nan_is_seen_at_its_step_on_its_rank(self, jobs: Any, kind: str, world_size: int) -> None:
+    def test_a_nan_is_seen_at_its_step_on_its_rank(self, job: Any, kind: str) -> None:
         """One micro-batch has it; from the next step on all ranks have it."""
-        store, trainings = jobs(world_size)
-        for poisoned, step, micro_step in poisons(world_size):
+        store, trainings = job
+        for poisoned, step, micro_step in POISONS:
             run = open_store(store).run(trainings[f"{kind} poisoned {poisoned} {micro_step}"][0]["run_id"])
 
             seen = run.rows("SELECT step, rank FROM steps WHERE isnan(loss) ORDER BY step, rank")
 
-            assert seen[: world_size + 1] == [
+            assert seen[: WORLD_SIZE + 1] == [
                 {"step": step, "rank": poisoned},
-                *({"step": step + 1, "rank": rank} for rank in range(world_size)),
+                *({"step": step + 1, "rank": rank} for rank in range(WORLD_SIZE)),
             ]
 
-    def test_a_resumed_run_decides_as_an_unsplit_one(self, jobs: Any, kind: str, world_size: int) -> None:
+    def test_a_resumed_run_decides_as_an_unsplit_one(self, job: Any, kind: str) -> None:
         """The first course ends three steps after the checkpoint."""
-        store, trainings = jobs(world_size)
+        store, trainings = job
         whole, cut, resumed = (trainings[f"{kind} {name}"] for name in ("recorded", "cut", "resumed"))
 
         assert resumed[0]["run_id"] == cut[0]["run_id"]
@@ -131,9 +123,9 @@ class TestRanks:
         assert decisions_of(store, resumed) == decisions_of(store, whole) != []
 
 
-def test_a_part_of_a_distributed_tensor_is_refused_and_gathered_by_nobody(jobs: Any) -> None:
+def test_a_part_of_a_distributed_tensor_is_refused_and_gathered_by_nobody(job: Any) -> None:
     """Rank 0 alone records it: a gathering would hang, and the rank's own part would be a wrong number."""
-    store, trainings = jobs(2)
+    store, trainings = job
     training = trainings["fsdp partial norm"]
     run = open_store(store).run(training[0]["run_id"])
 
@@ -144,9 +136,9 @@ def test_a_part_of_a_distributed_tensor_is_refused_and_gathered_by_nobody(jobs: 
     assert run.metrics() == ["loss"]
 
 
-def test_a_distributed_tensor_that_every_rank_has_whole_is_recorded(jobs: Any) -> None:
+def test_a_distributed_tensor_that_every_rank_has_whole_is_recorded(job: Any) -> None:
     """As FSDP2's ``clip_grad_norm_`` returns it."""
-    store, trainings = jobs(2)
+    store, trainings = job
     run = open_store(store).run(trainings["fsdp recorded"][0]["run_id"])
 
     norms = run.rows("SELECT step, min(grad_norm) AS low, max(grad_norm) AS high FROM steps GROUP BY step")
