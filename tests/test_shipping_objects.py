@@ -237,7 +237,7 @@ def test_two_pushers_of_one_run_are_one(bucket: Place, tmp_path: Path, monkeypat
 
 
 def test_ranks_of_machines_without_a_shared_disk_are_one_run(bucket: Place, tmp_path: Path) -> None:
-    """Each machine brings its rank, in any order. Whoever orders the metrics in another way keeps its chunks."""
+    """Each machine pushes its own rank. The chunks of a machine whose metrics have another order stay chunks."""
     first, second = Loop(tmp_path / "a"), Loop(tmp_path / "b", rank=1)
     first.steps(20, metrics=1)
     second.steps(20, metrics=9)

@@ -296,7 +296,7 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
 
 
 class _JudgedRun(NamedTuple):
-    """What a backtest keeps of a run.
+    """A judged run, without its events.
 
     Attributes:
         result: The policy's outcome.

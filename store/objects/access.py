@@ -75,7 +75,7 @@ def fetch_logs(runs: Iterable[Path]) -> None:
 def fetching_ahead(runs: Sequence[Path]) -> Iterator[None]:
     """Fetch the events of mirrored runs in the background, in their order, until the block ends.
 
-    Whoever reads runs one after another would wait for the network each time.
+    Otherwise a reader of one run after another waits for the network each time.
     """
     mirrored = [run for run in runs if is_mirror(run.parent)]
     if not mirrored:

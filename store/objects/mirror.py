@@ -1,7 +1,7 @@
 """Mirrors a store in object storage as a folder of runs in the user's cache, so that all readers read local files.
 
-A run's folder holds its small files, and a symbolic link for each part into the cache of parts. A part is fetched when
-it is first opened: the link leads nowhere until then. Everything here is derived and may be deleted at any time.
+A run's folder holds its small files, and a symbolic link for each part into the cache of parts. A reader that opens a
+part for the first time finds the link's target missing, and fetches it. All of this is derived and may be deleted.
 """
 
 from __future__ import annotations

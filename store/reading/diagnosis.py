@@ -27,7 +27,7 @@ from ..parquet.reading import read_parquet, row_groups_of
 from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
 from ..run_info import RunInfo, read_run_info
 from .folder_content import NOT_THERE, stamp_of
-from .snapshot import Snapshot, read_snapshot, retrying
+from .snapshot import Snapshot, read_snapshot, retrying, sealed_snapshot
 
 _RESTORE: Final = "Restore the run from a copy"
 
@@ -119,7 +119,7 @@ def _found_in(folder: Path) -> list[StoreFault]:
     found += read.faults
     if any(one.code in UNREADABLE for one in found):
         return found
-    snapshot = read_snapshot(folder)
+    snapshot = read_snapshot(folder) if listing.journals else sealed_snapshot(folder, info, listing)
     if not set(snapshot.listing.table("events")) <= set(listing.sealed):
         raise FileNotFoundError(f"{folder} was sealed meanwhile")
     return [*found, *_missing(snapshot), *_lost(snapshot, read), *_changed(folder, kept, snapshot, read)]

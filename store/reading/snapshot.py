@@ -239,7 +239,7 @@ def _read_snapshot(folder: Path) -> Snapshot:
         # and the first listing is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     if not listing.journals:
-        return _without_tail(folder, info, listing, read_columns(folder), is_live=is_live)
+        return sealed_snapshot(folder, info, listing, is_live=is_live)
     fetch(journal.path for journal in listing.journals)
     segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
 
@@ -256,7 +256,9 @@ def _read_snapshot(folder: Path) -> Snapshot:
     return Snapshot(folder, info, listing, tail, samples, metrics, vectors, columns, is_live)
 
 
-def _without_tail(folder: Path, info: RunInfo, listing: Listing, columns: Columns, *, is_live: bool) -> Snapshot:
+def sealed_snapshot(folder: Path, info: RunInfo, listing: Listing, *, is_live: bool = False) -> Snapshot:
+    """Return the snapshot of a run without journals, from what was read of its folder before."""
+    columns = read_columns(folder)
     return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
 
 
