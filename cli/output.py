@@ -18,7 +18,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from ..store.event_json import encoded
-from .streams import print_line, showable
+from .streams import print_line, showable, write_text
 
 if TYPE_CHECKING:
     from ..replay.run_pool import Progress
@@ -98,6 +98,14 @@ def _aligned(text: str, width: int, is_right: bool) -> str:
 def print_json(value: Any) -> None:
     """Print one line of strict JSON on stdout and flush: non-finite numbers by name, times in ISO 8601 (UTC)."""
     print_line(_strict_json(value))
+
+
+def print_json_with_list(value: Mapping[str, Any], name: str, entries: Iterable[Any]) -> None:
+    """Print one line of strict JSON: a mapping with a long list as its last value, which is never whole in memory."""
+    write_text(f"{_strict_json(value)[:-1]}, {_strict_json(name)}: [")
+    for number, entry in enumerate(entries):
+        write_text((", " if number else "") + _strict_json(entry))
+    print_line("]}")
 
 
 def print_json_lines(values: Iterable[Any]) -> None:

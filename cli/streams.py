@@ -58,6 +58,11 @@ def print_line(text: str) -> None:
     print(text, flush=True)
 
 
+def write_text(text: str) -> None:
+    """Write a part of a line verbatim to stdout; ``print_line`` ends the line."""
+    sys.stdout.write(text)
+
+
 def complain(text: str) -> None:
     """Print a line on stderr."""
     print(text, file=sys.stderr)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from ..rules.policy_file.policy import Policy
 from ..store.parquet.digests import kept_log_digest, read_digests
 from ..store.run import Run
-from ..store.run_folder import RUN_JSON, listing_of
+from ..store.run_folder import RUN_JSON, listing_of, read_file, states_of_files
 from .value_encoding import ValueCodec
 
 #: Size limit of the folder. The least recently used entries are evicted first.
@@ -76,15 +76,15 @@ class Cache:
     def prune(self) -> None:
         """Delete the least recently used entries until the folder is within its limit."""
         try:
-            entries = [(path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")]
+            entries = [state for state in states_of_files(self.folder) if state[0].endswith(_SUFFIX)]
         except OSError:
             return
-        total = sum(stat.st_size for stat, _ in entries)
-        for stat, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
+        total = sum(size for _, size, _ in entries)
+        for name, size, _ in sorted(entries, key=lambda entry: entry[2]):
             if total <= self.limit_bytes:
                 return
-            total -= stat.st_size
-            _drop(path)
+            total -= size
+            _drop(self.folder / name)
 
     def _read(self, key: str | None, codec: ValueCodec) -> Any:
         if key is None:
@@ -151,8 +151,8 @@ def key_of(run: Run, asked: tuple[object, ...], codec: ValueCodec) -> str | None
     """
     try:
         kept = read_digests(run.folder)
-        files = sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in run.folder.iterdir())
-        about = hashlib.sha256((run.folder / RUN_JSON).read_bytes()).hexdigest()
+        files = states_of_files(run.folder)
+        about = hashlib.sha256(read_file(run.folder, RUN_JSON)).hexdigest()
     except OSError:
         return None
     digest = kept_log_digest(kept, listing_of(run.folder, [name for name, _, _ in files]))

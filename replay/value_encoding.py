@@ -10,11 +10,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, get_args, get_type_hints
 
 _PLAIN: Final = (bool, int, float, str, type(None))
+_SEQUENCES: Final[dict[str, Callable[[Iterable[Any]], Any]]] = {
+    "T": tuple, "t": tuple, "L": list, "l": list, "s": frozenset
+}  # fmt: skip
 
 
 class ValueCodec:
@@ -64,39 +67,58 @@ class ValueCodec:
                 return ["e", name, value.value]
             return ["r", name, [self._packed(getattr(value, field)) for field in self.fields[name]]]
         if isinstance(value, Mapping):
+            if all(type(key) is str and type(entry) in _PLAIN for key, entry in value.items()):
+                return ["M", dict(value)]
             return ["m", [[self._packed(key), self._packed(entry)] for key, entry in value.items()]]
         if isinstance(value, frozenset):
             return ["s", [self._packed(entry) for entry in value]]
         if type(value) in (tuple, list):
-            tag = "t" if type(value) is tuple else "l"
-            entries = list(value)  # type: ignore[call-overload]
-            # Fast path for long sequences of plain values, such as curves.
-            if all(type(entry) in _PLAIN for entry in entries):
-                return [tag.upper(), entries]
-            return [tag, [self._packed(entry) for entry in entries]]
+            return self._packed_entries("t" if type(value) is tuple else "l", list(value))  # type: ignore[call-overload]
         raise TypeError(f"values of this class cannot be cached: {name}")
+
+    def _packed_entries(self, tag: str, entries: list[Any]) -> list[Any]:
+        # Fast paths for long sequences of plain values, such as curves, and of one class, such as decisions.
+        classes = set(map(type, entries))
+        if classes.issubset(_PLAIN):
+            return [tag.upper(), entries]
+        first = entries[0]
+        name = type(first).__name__
+        if len(classes) == 1 and self._classes.get(name) is type(first) and self.fields.get(name):
+            columns = [self._packed([getattr(entry, field) for entry in entries]) for field in self.fields[name]]
+            return ["R", name, columns, tag]
+        return [tag, [self._packed(entry) for entry in entries]]
+
+    def _of_all_fields(self, name: str, values: list[Any]) -> list[Any]:
+        if len(values) != len(self.fields[name]):
+            raise ValueError(f"not the fields of {name}")
+        return values
 
     def _unpacked(self, packed: Any) -> Any:
         if type(packed) is not list:
             return packed
         tag, content, *rest = packed
         if tag == "r":
-            (fields,) = rest
-            if len(fields) != len(self.fields[content]):
-                raise ValueError(f"not the fields of {content}")
-            values = [each if type(each) is not list else self._unpacked(each) for each in fields]
+            values = [
+                each if type(each) is not list else self._unpacked(each) for each in self._of_all_fields(content, *rest)
+            ]
             return _made(self._classes[content], self.fields[content], values)
+        if tag == "R":
+            columns, kind = rest
+            cls, fields = self._classes[content], self.fields[content]
+            rows = zip(*map(self._unpacked, self._of_all_fields(content, columns)), strict=True)
+            return _SEQUENCES[kind]([_made(cls, fields, row) for row in rows])
         if tag == "g":
             return self._given
         if tag == "e":
             return self._classes[content](*rest)
+        if tag == "M":
+            return content
         if tag == "m":
             return {self._unpacked(key): self._unpacked(entry) for key, entry in content}
-        entries = content if tag in "TL" else [self._unpacked(entry) for entry in content]
-        return {"T": tuple, "t": tuple, "L": list, "l": list, "s": frozenset}[tag](entries)
+        return _SEQUENCES[tag](content if tag in "TL" else map(self._unpacked, content))
 
 
-def _made(cls: type, fields: list[str], values: list[Any]) -> Any:
+def _made(cls: type, fields: list[str], values: Sequence[Any]) -> Any:
     """Return an instance of a class with these values of its fields."""
     return cls(**dict(zip(fields, values, strict=True))) if _has_keywords(cls) else cls(*values)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..store.errors import RunChanging, TelemetryError
-from ..store.run_folder import RUN_JSON, has_journal, run_names
+from ..store.run_folder import RUN_JSON, has_journal, run_names, states_of_files
 from .errors import LineLost, PushRefused, TargetAway
 from .object_target import ObjectTarget
 from .run_push import RunPush
@@ -109,7 +108,7 @@ class StorePush:
     backoff: Backoff
     _open: dict[Path, RunPush | ObjectPush] = field(default_factory=dict)
     _sent: dict[Path, int] = field(default_factory=dict)
-    _settled: dict[Path, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    _settled: dict[Path, list[tuple[str, int, int]]] = field(default_factory=dict)
 
     def once(self) -> None:
         """Push everything that is there now.
@@ -210,10 +209,9 @@ def push_on(source: Path, target: Target | ObjectTarget, report: Callable[[RunPu
         push.follow()
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return the names, and the modification times, of a folder's files."""
+def _stamp(folder: Path) -> list[tuple[str, int, int]]:
+    """Return the names, sizes and modification times of a folder's files."""
     try:
-        with os.scandir(folder) as entries:
-            return tuple(sorted((entry.name, entry.stat().st_mtime_ns) for entry in entries))
+        return states_of_files(folder)
     except OSError:
-        return ()
+        return []

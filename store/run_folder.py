@@ -137,6 +137,16 @@ def scan_folder(folder: Path) -> tuple[list[str], list[Path]]:
     return names, irregular
 
 
+def states_of_files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return the name, the size in bytes and the mtime in ns of everything in a folder, by name.
+
+    Raises:
+        OSError: The folder cannot be listed, or a file was deleted meanwhile.
+    """
+    with os.scandir(folder) as entries:
+        return sorted((entry.name, (state := entry.stat()).st_size, state.st_mtime_ns) for entry in entries)
+
+
 def listing_of(folder: Path, names: Iterable[str], irregular: Iterable[Path] = ()) -> Listing:
     """Parse these file names in a run's folder."""
     sealed: list[SealedFile] = []

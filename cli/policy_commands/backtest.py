@@ -21,7 +21,7 @@ from ...replay.reports.arming import Arm, Arming, HowChosen, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.html_page import report_page
-from ...replay.reports.json_report import report_json
+from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.ledger import ledger_of
 from ...replay.reports.objectives import guess_warning, rename_hints
 from ...replay.reports.sentences import summary_lines
@@ -51,7 +51,7 @@ from ...store.store import open_store
 from ..imports import imported_history
 from ..lookup import complain_of, runs_chosen
 from ..options import JsonOption, StoreOption
-from ..output import print_json, print_table, reading_runs, say
+from ..output import print_json_with_list, print_table, reading_runs, say
 from ..output_file import check_output, output_file
 from ..policy_lookup import params_of, policy_named
 from ..policy_options import (
@@ -239,7 +239,7 @@ def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: boo
         with output_file(html) as page:
             page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
     if as_json:
-        print_json({**report_json(result, choice), **more})
+        print_json_with_list({**report_json_but_runs(result, choice), **more}, "runs", runs_json(result))
     else:
         _print(result, choice)
         if html is not None:

@@ -316,7 +316,7 @@ class _Judge:
     """The function mapped over runs: judges a run, or says why it cannot, and returns the number of events read.
 
     Runs are judged where they are read, because a result is smaller than the facts that it rests on. The cache keeps
-    the facts, which hold for any objective and any key of families: a family follows from ``run.json`` alone.
+    the facts, which hold for any objective and any key of families: their family is the one without a key.
     """
 
     policy: Policy
@@ -336,7 +336,7 @@ class _Judge:
     def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
         try:
             facts, was_kept = cached_answer(self.cache, run, self._asked_of(run), self._codec, lambda: self._read(run))
-            return self._judged(run, facts, was_kept=was_kept), 0 if was_kept else facts.identity.event_count
+            return self._judged(run, facts), 0 if was_kept else facts.identity.event_count
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
 
@@ -344,7 +344,7 @@ class _Judge:
         """Return the same from the cache alone; None on a miss."""
         try:
             facts = None if self.cache is None else self.cache.kept(run, self._asked_of(run), self._codec)
-            return None if facts is None else (self._judged(run, facts, was_kept=True), 0)
+            return None if facts is None else (self._judged(run, facts), 0)
         except TelemetryError:
             return None
 
@@ -352,8 +352,8 @@ class _Judge:
     def _codec(self) -> ValueCodec:
         return ValueCodec(ReplayedRun, given=self.policy)
 
-    def _judged(self, run: Run, facts: ReplayedRun, *, was_kept: bool) -> _JudgedRun | Excluded:
-        if was_kept:
+    def _judged(self, run: Run, facts: ReplayedRun) -> _JudgedRun | Excluded:
+        if self.family is not None:
             facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         if facts.is_empty:
             return Excluded(facts.run_id, facts.name, "it recorded no step and no metric")
@@ -365,11 +365,4 @@ class _Judge:
         return None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run), self.with_curves)
 
     def _read(self, run: Run) -> ReplayedRun:
-        return facts_of_run(
-            self.policy,
-            run,
-            self.settings,
-            self.family,
-            replayer=replay_by_columns,
-            with_curves=self.with_curves,
-        )
+        return facts_of_run(self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves)

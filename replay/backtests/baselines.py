@@ -7,6 +7,7 @@ and two that compare runs with each other (see ``pruners``).
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -401,7 +402,10 @@ def _regret_at_random(
     reached: Evaluation | None = None
     weight = total = 0.0
     for index, evaluation in enumerate(evaluations):
-        reached = best((evaluation,) if reached is None else (reached, evaluation), objective)
+        if not math.isnan(evaluation.value) and (
+            reached is None or objective.is_better(evaluation.value, reached.value)
+        ):
+            reached = evaluation
         if reached is None:
             continue
         # The stop falls between this evaluation and the next; the last interval includes never stopping.

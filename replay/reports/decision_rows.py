@@ -67,8 +67,13 @@ def decision_rows(backtest: Backtest) -> Iterator[DecisionRow]:
     """Yield all decisions up to each run's end under the policy, run by run, in order."""
     conducts: tuple[Conduct | None, ...] = backtest.conduct or (None,) * len(backtest.results)
     for result, conduct in zip(backtest.results, conducts, strict=True):
-        for judged in result.decisions:
-            yield _row(result, judged, conduct, backtest)
+        yield from rows_of(result, backtest, conduct)
+
+
+def rows_of(result: RunResult, backtest: Backtest, conduct: Conduct | None) -> Iterator[DecisionRow]:
+    """Yield the decisions of one run, in order."""
+    for judged in result.decisions:
+        yield _row(result, judged, conduct, backtest)
 
 
 def decision_json(row: DecisionRow) -> dict[str, Any]:

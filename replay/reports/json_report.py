@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.conduct import Conduct
+from ..runs.families import Family
 from ..runs.replaying import LabelledOutcome
-from ..runs.results import Excluded, RunResult
+from ..runs.results import Excluded, Outlay, RunResult
 from .aggregation import aggregate, detection_json, human_json, without_regret
 from .arming import UNTOLD, HowChosen, arming_of
 from .baseline_rows import comparison
-from .decision_rows import DecisionRow, decision_json, decision_rows
+from .decision_rows import decision_json, rows_of
 from .family_sentences import notices
 from .ledger import ledger_of
 from .objectives import objectives_json
@@ -25,6 +26,16 @@ def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any
     """Return the whole report as a JSON object: whether to arm the policy, assumptions, runs, exclusions, aggregate.
 
     Its numbers may be non-finite; ``encoded`` names them.
+
+    Args:
+        backtest: The backtest.
+        choice: How the policy was chosen.
+    """
+    return {**report_json_but_runs(backtest, choice), "runs": list(runs_json(backtest))}
+
+
+def report_json_but_runs(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any]:
+    """Return the report without its runs, which take nearly all of its memory.
 
     Args:
         backtest: The backtest.
@@ -57,7 +68,6 @@ def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any
         "delay_steps": backtest.settings.delay_steps,
         "saves": str(backtest.settings.saves),
         "cost_per_hour": backtest.cost_per_hour,
-        "runs": _runs_json(backtest),
         "excluded": [_excluded_json(run) for run in backtest.excluded],
         "repeated": [_excluded_json(run) for run in backtest.repeated],
         "excluded_from_regret": [_excluded_json(run) for run in without_regret(backtest)],
@@ -71,20 +81,14 @@ def report_json(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict[str, Any
     }
 
 
-def _runs_json(backtest: Backtest) -> list[dict[str, Any]]:
-    rows: dict[str, list[DecisionRow]] = defaultdict(list)
-    for row in decision_rows(backtest):
-        rows[row.result.run_id].append(row)
+def runs_json(backtest: Backtest) -> Iterator[dict[str, Any]]:
+    """Yield each run of the report as a JSON object."""
     conducts: tuple[Conduct | None, ...] = backtest.conduct or (None,) * len(backtest.results)
-    return [
-        _run_json(result, backtest, rows[result.run_id], conduct)
-        for result, conduct in zip(backtest.results, conducts, strict=True)
-    ]
+    for result, conduct in zip(backtest.results, conducts, strict=True):
+        yield _run_json(result, backtest, conduct)
 
 
-def _run_json(
-    result: RunResult, backtest: Backtest, rows: list[DecisionRow], conduct: Conduct | None
-) -> dict[str, Any]:
+def _run_json(result: RunResult, backtest: Backtest, conduct: Conduct | None) -> dict[str, Any]:
     hours, cost = result.rank_hours_saved, backtest.cost_per_hour
     return {
         "run_id": result.run_id,
@@ -92,12 +96,12 @@ def _run_json(
         "status": result.status,
         "objective": None if result.objective is None else result.objective.to_json(),
         "identity": asdict(result.identity),
-        "family": asdict(result.family),
+        "family": _fields(result.family),
         "fired": result.fired,
         "stop": None if result.stop is None else _stop_json(result.stop),
-        "recorded": asdict(result.recorded),
-        "predicted": None if result.predicted is None else asdict(result.predicted),
-        "certain": None if result.certain is None else asdict(result.certain),
+        "recorded": _fields(result.recorded),
+        "predicted": None if result.predicted is None else _fields(result.predicted),
+        "certain": None if result.certain is None else _fields(result.certain),
         "saved": {
             "steps": result.steps_saved,
             "seconds": result.seconds_saved,
@@ -129,10 +133,15 @@ def _run_json(
         "detection": None if result.detection is None else asdict(result.detection),
         "human": None if result.human is None else asdict(result.human),
         "conduct": None if conduct is None else _conduct_json(conduct, backtest),
-        "decisions": [decision_json(row) for row in rows],
+        "decisions": [decision_json(row) for row in rows_of(result, backtest, conduct)],
         "error_counts": result.error_counts,
         "notes": list(result.notes),
     }
+
+
+def _fields(value: Family | Outlay) -> dict[str, Any]:
+    """Return the fields of a flat value by name. ``asdict`` copies each in depth, which takes ten times as long."""
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _conduct_json(conduct: Conduct, backtest: Backtest) -> list[dict[str, Any]]:

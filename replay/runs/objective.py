@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from ...rules.errors import suggestion
@@ -29,6 +30,8 @@ class Origin(StrEnum):
 
 #: The loss that judges a run wherever it is evaluated, before the losses on other data.
 _SURE: Final = "eval_loss"
+
+_VALUE: Final = attrgetter("value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,6 @@ def objective_of_study(source: Mapping[str, Any] | None) -> Objective | None:
 
 def best(evaluations: Iterable[Evaluation], objective: Objective) -> Evaluation | None:
     """Return the best evaluation, the earliest among equals; None if no evaluation has a number."""
-    chosen: Evaluation | None = None
-    for evaluation in evaluations:
-        if not math.isnan(evaluation.value) and (chosen is None or objective.is_better(evaluation.value, chosen.value)):
-            chosen = evaluation
-    return chosen
+    numbers = [evaluation for evaluation in evaluations if not math.isnan(evaluation.value)]
+    extreme = min if objective.mode is Mode.MIN else max
+    return extreme(numbers, key=_VALUE, default=None)

@@ -155,7 +155,6 @@ def facts_of_run(
     policy: Policy,
     run: Run,
     settings: BacktestSettings = DEFAULT_SETTINGS,
-    family: str | None = None,
     *,
     replayer: Replayer = replay_stream,
     with_curves: bool = True,
@@ -166,7 +165,6 @@ def facts_of_run(
         policy: The policy.
         run: The run.
         settings: The settings of the backtest.
-        family: The key of families; None for the default.
         replayer: Decides the policy on the run: the event engine, or columns.
         with_curves: Whether to downsample curves for plots.
 
@@ -174,14 +172,13 @@ def facts_of_run(
         TelemetryError: The run cannot be read.
     """
     with collection_paused():
-        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, family, replayer, with_curves))
+        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, replayer, with_curves))
 
 
 def _facts_at(
     policy: Policy,
     snapshot: Snapshot,
     settings: BacktestSettings,
-    family: str | None,
     replayer: Replayer,
     with_curves: bool,
 ) -> ReplayedRun:
@@ -212,7 +209,7 @@ def _facts_at(
         rolled_back=rolled_back,
         identity=identity,
         restored_steps=restored_steps(info.attempts),
-        family=family_of(info, family),
+        family=family_of(info),
         step_unit=step_unit_of(info.source),
         renamed_at_import=renamed_at_import(info.source),
         of_study=study_of(snapshot, settings.renames),
@@ -309,15 +306,17 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         declared: What the user declared, to say why there is none.
     """
     replayed, history = facts.replayed, facts.history
+    judged = _JudgedFacts(facts, objective, history.merit(objective))
+    recorded = judged.up_to(None)
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
     return RunResult(
         run_id=facts.run_id,
         name=facts.name,
         status=facts.status,
-        recorded=_recorded(facts, objective),
-        predicted=_predicted(facts, objective) if replayed.is_point else None,
-        certain=None if horizon is None else _up_to(horizon, facts, objective),
+        recorded=recorded,
+        predicted=judged.predicted(recorded) if replayed.is_point else None,
+        certain=None if horizon is None else judged.up_to(horizon),
         stop=replayed.stop,
         decisions=replayed.reached,
         error_counts=replayed.error_counts,
@@ -325,7 +324,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         right_censored=censored,
         ranks=facts.plan.world_size or 1,
         planned_steps=facts.plan.max_steps(),
-        evaluations=history.merit(objective),
+        evaluations=judged.evaluations,
         curves=history.curves,
         detection=facts.detection,
         saved_steps=frozenset(checkpoint.step for checkpoint in history.checkpoints),
@@ -345,43 +344,65 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
     )
 
 
-def _recorded(facts: ReplayedRun, objective: Objective | None) -> Outlay:
-    return _up_to(None, facts, objective)
+@dataclass(frozen=True, slots=True)
+class _JudgedFacts:
+    """The facts of a run and what judges it.
 
-
-def _predicted(facts: ReplayedRun, objective: Objective | None) -> Outlay:
-    replayed, history = facts.replayed, facts.history
-    if facts.ends_with_own_stop:
-        return _recorded(facts, objective)
-    outlay = _up_to(replayed.ending, facts, objective, _checkpoints_under(replayed, history))
-    asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
-    return dataclasses.replace(outlay, evaluations=outlay.evaluations + len(asked - history.evaluated_steps))
-
-
-def _up_to(
-    ending: Ending | None, facts: ReplayedRun, objective: Objective | None, kept: Sequence[Checkpoint] | None = None
-) -> Outlay:
-    """Return a run's outlay up to a position in its stream.
-
-    Args:
-        ending: The position; None for the end.
-        facts: The run.
-        objective: The objective.
-        kept: The checkpoints, if they differ from the recorded ones.
+    Attributes:
+        facts: The facts.
+        objective: The objective; None without one.
+        evaluations: The values of the objective, in order.
     """
-    history = facts.history
-    until = math.inf if ending is None else ending.event_index
-    steps = history.steps if ending is None else min(ending.step, history.steps)
-    elapsed_ns = history.elapsed_ns if ending is None else ending.elapsed_ns
-    evaluations = [evaluation for evaluation in history.merit(objective) if evaluation.event_index <= until]
-    if kept is None:
-        kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
-    outlay = _outlay(steps, elapsed_ns, kept, evaluations, objective)
-    return dataclasses.replace(
-        outlay,
-        evaluations=sum(index <= until for index in history.evaluated_at),
-        checkpoints_restored=sum(checkpoint.step in facts.restored_steps for checkpoint in kept),
-    )
+
+    facts: ReplayedRun
+    objective: Objective | None
+    evaluations: tuple[Evaluation, ...]
+
+    def predicted(self, recorded: Outlay) -> Outlay:
+        """Return the outlay under the policy."""
+        replayed, history = self.facts.replayed, self.facts.history
+        if self.facts.ends_with_own_stop:
+            return recorded
+        asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
+        return self.up_to(
+            replayed.ending,
+            _checkpoints_under(replayed, history),
+            more_evaluations=len(asked - history.evaluated_steps),
+        )
+
+    def up_to(
+        self, ending: Ending | None, kept: Sequence[Checkpoint] | None = None, more_evaluations: int = 0
+    ) -> Outlay:
+        """Return the outlay up to a position in the run's stream.
+
+        Args:
+            ending: The position; None for the end.
+            kept: The checkpoints, if they differ from the recorded ones.
+            more_evaluations: How many evaluations were made besides the recorded ones.
+        """
+        history, objective = self.facts.history, self.objective
+        until = math.inf if ending is None else ending.event_index
+        elapsed_ns = history.elapsed_ns if ending is None else ending.elapsed_ns
+        evaluations = [evaluation for evaluation in self.evaluations if evaluation.event_index <= until]
+        if kept is None:
+            kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
+        sizes = [checkpoint.size_bytes for checkpoint in kept]
+        saved_steps = {checkpoint.step for checkpoint in kept}
+        top = best(evaluations, objective) if objective else None
+        deployable = best((one for one in evaluations if one.step in saved_steps), objective) if objective else None
+        return Outlay(
+            steps=history.steps if ending is None else min(ending.step, history.steps),
+            elapsed_s=None if elapsed_ns is None else elapsed_ns / 1e9,
+            checkpoints=len(kept),
+            checkpoint_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+            best=top.value if top else None,
+            best_step=top.step if top else None,
+            final=evaluations[-1].value if evaluations else None,
+            deployable=deployable.value if deployable else None,
+            deployable_step=deployable.step if deployable else None,
+            evaluations=sum(index <= until for index in history.evaluated_at) + more_evaluations,
+            checkpoints_restored=sum(checkpoint.step in self.facts.restored_steps for checkpoint in kept),
+        )
 
 
 def _checkpoints_under(replayed: Replay, history: History) -> list[Checkpoint]:
@@ -397,30 +418,6 @@ def _checkpoints_under(replayed: Replay, history: History) -> list[Checkpoint]:
     size = round(sum(sizes) / len(sizes)) if sizes else None
     asked = {j.decided_at: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
     return kept + [Checkpoint(index, step, size) for step, index in asked.items() if step not in kept_steps]
-
-
-def _outlay(
-    steps: int,
-    elapsed_ns: int | None,
-    checkpoints: Sequence[Checkpoint],
-    evaluations: Sequence[Evaluation],
-    objective: Objective | None,
-) -> Outlay:
-    sizes = [checkpoint.size_bytes for checkpoint in checkpoints]
-    saved_steps = {checkpoint.step for checkpoint in checkpoints}
-    top = best(evaluations, objective) if objective else None
-    kept = best((one for one in evaluations if one.step in saved_steps), objective) if objective else None
-    return Outlay(
-        steps=steps,
-        elapsed_s=None if elapsed_ns is None else elapsed_ns / 1e9,
-        checkpoints=len(checkpoints),
-        checkpoint_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-        best=top.value if top else None,
-        best_step=top.step if top else None,
-        final=evaluations[-1].value if evaluations else None,
-        deployable=kept.value if kept else None,
-        deployable_step=kept.step if kept else None,
-    )
 
 
 def _detection(
