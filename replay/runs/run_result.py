@@ -64,7 +64,7 @@ class ReplayedRun:
         run_id, name, status: The run.
         plan: What it declared.
         history: What it recorded.
-        replayed: What the policy decided.
+        replayed: What the policy decided, without what it decided after its run would have ended.
         rolled_back: What resumes undid.
         detection: How the alarms match the labelled incidents; None if the run has no labels.
         lists_lacked: What rules read of events besides numbers, and no event has: sample losses, vectors.
@@ -254,7 +254,7 @@ def facts_of(
         status=status,
         plan=appearances.plan,
         history=history,
-        replayed=replayed,
+        replayed=dataclasses.replace(replayed, outcomes=replayed.reached),
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
         lists_lacked=_lists_lacked(policy, stream),
         is_empty=not len(stream.rows("step_end")) and not any(event.metrics for event in stream.facts),
