@@ -65,8 +65,10 @@ def to_csv(table: pa.Table) -> bytes:
     Text that a spreadsheet would run as a formula stays as it is: a program that reads it back must find what was
     recorded.
     """
-    sink = io.BytesIO()
-    pacsv.write_csv(_flat(table), sink)
+    sink, flat = io.BytesIO(), _flat(table)
+    # pyarrow before 24 writes what precedes an empty batch twice (apache/arrow#36889).
+    batches = [batch for batch in flat.to_batches() if batch.num_rows]
+    pacsv.write_csv(pa.Table.from_batches(batches, flat.schema), sink)
     return sink.getvalue()
 
 
