@@ -86,7 +86,7 @@ def train(
 def main() -> None:
     """Train as the lines of the given file say, and write what happened on this rank beside it."""
     given = Path(sys.argv[1])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
     results = [train(**json.loads(line)) for line in given.read_text().splitlines()]
     given.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(results))
     dist.destroy_process_group()

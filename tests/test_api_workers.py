@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 from api_serving import RUN, SMALL, recorded, served
 from steptape.api.workers.query_workers import QueryWorkers
@@ -63,7 +64,7 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
     if worker != "rule_worker":
         child.receive()  # It is ready or busy.
     child.requests.close()
-    status = child.wait(timeout=60)
+    status = child.wait(timeout=PATIENCE_S)
     child.answers.close()
 
     assert status == 1

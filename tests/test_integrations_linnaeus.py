@@ -336,7 +336,7 @@ def test_the_context_gathers_and_reduces_over_the_processes_of_a_group(tmp_path:
         import datetime, sys
         import torch, torch.distributed as dist
         from steptape.integrations.linnaeus import DistributedContext
-        rank, limit = int(sys.argv[1]), datetime.timedelta(seconds=60)
+        rank, limit = int(sys.argv[1]), datetime.timedelta(minutes=10)
         dist.init_process_group("gloo", f"file://{sys.argv[2]}", timeout=limit, rank=rank, world_size=2)
         ctx, own = DistributedContext(), torch.tensor([1.0 + rank])
         assert (ctx.rank, ctx.world_size, ctx.is_distributed, ctx.is_master) == (rank, 2, True, rank == 0)

@@ -352,7 +352,7 @@ def test_rank_0_alone_may_record_in_a_process_group() -> None:
         import datetime, sys
         import torch.distributed as dist
         import steptape.integrations.wandb as wandb
-        rank, limit = int(sys.argv[1]), datetime.timedelta(seconds=60)
+        rank, limit = int(sys.argv[1]), datetime.timedelta(minutes=10)
         dist.init_process_group("gloo", f"file://{sys.argv[2]}", timeout=limit, rank=rank, world_size=2)
         if rank == 0:
             wandb.init(rules="stop.yaml")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S
 
 import steptape
 from steptape import Recorder, TelemetryError, open_run, verify
@@ -525,7 +526,7 @@ def test_a_disabled_run_of_a_whole_program_writes_nothing(tmp_path: Path) -> Non
         env={**os.environ, "STEPTAPE_MODE": "disabled"},
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert list(tmp_path.iterdir()) == []
     assert done.stderr == b""

@@ -38,7 +38,7 @@ import datetime, sys, time
 import torch.distributed as dist
 from steptape import Recorder
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
 with Recorder(sys.argv[1], run_id="job") as rec:
     for step in range(1, 100_000):
         rec.step(loss=1.0)

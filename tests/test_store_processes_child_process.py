@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE_S
 
 from steptape.store.errors import RunNotFound
 from steptape.store.processes.child_process import ChildProcess
@@ -128,7 +129,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path, monkeypatch: pyt
         ready = parent.stdout.readline()
         parent.kill()
         # The child shares its parent's stderr, which ends when both are gone.
-        _, said = parent.communicate(timeout=30)
+        _, said = parent.communicate(timeout=PATIENCE_S)
 
     assert (ready, said) == ("ready\n", "")
 

@@ -320,7 +320,7 @@ def train(
 
 def main() -> None:
     """Train as each line of a file says; write what each job returned into one file per rank."""
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
     given = Path(sys.argv[1])
     results = [train(**json.loads(line)) for line in given.read_text().splitlines()]
     given.with_suffix(f".{rank()}").write_text(json.dumps(results))

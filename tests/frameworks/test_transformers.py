@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed; 'make
 
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from waiting import PATIENCE_S
 
 from frameworks.tiny_trainer import (
     STOP_AT_7,
@@ -239,7 +240,7 @@ def test_without_the_block_a_training_that_raised_is_failed_too(tmp_path: Path, 
     (tmp_path / "program.py").write_text(ENDING)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "program.py", how]
-    subprocess.run(command, cwd=tmp_path, env=environment, timeout=180, check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(command, cwd=tmp_path, env=environment, timeout=PATIENCE_S, check=False, stderr=subprocess.DEVNULL)
 
     (run,) = runs_of(tmp_path)
     failure = run.info.last.failure

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed; 'make frameworks' runs this")
 
 from documents import run_page
+from waiting import PATIENCE_S
 
 from steptape.store.run import Run
 
@@ -29,7 +30,9 @@ def test_a_page_trains_as_it_shows(tmp_path: Path, page: str) -> None:
 def test_the_example_stops_an_overfitting_run(tmp_path: Path) -> None:
     """With a checkpoint of its best evaluation; it is at most 40 lines long."""
     script = ROOT / "examples" / "scripts" / "transformers_training.py"
-    done = subprocess.run([sys.executable, script, "runs"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, script, "runs"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
     assert "stopped after" in done.stdout, done.stderr
     (path,) = tmp_path.glob("runs/*/run.json")

@@ -121,7 +121,7 @@ def main() -> None:
     handler = logging.Handler()
     handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("steptape").addHandler(handler)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
     given, results = Path(sys.argv[1]), []
     for line in given.read_text().splitlines():
         warnings.clear()

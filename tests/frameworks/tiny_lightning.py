@@ -142,7 +142,7 @@ def main() -> None:
     """Train as each line of the first file says; write what each training returned into one file per rank."""
     is_job = "RANK" in os.environ
     if is_job:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+        dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
     given, results = Path(sys.argv[1]), []
     for line in given.read_text().splitlines():
         results.append(train_on_rank(str(given.parent), **json.loads(line)))

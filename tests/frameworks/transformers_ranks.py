@@ -76,7 +76,7 @@ def train(
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
     given = Path(sys.argv[1])
     ended = [train(**json.loads(line)) for line in given.read_text().splitlines()]
     given.with_suffix(f".{dist.get_rank()}").write_text(json.dumps(ended))
