@@ -385,7 +385,7 @@ def catalog_of(path: Path) -> Catalog:
 
 def _lacks_many(names: Sequence[str], known: Collection[str]) -> bool:
     """Whether so many names are unknown that a scan takes hardly longer than reading those."""
-    return sum(name not in known for name in names) > _CHANGED_SHARE * len(names)
+    return len(set(names).difference(known)) > _CHANGED_SHARE * len(names)
 
 
 def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -70,18 +70,31 @@ class StoreFault:
         return f"{self.where}: {self.what}" + (f". {self.fix}" if self.fix else "")
 
 
-def diagnose(folder: Path) -> list[StoreFault]:
-    """Return the faults of a run's folder; empty when it is as a recorder and a sealer leave it.
+class Diagnosis(NamedTuple):
+    """What is found in a run's folder.
+
+    Attributes:
+        run_id: The run's id; None if it cannot be read.
+        faults: The faults; empty when the folder is as a recorder and a sealer leave it.
+    """
+
+    run_id: str | None
+    faults: list[StoreFault]
+
+
+def diagnose(folder: Path) -> Diagnosis:
+    """Find the faults of a run's folder.
 
     Reads every file in full, but decodes only the files that have changed since their digest was taken.
     """
     try:
         return retrying(lambda: _found_in(folder))
     except TelemetryError as error:
-        return [StoreFault("unreadable", error.where or str(folder), error.what, error.fix)]
+        fault = StoreFault("unreadable", error.where or str(folder), error.what, error.fix)
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
-        return [StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")]
+        fault = StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")
+    return Diagnosis(_run_id_in(folder), [fault])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +114,19 @@ class _FilesRead:
     noted: list[pa.Table] = field(default_factory=list)
 
 
-def _found_in(folder: Path) -> list[StoreFault]:
+def _found_in(folder: Path) -> Diagnosis:
     # Before the files: whatever digests cover exists by then, and stays.
     kept = _kept_digests(folder)
     try:
         info = read_run_info(folder)
         listing = list_files(folder)
     except TelemetryError as error:
-        return [
-            StoreFault("no-run", error.where or str(folder), error.what, error.fix or "Restore run.json from a copy")
-        ]
+        fix = error.fix or "Restore run.json from a copy"
+        return Diagnosis(_run_id_in(folder), [StoreFault("no-run", error.where or str(folder), error.what, fix)])
+    return Diagnosis(info.run_id, _faults_of(folder, kept, info, listing))
+
+
+def _faults_of(folder: Path, kept: Digests | StoreFault, info: RunInfo, listing: Listing) -> list[StoreFault]:
     found = [*_irregular(listing), *_notes(folder)]
     if found:
         return found
@@ -131,8 +147,7 @@ def folders_to_look_at(store: Path) -> list[Path]:
     return [folder for folder in folders if is_run_folder(folder)]
 
 
-def run_id_in(folder: Path) -> str | None:
-    """Return the id of the run in a folder; None if it cannot be read."""
+def _run_id_in(folder: Path) -> str | None:
     try:
         return read_run_info(folder).run_id
     except TelemetryError:
