@@ -33,6 +33,9 @@ from steptape.store.sql.sql_text import text_literal
 
 RECORDED = 4
 
+# Each child would compile hundreds of modules anew, which an installed steptape has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 #: Seconds of many clients at once.
 LOAD_S = 12
 

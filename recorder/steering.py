@@ -11,7 +11,8 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..rules.checks.findings import FindingCode, findings_of
+from ..rules.checks.finding_codes import FindingCode
+from ..rules.checks.findings import findings_of
 from ..rules.control.calls import in_order, is_call
 from ..rules.control.effects import Effect
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload

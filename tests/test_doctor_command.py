@@ -39,7 +39,7 @@ def doctor(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def codes(folder: Path) -> list[str]:
     """Return the codes of the findings."""
-    return [finding.code for finding in diagnose(folder)]
+    return [finding.code for finding in diagnose(folder).faults]
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_damaged_parquet_file_is_told_with_the_events_it_held(sealed: Path) ->
     content[len(content) // 3] ^= 0xFF
     path.write_bytes(content)
 
-    (finding, *_) = diagnose(sealed)
+    (finding, *_) = diagnose(sealed).faults
 
     assert finding.code == "unreadable-parquet"
     assert "events 0 to 101" in finding.what
@@ -134,7 +134,7 @@ def test_a_file_that_is_gone_is_told_with_the_events_it_held(store_folder: Calla
     (path,) = folder.glob("events-*.parquet")
     path.rename(folder / path.name.replace("000000000000-000000000019", "000000000005-000000000019"))
 
-    findings = {finding.code: finding for finding in diagnose(folder)}
+    findings = {finding.code: finding for finding in diagnose(folder).faults}
 
     assert "events 0 to 4 of attempt 0, rank 0 are missing from all files" in findings["missing"].what
 
@@ -254,7 +254,7 @@ def test_events_that_could_not_be_written_are_told(store_folder: Callable[..., P
     journal.close()
     seal(folder)
 
-    (finding,) = diagnose(folder)
+    (finding,) = diagnose(folder).faults
 
     assert (finding.code, "3 events before step 4" in finding.what) == ("gap", True)
 
@@ -266,7 +266,7 @@ def test_another_machine_s_journal_is_told(store_folder: Callable[..., Path]) ->
     journal.append("step_end", ("loss",), (1.0,), step=1, time_ns=0, elapsed_ns=0)
     journal.close()
 
-    (finding,) = diagnose(folder)
+    (finding,) = diagnose(folder).faults
 
     assert finding.code == "foreign"
     assert "--other-hosts" in finding.fix

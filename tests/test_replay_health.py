@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, open_run
-from steptape.replay.health.health import GroupHealth, HealthState, HealthSummary, group_of, health_of
+from steptape.replay.health.health import GroupHealth, HealthSummary, group_of, health_of
+from steptape.replay.health.health_state import HealthState
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 

@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steptape.rules.checks.dead_conditions import Dead, RuleVerdicts
-from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.checks.finding_codes import FindingCode
+from steptape.rules.checks.findings import findings_of
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from steptape import Recorder, open_run, verify
-from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.checks.finding_codes import FindingCode
+from steptape.rules.checks.findings import findings_of
 from steptape.rules.engine.decisions import Decision, RuleError, canonical_line, outcome_from_event, outcome_payload
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from newer_language import NEWER_CONTROLLER_KEYS, NEWER_FUNCTIONS, NEWER_ROOT_KEYS, NEWER_WINDOW_WORDS
 
-from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.checks.finding_codes import FindingCode
+from steptape.rules.checks.findings import findings_of
 from steptape.rules.policy_file import state_fields
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.rules.scenarios.file import ScenarioTest, parse_tests

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from steptape.rules import semantics
-from steptape.rules.checks.findings import FindingCode
+from steptape.rules.checks.finding_codes import FindingCode
 from steptape.rules.engine.engine import Engine
 from steptape.rules.functions import operators, text
 from steptape.rules.functions.methods import METHODS

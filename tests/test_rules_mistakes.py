@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from steptape.rules.checks.findings import FindingCode, findings_of
+from steptape.rules.checks.finding_codes import FindingCode
+from steptape.rules.checks.findings import findings_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from ...replay.health.health import HealthState
+from ...replay.health.health_state import HealthState
 from ..access import RequestedRun, RunAccess
 from ..models import Model
 from ..workers.rule_processes import RuleProcesses

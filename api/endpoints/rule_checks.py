@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from ...rules.checks.findings import FindingCode
+from ...rules.checks.finding_codes import FindingCode
 from ...rules.language.references import Param
 from ..access import OpenStore, find_run
 from ..models import Model

@@ -24,7 +24,6 @@ PAGE_SIZE: Final = 40
 SortKey = Literal["started", "name", "status", "steps", "duration"]
 
 _KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
-    "started": lambda run: run.age_order,
     "name": lambda run: (run.name.casefold(), run.run_id),
     "status": lambda run: (run.status, run.age_order),
     "steps": lambda run: run.steps,
@@ -68,6 +67,8 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
 
 def ordered(look: Look, key: SortKey, order: str) -> Sequence[Entry]:
     """Return the runs in an order; sorted once for each scan."""
+    if key == "started":
+        return look.newest_first if order == "desc" else look.entries
 
     def sort(_: Sequence[Entry]) -> list[Entry]:
         return sorted(look.entries, key=lambda entry: _KEYS[key](entry.summary), reverse=order == "desc")

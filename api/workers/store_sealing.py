@@ -15,6 +15,9 @@ from ...store.processes.child_process import ChildProcess
 #: Seconds between two times. Recorders seal what they find, too.
 _EVERY_S: Final = 3600.0
 
+#: The first pages have priority: looking for journals in 50,000 runs takes 0.6 s.
+_NICENESS: Final = 10
+
 
 @contextlib.contextmanager
 def sealing_store(store: Path) -> Iterator[None]:
@@ -35,6 +38,7 @@ def _seal(store: Path, stopped: threading.Event) -> None:
         # Without a process or memory for one, journals stay journals, which all readers read.
         with contextlib.suppress(OSError):
             process = ChildProcess("steptape.store.parquet.sealing_service")
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
             process.send({"store": str(store.absolute())})
             process.requests.close()  # It ends when it is done, even if this server has ended.
             process.wait()

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ...replay.policies.findings_on_runs import FiringReach, LackedSeries, compared_with
-from ...rules.checks.findings import Finding, FindingCode, findings_of
+from ...rules.checks.finding_codes import FindingCode
+from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.excerpts import excerpt
 from ...rules.language.references import Param

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ...replay.health.health import HealthState, HealthSummary, health_of
+from ...replay.health.health import HealthSummary, health_of
+from ...replay.health.health_state import HealthState
 from ..exit_status import FINDINGS
 from ..lookup import run_named
 from ..options import JsonOption, RunArgument, StoreOption

@@ -17,7 +17,6 @@ from ...store.reading.diagnosis import (
     diagnose,
     folders_to_look_at,
     is_run_folder,
-    run_id_in,
     twins,
 )
 from ...store.reading.training import check_training
@@ -47,12 +46,12 @@ class _Examined(NamedTuple):
 
 
 def _examined(folder: Path, *, training: bool) -> _Examined:
-    faults = diagnose(folder)
+    run_id, faults = diagnose(folder)
     unjudged: list[str] = []
     if training and not any(fault.code in UNREADABLE for fault in faults):
         inconsistent, unjudged = Run(folder).read(check_training)
         faults += inconsistent
-    return _Examined(run_id_in(folder), faults, unjudged)
+    return _Examined(run_id, faults, unjudged)
 
 
 def doctor(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import newest_plan, stream_for
 from .alarms import Conclusion, RuleAlarm, conclusions
+from .health_state import HealthState
 from .missing_metrics import MissingMetrics, needs
 
 #: How the names of controllers begin that interpret others: their messages name causes and actions.
@@ -36,21 +36,6 @@ OTHER: Final = "other"
 _NAMED: Final = 3
 
 _GROUPS: Final = (*dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
-
-
-class HealthState(StrEnum):
-    """The state of a rule, a group or a run; the worst first."""
-
-    CRITICAL = "critical"
-    WARNING = "warning"
-    FINE = "fine"
-    NOT_EVALUABLE = "not evaluable"
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether something should be done."""
-        return self in (HealthState.CRITICAL, HealthState.WARNING)
-
 
 #: Which state is worse: the less, the worse. What is fine in part counts as fine.
 _RANKS: Final = {state: rank for rank, state in enumerate(HealthState)}

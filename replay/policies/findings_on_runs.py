@@ -14,7 +14,8 @@ from difflib import get_close_matches
 from itertools import combinations, groupby
 from typing import Final
 
-from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, contradict, length_findings
+from ...rules.checks.finding_codes import FindingCode
+from ...rules.checks.findings import Finding, PolicyPlaces, contradict, length_findings
 from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
 from ...rules.engine.decisions import Decision

@@ -6,7 +6,8 @@ import ast
 import math
 from collections.abc import Iterator
 
-from ...rules.checks.findings import Finding, FindingCode, PolicyPlaces, range_findings
+from ...rules.checks.finding_codes import FindingCode
+from ...rules.checks.findings import Finding, PolicyPlaces, range_findings
 from ...rules.language.references import Extent, Reference, SeriesAge, SeriesAgo, SeriesRise, Window
 from ...rules.language.timing import Unit
 from ...rules.policy_file.policy import Policy

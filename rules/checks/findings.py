@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Final
 
@@ -27,6 +26,7 @@ from .comparisons import constant_conditions, exact_floats, wrong_types
 from .dead_conditions import dead_classes, dead_in, dead_links
 from .doubtful_arguments import doubtful_arguments, memberless, needs_milestone
 from .doubtful_names import arithmetic_names, near_names, unread_fields, wildcards
+from .finding_codes import FindingCode
 from .length_conditions import NO_LIMIT, impossible_lengths
 from .metric_keys import unknown_keys
 from .nan_guard import unguarded_spikes
@@ -37,27 +37,6 @@ _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
 
 #: Pairs of effects that contradict each other at one event.
 CONTRADICTIONS: Final = frozenset({frozenset({Effect.STOP, Effect.STOP_EPOCH})})
-
-
-class FindingCode(StrEnum):
-    """The kind of a finding; the name by which a user can ignore it."""
-
-    NAN_GUARD = "nan-guard"
-    LENGTH = "length"
-    WINDOW = "window"
-    UNRECORDED = "unrecorded"
-    PATIENCE = "patience"
-    CONTRADICTION = "contradiction"
-    KEY = "key"
-    TYPE = "type"
-    CONSTANT = "constant"
-    FLOAT_EQUALITY = "float-equality"
-    DIVISION = "division"
-    NEAR_FACT = "near-fact"
-    WILDCARD = "wildcard"
-    RANGE = "range"
-    DUPLICATE = "duplicate"
-    STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True, order=True)

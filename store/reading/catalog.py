@@ -128,7 +128,7 @@ class Catalog:
         self._unkept = 0
         self._kept: CatalogRows | None = None
         self._has_loaded = False
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
@@ -201,15 +201,16 @@ class Catalog:
 
     def _unchecked_look(self) -> Look | None:
         """Return all runs, those of the kept catalog unchecked; None without a catalog that has most of them."""
-        if self._first_look is None:
-            names = self._candidates()
-            rows = self._kept_rows(names)
-            if rows is None or _lacks_many(names, rows.row_of):
-                return None
-            self._load_kept(names)
-            with collection_paused():
-                self._first_look = self._read_all(names, is_checked=False)
-        return self._first_look
+        with self._loading:  # The first request waits for the server's warm-up, and does not repeat it.
+            if self._first_look is None:
+                names = self._candidates()
+                rows = self._kept_rows(names)
+                if rows is None or _lacks_many(names, rows.row_of):
+                    return None
+                self._load_kept(names)
+                with collection_paused():
+                    self._first_look = self._read_all(names, is_checked=False)
+            return self._first_look
 
     def _kept_rows(self, names: Sequence[str]) -> CatalogRows | None:
         """Return the rows that are kept of a large store, if there are any and this process has not used them yet."""
@@ -384,7 +385,7 @@ def catalog_of(path: Path) -> Catalog:
 
 def _lacks_many(names: Sequence[str], known: Collection[str]) -> bool:
     """Whether so many names are unknown that a scan takes hardly longer than reading those."""
-    return sum(name not in known for name in names) > _CHANGED_SHARE * len(names)
+    return len(set(names).difference(known)) > _CHANGED_SHARE * len(names)
 
 
 def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:
