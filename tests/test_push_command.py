@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call
 from object_storage import Place
 from shipped_runs import RUN, Loop, digests_of
 from waiting import PATIENCE_S, until
@@ -132,6 +133,37 @@ def test_it_follows_runs_until_it_is_interrupted(tmp_path: Path) -> None:
 
     assert process.returncode == 130
     assert [digests_of(there) for there in theirs] == [digests_of(folder) for folder in folders]
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
+def test_the_rsync_recipe_restores_a_store(tmp_path: Path) -> None:
+    """What was lost or damaged since the backup reads as before, and a run that grew then reads as crashed."""
+    store, backup = tmp_path / "srv" / "runs", tmp_path / "backup"
+    loop = Loop(store, run_id="grew")
+    loop.steps(20)
+    folders = [a_run(store, 20, name) for name in ("lost", "damaged")]
+    for folder in folders:
+        seal(folder)
+    before = [digests_of(folder) for folder in folders]
+    backup.mkdir()
+    subprocess.run(["rsync", "-a", "--exclude", ".*", f"{store}/", f"{backup}/runs/"], check=True)
+    loop.steps(20)
+    loop.end()
+    seal(loop.folder)
+    shutil.rmtree(folders[0])
+    (path,) = folders[1].glob("events-*")
+    path.write_bytes(path.read_bytes()[:-9])
+    shutil.rmtree(loop.folder)
+    found = call("doctor", store).stdout
+    shutil.move(folders[1], tmp_path)
+    subprocess.run(["rsync", "-a", "--ignore-existing", f"{backup}/runs/", f"{store}/"], check=True)
+    after = call("doctor", store)
+
+    assert str(path) in found
+    assert [digests_of(folder) for folder in folders] == before
+    assert after.stdout.splitlines()[1:] == ["3 runs: 1 finding"]
+    assert "[unsealed]" in after.stdout.splitlines()[0]
+    assert open_run(loop.folder).status == "crashed"
 
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
