@@ -133,3 +133,9 @@ def address_of(path: Path) -> str:
         return mirror.address
     mirror = mirror_at(path.parent)
     return str(path) if mirror is None else f"{mirror.address}/{path.name}"
+
+
+def object_of(path: Path) -> str | None:
+    """Return the address of the object that a mirrored run's folder, or a file in it, comes from; else None."""
+    mirror = mirror_at(path.parent) or mirror_at(path.parent.parent)
+    return None if mirror is None else mirror.object_of(path)

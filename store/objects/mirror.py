@@ -154,6 +154,11 @@ class Mirror:
         state = self._state(run_id)
         return bool(state) and bool(state["live"]) and time.time() < state["heard_s"] + LEASE_S
 
+    def object_of(self, path: Path) -> str:
+        """Return the address of the object that a run's folder, or a file in it, comes from."""
+        key = _part_key(path) if path.is_symlink() else manifest_key(path.relative_to(self.folder).parts[0])
+        return f"{self.address}/{key}"
+
     def fetch(self, paths: Iterable[Path]) -> None:
         """Fetch parts that are not in the cache.
 
@@ -189,8 +194,7 @@ class Mirror:
 
     def _fetch_one(self, path: Path) -> None:
         target = os.readlink(path)
-        name = os.path.basename(target)
-        key = part_key(path.parent.name, path.name, name.partition(".")[0])
+        name, key = os.path.basename(target), _part_key(path)
         where, pause_s = f"{self.address}/{key}", _PAUSE_S
         for attempt in range(1, _MOST_TRIES + 1):
             try:
@@ -341,6 +345,10 @@ def known_mirror(folder: Path) -> Mirror:
         if known is None:
             raise StoreNotFound("this copy of a store is gone", where=str(folder), fix="Open s3://... again") from None
         return known
+
+
+def _part_key(path: Path) -> str:
+    return part_key(path.parent.name, path.name, os.path.basename(os.readlink(path)).partition(".")[0])
 
 
 def _json_in(path: Path) -> dict[str, Any]:
