@@ -59,6 +59,8 @@ def write_log(level: LogLevel, format_: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if format_ == LogFormat.JSON else _Text())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level == LogLevel.DEBUG:
+        logging.getLogger("botocore").setLevel(logging.INFO)  # Below, it writes headers with session tokens.
 
 
 def _time_of(record: logging.LogRecord) -> str:

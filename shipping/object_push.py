@@ -18,6 +18,7 @@ from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import Columns, columns_json, columns_of, read_columns
 from ..store.errors import DamagedLog, StoreNotFound
 from ..store.objects.access import fetch
+from ..store.objects.blocks import block_digests
 from ..store.objects.bucket import ObjectChanged
 from ..store.objects.manifest import (
     PARTS,
@@ -74,6 +75,7 @@ class ObjectPush:
         self._streams: dict[Stream, StreamFrames] = {}
         self._known: tuple[Manifest, str] | None = None
         self._sha256: dict[tuple[str, int, int], str] = {}
+        self._blocks: dict[str, tuple[str, ...]] = {}
         self._put_parts: set[LogPart] = set()
         self._committed_s = self._again_s = float("-inf")
         self._until_s = 0.0
@@ -185,7 +187,9 @@ class ObjectPush:
             files[DIGESTS_JSON] = merged.to_json().decode()
         self._check_grown(old, parts)
         others = {stream for stream in old.live if self._rank not in (None, stream[1])}
-        return replace(old, files=files, parts=tuple(sorted(parts)), live=frozenset(others | live))
+        blocks = {**old.blocks, **self._blocks}
+        blocks = {part.sha256: blocks[part.sha256] for part in parts if blocks.get(part.sha256)}
+        return replace(old, files=files, parts=tuple(sorted(parts)), live=frozenset(others | live), blocks=blocks)
 
     def _check_grown(self, old: Manifest, parts: list[LogPart]) -> None:
         """Raise PushRefused if the target has events that this folder lacks."""
@@ -253,7 +257,8 @@ class ObjectPush:
             place = path.name, status.st_size, status.st_mtime_ns
             if place not in self._sha256:
                 with open(path, "rb") as file:
-                    self._sha256[place] = hashlib.file_digest(file, "sha256").hexdigest()
+                    self._sha256[place] = sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                self._blocks[sha256] = block_digests(path)
             part = LogPart(path.name, self._sha256[place], status.st_size)
             if self._lacks(part, held):
                 self._bucket.put_file(part_key(self.run_id, part.name, part.sha256), path, part.sha256)

@@ -50,6 +50,7 @@ class Job:
         kills: By rank: the step before whose agreement it kills itself.
         losses: By rank and step: another loss than the number of the step.
         store_delays_s: Seconds by which rank 0's orders reach the store late, and the answers rank 0.
+        pause_s: Seconds for which all ranks are suspended while rank 1 asks the store how an order ends.
         has_callbacks: Whether the loop gives callbacks.
         reduces: Whether the loop has a collective of its own in every step.
         forks: Whether the ranks fork a child, before step 3, that calls the parent's recorder.
@@ -67,6 +68,7 @@ class Job:
     kills: dict[str, int] = field(default_factory=dict)
     losses: dict[str, dict[str, float]] = field(default_factory=dict)
     store_delays_s: tuple[float, float] = (0.0, 0.0)
+    pause_s: float = 0.0
     has_callbacks: bool = False
     reduces: bool = False
     forks: bool = False
@@ -160,17 +162,25 @@ def _train(job: Job, rank: int) -> dict[str, Any]:
 def _rank(job: Job, rank: int, port: int) -> None:
     if rank == 0 and any(job.store_delays_s):
         port = _late_store(port, *job.store_delays_s)
+    if rank == 1 and job.pause_s:
+        port = _late_store(port, 1.0, 0.0, job.pause_s)
     join_group(port, rank, job.ranks, GROUP_S)
     os.write(1, (json.dumps({"rank": rank, **_train(job, rank)}) + "\n").encode())
 
 
-def _late_store(port: int, request_s: float, answer_s: float) -> int:
-    """Forward connections to the store, orders and their answers late. Return the port to connect to."""
+def _late_store(port: int, request_s: float, answer_s: float, pause_s: float = 0.0) -> int:
+    """Forward connections to the store, orders and their answers late. Return the port to connect to.
+
+    Each order suspends the job for ``pause_s``.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def forward(source: socket.socket, target: socket.socket, orders: list[bool], *, is_request: bool) -> None:
         while data := source.recv(1 << 16):
             if is_request and b"/steptape" in data:
+                if pause_s:
+                    suspend = f"kill -STOP -{os.getpgid(0)}; sleep {pause_s}; kill -CONT -{os.getpgid(0)}"
+                    subprocess.Popen(["sh", "-c", suspend], start_new_session=True)
                 time.sleep(request_s)
                 orders.append(True)
             elif not is_request and orders:

@@ -130,6 +130,7 @@ PUBLIC: dict[str, set[str]] = {
         "lineage",
         "newest_values",
         "objects/access",
+        "objects/blocks",
         "objects/bucket",
         "objects/manifest",
         "parquet/digests",

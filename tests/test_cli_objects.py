@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ def test_commands_that_write_refuse(there: Place, tmp_path: Path) -> None:
     for command in (
         ["retain", there.address, keep],
         ["delete", "n1", "--store", there.address],
+        ["delete", f"{there.address}/run-1", "--dry-run"],
+        ["delete", "--keep-last", "1", "--store", there.address],
         ["seal", "--store", there.address],
         ["stop", "n1", "--store", there.address],
     ):
@@ -99,6 +102,26 @@ def test_commands_that_write_refuse(there: Place, tmp_path: Path) -> None:
         assert "object storage is only read" in result.stderr or "not running" in result.stderr
 
     assert there.names() == keys
+
+
+def test_doctor_names_objects(there: Place) -> None:
+    """A damaged manifest, a lost part, a false part and a damaged file in a manifest; no path of the cache."""
+    runs = ("run-1", "run-2", "run-3")
+    lost, false = (next(key for key in there.names() if f"/{run}/" in key and "events-" in key) for run in runs[:2])
+    there.client.delete_object(Bucket=there.name, Key=f"runs/{lost}")
+    there.put(false, there.get(false)[:-1] + b"x")
+    manifest = json.loads(there.get("runs/run-3.json"))
+    manifest["files"]["digests.json"] = "{"
+    there.put("runs/run-3.json", json.dumps(manifest).encode())
+    there.put("runs/run-4.json", b"{")
+    found = call("doctor", there.address, "--json")
+    faults = [json.loads(line) for line in found.stdout.splitlines()]
+
+    assert found.returncode == 1
+    keys = ("runs/run-4.json", lost, false, "runs/run-3.json")
+    assert [fault["where"] for fault in faults] == [f"{there.address}/{key}" for key in keys]
+    assert "/objects/" not in found.stdout
+    assert all("ush" in fault["fix"] for fault in faults)
 
 
 def test_a_store_that_is_not_there_is_said(bucket: Place) -> None:

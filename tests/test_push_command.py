@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call
+from object_storage import Place
 from shipped_runs import RUN, Loop, digests_of
 from waiting import PATIENCE_S, until
 
@@ -81,6 +83,44 @@ def test_what_cannot_be_done_is_an_error(arguments: tuple[str, ...], status: int
     assert said in told
 
 
+def test_its_log_has_outcomes_and_errors(tmp_path: Path) -> None:
+    """One JSON object a line. Results are printed as ever."""
+    a_run(tmp_path / "a")
+    a_run(tmp_path / "a", 7, "second")
+    a_run(tmp_path / "b")
+    printed, log = push(tmp_path / "a", tmp_path / "b", "--log-level", "info", "--log-format", "json", status=1)
+    records = [json.loads(line) for line in log.splitlines()]
+
+    assert printed == "second: 7 events pushed. Both logs are equal\n"
+    assert [(record["level"], record["logger"]) for record in records] == [
+        ("error", "steptape.push"),
+        ("info", "steptape.push"),
+    ]
+    assert records[0]["message"].startswith(f"{RUN}: not pushed: ")
+    assert records[1]["message"] == printed.strip()
+
+
+def test_a_target_that_is_away_is_one_record(tmp_path: Path) -> None:
+    """The record is of the level error, and names the target."""
+    a_run(tmp_path / "a")
+    _, log = push(tmp_path / "a", "http://127.0.0.1:9", "--wait", "0", "--log-format", "text", status=1)
+
+    (line,) = log.splitlines()
+    assert " ERROR steptape.push: error: " in line
+    assert "127.0.0.1:9" in line
+
+
+def test_no_credential_is_logged(tmp_path: Path, bucket: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of a bucket would log the headers of its requests at the level debug."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", secret := "a-secret-of-more-than-16-characters")
+    a_run(tmp_path / "a")
+    _, log = push(tmp_path / "a", bucket.address, "--log-level", "debug")
+
+    assert "Both logs are equal" in log
+    assert secret not in log
+    assert "Signature" not in log
+
+
 def test_it_follows_runs_until_it_is_interrupted(tmp_path: Path) -> None:
     """Runs that begin later are pushed too; the process takes Ctrl-C."""
     (tmp_path / "a").mkdir()
@@ -93,6 +133,37 @@ def test_it_follows_runs_until_it_is_interrupted(tmp_path: Path) -> None:
 
     assert process.returncode == 130
     assert [digests_of(there) for there in theirs] == [digests_of(folder) for folder in folders]
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
+def test_the_rsync_recipe_restores_a_store(tmp_path: Path) -> None:
+    """What was lost or damaged since the backup reads as before, and a run that grew then reads as crashed."""
+    store, backup = tmp_path / "srv" / "runs", tmp_path / "backup"
+    loop = Loop(store, run_id="grew")
+    loop.steps(20)
+    folders = [a_run(store, 20, name) for name in ("lost", "damaged")]
+    for folder in folders:
+        seal(folder)
+    before = [digests_of(folder) for folder in folders]
+    backup.mkdir()
+    subprocess.run(["rsync", "-a", "--exclude", ".*", f"{store}/", f"{backup}/runs/"], check=True)
+    loop.steps(20)
+    loop.end()
+    seal(loop.folder)
+    shutil.rmtree(folders[0])
+    (path,) = folders[1].glob("events-*")
+    path.write_bytes(path.read_bytes()[:-9])
+    shutil.rmtree(loop.folder)
+    found = call("doctor", store).stdout
+    shutil.move(folders[1], tmp_path)
+    subprocess.run(["rsync", "-a", "--ignore-existing", f"{backup}/runs/", f"{store}/"], check=True)
+    after = call("doctor", store)
+
+    assert str(path) in found
+    assert [digests_of(folder) for folder in folders] == before
+    assert after.stdout.splitlines()[1:] == ["3 runs: 1 finding"]
+    assert "[unsealed]" in after.stdout.splitlines()[0]
+    assert open_run(loop.folder).status == "crashed"
 
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")

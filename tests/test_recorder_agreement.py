@@ -157,21 +157,27 @@ def test_no_rank_is_steered_any_more_once_one_came_too_late(launcher: Launcher, 
     assert status(job) == "completed"
 
 
-@pytest.mark.parametrize("delays_s", [(2.7, 0.0), (0.0, 2.7)], ids=["before it commits", "after it has committed"])
+@pytest.mark.parametrize(
+    ("delays_s", "pause_s"),
+    [((7.0, 0.0), 0.0), ((0.0, 7.0), 0.0), ((0.0, 7.0), 6.0)],
+    ids=["before it commits", "after it has committed", "after it has committed, and all are suspended"],
+)
 def test_a_rank_gives_up_while_rank_0_commits_a_stop(
-    launcher: Launcher, job: Job, delays_s: tuple[float, float]
+    launcher: Launcher, job: Job, delays_s: tuple[float, float], pause_s: float
 ) -> None:
-    """Rank 1 gives up 2 s after rank 0 has come, whose order takes 2.7 s. Either both ranks stop, or none does."""
-    job = dataclasses.replace(job, timeout_s=12.0, sleeps={"0": {"15": 7.0}}, store_delays_s=delays_s)
-    is_committed = delays_s == (0.0, 2.7)
+    """Rank 1 gives up 4 s after rank 0 has come, whose order takes 7 s. Either both ranks stop, or none does."""
+    sleeps = {"0": {"15": 5.0}}
+    job = dataclasses.replace(job, timeout_s=12.0, sleeps=sleeps, store_delays_s=delays_s, pause_s=pause_s)
+    is_committed = delays_s == (0.0, 7.0)
 
     results = launcher.run(job)
 
-    assert [each["stop"] for each in results.values()] == [[15] if is_committed else []] * 2
-    assert all(each["longest_s"] < job.timeout_s for each in results.values())
-    for found in notes(job).values():
-        assert "off" in found[-1]
-        assert ({"at": 15, "orders": ["stop"], "step": 15} in found) == is_committed
+    assert {rank: each["stop"] for rank, each in results.items()} == dict.fromkeys((0, 1), [15] if is_committed else [])
+    assert all(each["longest_s"] < job.timeout_s + pause_s for each in results.values())
+    found = notes(job)
+    assert all(({"at": 15, "orders": ["stop"], "step": 15} in own) == is_committed for own in found.values())
+    assert "off" in found[1][-1]
+    assert is_committed or "off" in found[0][-1]
     assert status(job) == ("stopped" if is_committed else "completed")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...store.cache.mirrored import require_writable
 from ...store.plural import counted
 from ...store.reading.deletion import delete_run, expendable
 from ...store.store import open_store
@@ -46,6 +47,8 @@ def delete(
         live = sum(entry.is_live for entry in entries)
     else:
         raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
+    for folder in folders:
+        require_writable(folder.parent, folder.name)
     if not folders and not as_json:
         say("no run to delete" + (f": a process is writing to {counted(live, 'run')}" if live else ""))
     for folder in folders:

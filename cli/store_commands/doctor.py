@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from ...replay.run_pool import RunPool
+from ...store.objects.access import object_of, refresh
 from ...store.plural import counted
 from ...store.reading.diagnosis import (
     UNREADABLE,
@@ -54,6 +55,15 @@ def _examined(folder: Path, *, training: bool) -> _Examined:
     return _Examined(run_id, faults, unjudged)
 
 
+def _in_bucket(fault: StoreFault) -> StoreFault:
+    """Return a fault of a mirrored run as one of its objects: the user knows no path of the cache."""
+    where = object_of(Path(fault.where))
+    if where is None:
+        return fault
+    fix = "Mend the run where it was pushed from, and push it again"
+    return StoreFault(fault.code, where, fault.what.replace(fault.where, where), fix)
+
+
 def doctor(
     source: Annotated[
         Path,
@@ -74,7 +84,13 @@ def doctor(
 
     Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
     """
-    folders = [source] if is_run_folder(source) else folders_to_look_at(open_store(source).path)
+    found: list[StoreFault] = []
+    if is_run_folder(source):
+        folders = [source]
+    else:
+        store = open_store(source).path
+        folders = folders_to_look_at(store)
+        found += [StoreFault("no-run", str(run), error.what, error.fix) for run, error in refresh(store)]
     processes = max(1, min(os.cpu_count() or 1, len(folders) // _RUNS_A_PROCESS))
     examined: list[_Examined] = []
     with progress() as bar, RunPool(processes) as pool:
@@ -82,8 +98,9 @@ def doctor(
         for one in pool.mapped(partial(_examined, training=training), folders):
             examined.append(one)
             bar.advance(task)
-    found = [fault for one in examined for fault in one.faults]
+    found += [fault for one in examined for fault in one.faults]
     found += twins(dict(zip(folders, (one.run_id for one in examined), strict=True)))
+    found = [_in_bucket(fault) for fault in found]
     unknown = [line for one in examined for line in one.unjudged]
     for finding in found:
         if as_json:

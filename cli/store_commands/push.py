@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from ...api.logs import LogFormat, LogLevel, write_log
 from ...shipping.errors import TargetAway
 from ...shipping.store_push import Backoff, RunPushed, push_on, push_once
 from ...shipping.target import target_of
@@ -21,6 +24,8 @@ from ..streams import complain
 
 #: Environment variable with the token of the target.
 TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
+
+_LOGGER: Final = logging.getLogger("steptape.push")
 
 
 def push(
@@ -40,6 +45,14 @@ def push(
         float | None,
         typer.Option(metavar="SECONDS", min=0, help="Give up when the target is away for so long; 60, or never."),
     ] = None,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(help="Write a log to stderr instead of messages, from this level on; outcomes are 'info'."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(help="Write a log to stderr instead of messages, as lines of text or JSON objects."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bring runs to a server, another folder or object storage, and prove that both logs are equal.
@@ -50,17 +63,22 @@ def push(
     if not store.is_dir():
         raise StoreNotFound("no such store", where=str(store))
     outcomes: list[RunPushed] = []
+    note = _noting(log_level, log_format)
 
     def report(outcome: RunPushed) -> None:
         outcomes.append(outcome)
-        _print(outcome, as_json=as_json)
+        if as_json:
+            _print_json(outcome)
+        elif not outcome.refused:
+            say(_text(outcome))
+        note(_text(outcome), logging.ERROR if outcome.refused else logging.INFO)
 
     wait_s = wait if wait is not None else math.inf if follow else 60.0
     place = target_of(target, _token(token_file))
     try:
-        (push_on if follow else push_once)(store.absolute(), place, report, Backoff(complain, wait_s))
+        (push_on if follow else push_once)(store.absolute(), place, report, Backoff(note, wait_s))
     except TargetAway as error:
-        complain(f"error: {error}\nNothing is lost. Repeat the command to push the rest")
+        note(f"error: {error}\nNothing is lost. Repeat the command to push the rest", logging.ERROR)
         raise typer.Exit(FINDINGS) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
@@ -70,20 +88,29 @@ def push(
         raise typer.Exit(FINDINGS)
 
 
-def _print(outcome: RunPushed, *, as_json: bool) -> None:
+def _noting(level: LogLevel | None, format_: LogFormat | None) -> Callable[..., None]:
+    """Return what writes to stderr: records of a log if it is asked for, else the text of warnings and errors."""
+    if level is None and format_ is None:
+        return lambda text, severity=logging.WARNING: complain(text) if severity > logging.INFO else None
+    write_log(level or LogLevel.WARNING, format_ or LogFormat.TEXT)
+    return lambda text, severity=logging.WARNING: _LOGGER.log(severity, text.replace("\n", ". "))
+
+
+def _text(outcome: RunPushed) -> str:
     name, sent = outcome.folder.name, f"{counted(outcome.events, 'event')} pushed"
-    if as_json:
-        state = "refused" if outcome.refused else "running" if outcome.is_live else "pushed"
-        why = outcome.refused or outcome.uncompared
-        print_json({"run_id": name, "state": state, "events_pushed": outcome.events, "reason": why or None})
-    elif outcome.refused:
-        complain(f"{name}: not pushed: {outcome.refused}")
-    elif outcome.is_live:
-        say(f"{name}: {sent}. A process still writes to it; --follow pushes it to its end")
-    elif outcome.uncompared:
-        say(f"{name}: {sent}. The logs were not compared: {outcome.uncompared}")
-    else:
-        say(f"{name}: {sent}. Both logs are equal")
+    if outcome.refused:
+        return f"{name}: not pushed: {outcome.refused}"
+    if outcome.is_live:
+        return f"{name}: {sent}. A process still writes to it; --follow pushes it to its end"
+    if outcome.uncompared:
+        return f"{name}: {sent}. The logs were not compared: {outcome.uncompared}"
+    return f"{name}: {sent}. Both logs are equal"
+
+
+def _print_json(outcome: RunPushed) -> None:
+    state = "refused" if outcome.refused else "running" if outcome.is_live else "pushed"
+    why = outcome.refused or outcome.uncompared
+    print_json({"run_id": outcome.folder.name, "state": state, "events_pushed": outcome.events, "reason": why or None})
 
 
 def _token(path: Path | None) -> str:

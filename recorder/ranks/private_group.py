@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import queue
 import re
 import sys
@@ -30,6 +31,9 @@ from .rank import Rank
 #: Seconds of the timeout, and at most their part of it, that are kept for the store.
 _STORE_S: Final = 5.0
 _STORE_PART: Final = 0.25
+
+#: The most seconds of a slice of the wait for the store. A pause of the process or the machine costs one slice.
+_SLICE_S: Final = 0.25
 
 _KEY: Final = "steptape"
 _GIVEN_UP: Final = "given up"
@@ -144,7 +148,7 @@ class PrivateGroup:
         is_committed = False
         try:
             self._wait(vote, until)
-            is_committed = self._first(committed) == committed
+            is_committed = self._first(committed, until) == committed
         finally:
             outcome = self._broadcast(self._whole(is_committed))
         if not is_committed:
@@ -162,7 +166,7 @@ class PrivateGroup:
         try:
             self._wait(work, until)
         except GroupLost as lost:
-            first = self._first(_GIVEN_UP)
+            first = self._first(_GIVEN_UP, until)
             if not first:
                 # This process may have been suspended, and rank 0, with the store, may have ended since.
                 with contextlib.suppress(GroupLost):
@@ -175,10 +179,11 @@ class PrivateGroup:
             raise GroupLost(_NOT_ALL)
         return ""
 
-    def _first(self, wish: str) -> str:
+    def _first(self, wish: str, until: float) -> str:
         """Write how the order ends, unless another rank has. Return what was first; "" if the store does not answer.
 
-        In a thread, because requests to a store have no timeout.
+        In a thread, because requests to a store have no timeout. Rank 0 waits as long as its timeout admits: without an
+        answer it cannot know whether its order is committed, and another rank may read that it is.
         """
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -191,8 +196,11 @@ class PrivateGroup:
                 answers.put("")
 
         threading.Thread(target=ask, name="steptape-order", daemon=True).start()
-        with contextlib.suppress(queue.Empty):
-            return answers.get(timeout=self._store_s)
+        wait_s = max(until - time.monotonic(), 0.0) + self._store_s
+        slices = math.ceil(wait_s / _SLICE_S)
+        for _ in range(slices):
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=wait_s / slices)
         return ""
 
     def _connected_store(self) -> Any:

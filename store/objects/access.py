@@ -16,6 +16,7 @@ from ..cache.mirrored import is_mirror
 from ..errors import TelemetryError
 
 if TYPE_CHECKING:
+    from .blocks import PartInBlocks
     from .mirror import Mirror
 
 #: Runs whose events are fetched at a time.
@@ -59,6 +60,12 @@ def fetch(paths: Iterable[Path]) -> None:
     for store, own in by_store.items():
         if (mirror := mirror_at(store)) is not None:
             mirror.fetch(own)
+
+
+def in_blocks(path: Path) -> PartInBlocks | None:
+    """Open a part that is read by blocks; None for a file that is read whole."""
+    mirror = mirror_at(path.parent.parent)
+    return None if mirror is None or not path.is_symlink() else mirror.in_blocks(path)
 
 
 def fetch_logs(runs: Iterable[Path]) -> None:
@@ -133,3 +140,9 @@ def address_of(path: Path) -> str:
         return mirror.address
     mirror = mirror_at(path.parent)
     return str(path) if mirror is None else f"{mirror.address}/{path.name}"
+
+
+def object_of(path: Path) -> str | None:
+    """Return the address of the object that a mirrored run's folder, or a file in it, comes from; else None."""
+    mirror = mirror_at(path.parent) or mirror_at(path.parent.parent)
+    return None if mirror is None else mirror.object_of(path)

@@ -111,10 +111,10 @@ class Bucket:
             with closing(answer["Body"]) as body:
                 return Content(body.read(), answer["ETag"], _age_s(answer, answer["LastModified"]))
 
-    def pieces(self, key: str) -> Iterator[bytes]:
-        """Yield an object piece by piece. Raises as ``get``."""
+    def pieces(self, key: str, span: slice | None = None) -> Iterator[bytes]:
+        """Yield an object, or a span of its bytes, piece by piece. Raises as ``get``."""
         with self._translated(key):
-            answer = self._get(key)
+            answer = self._get(key, span=span)
         with closing(answer["Body"]) as body:
             while True:
                 with self._translated(key):
@@ -164,10 +164,12 @@ class Bucket:
             with self._translated(self.address):
                 self._client.delete_objects(Bucket=self._name, Delete=asked)
 
-    def _get(self, key: str, known: str = "") -> Any:
+    def _get(self, key: str, known: str = "", span: slice | None = None) -> Any:
         from botocore.exceptions import ClientError
 
         condition = {"IfNoneMatch": known} if known else {}
+        if span is not None:
+            condition["Range"] = f"bytes={span.start}-{span.stop - 1}"
         try:
             return self._client.get_object(Bucket=self._name, Key=self._prefix + key, **condition)
         except ClientError as error:
@@ -197,7 +199,7 @@ class Bucket:
         status, code = _status(error), error.response.get("Error", {}).get("Code", "")
         if code == "NoSuchBucket":
             return StoreNotFound("there is no such bucket", where=self.address, fix="Create it, or check its name")
-        if status == 404:
+        if status in (404, 416):  # 416: it is shorter than the span.
             return FileNotFoundError(2, "no such object", f"{self.address}/{what}")
         if status in (409, 412):
             return ObjectChanged("the object was replaced meanwhile", where=what)

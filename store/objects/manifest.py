@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from ..annotations import ANNOTATIONS
 from ..errors import DamagedLog, UnsupportedVersion
 from ..run_folder import COLUMNS_JSON, MOST_SMALL_BYTES, RUN_ID, RUN_JSON, Listing, is_journal, is_sealed, listing_of
+from .blocks import BLOCK_BYTES
 
 FORMAT: Final = 1
 
@@ -56,6 +57,7 @@ class Manifest:
         parts: The parts of its log.
         live: The streams, as (attempt, rank), that have a writer.
         beat: Counts the signs of life of a run without new events.
+        blocks: The digests of the blocks of large parts, by the digest of the part.
     """
 
     run_id: str
@@ -63,6 +65,7 @@ class Manifest:
     parts: tuple[LogPart, ...] = ()
     live: frozenset[tuple[int, int]] = frozenset()
     beat: int = 0
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def listing(self) -> Listing:
@@ -85,6 +88,7 @@ class Manifest:
             "live": [{"attempt": attempt, "rank": rank} for attempt, rank in sorted(self.live)],
             "parts": [_part_json(part) for part in self.parts],
             "files": dict(self.files),
+            **({"blocks": dict(self.blocks)} if self.blocks else {}),
         }
         return (json.dumps(document, indent=1) + "\n").encode()
 
@@ -141,7 +145,9 @@ def manifest_of(content: bytes, run_id: str) -> Manifest:
         live = frozenset((_number(entry["attempt"]), _number(entry["rank"])) for entry in document["live"])
         if len({part.name for part in parts}) < len(parts):
             raise ValueError("it names a part twice")
-        return Manifest(run_id, files, parts, live, _number(document["beat"]))
+        blocks = {part.sha256: _blocks_of(part, document.get("blocks", {})) for part in parts}
+        known = {sha256: digests for sha256, digests in blocks.items() if digests}
+        return Manifest(run_id, files, parts, live, _number(document["beat"]), known)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = f"the run's manifest cannot be read ({type(error).__name__}: {error})"
         raise DamagedLog(what, where=run_id, fix="Delete it, and push the run again") from None
@@ -159,6 +165,15 @@ def _part_of(entry: Mapping[str, Any]) -> LogPart:
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise ValueError(f"the digest of {name} is none")
     return LogPart(name, sha256, _number(entry["size_bytes"]), _number(entry["next_seq"]) if is_journal(name) else 0)
+
+
+def _blocks_of(part: LogPart, blocks: Mapping[str, Any]) -> tuple[str, ...]:
+    digests = tuple(blocks.get(part.sha256, ()))
+    if digests and len(digests) != -(-part.size_bytes // BLOCK_BYTES):
+        raise ValueError(f"{part.name} has another number of blocks")
+    if not all(isinstance(digest, str) and _SHA256.fullmatch(digest) for digest in digests):
+        raise ValueError(f"the digest of a block of {part.name} is none")
+    return digests
 
 
 def _number(value: Any) -> int:

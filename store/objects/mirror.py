@@ -10,13 +10,15 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import io
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,7 @@ from typing import Any, Final
 from ..cache.mirrored import mirrors_folder
 from ..errors import DamagedLog, NotWritten, PartsMissing, StoreAway, StoreNotFound, TelemetryError
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
+from .blocks import BLOCK_BYTES, PartInBlocks
 from .bucket import CONNECTIONS, Bucket, Content, endpoint_here, plain_address
 from .manifest import MANIFESTS, SMALL_FILES, Manifest, manifest_key, manifest_of, part_key, run_id_in
 from .parts_cache import PartsCache
@@ -154,6 +157,11 @@ class Mirror:
         state = self._state(run_id)
         return bool(state) and bool(state["live"]) and time.time() < state["heard_s"] + LEASE_S
 
+    def object_of(self, path: Path) -> str:
+        """Return the address of the object that a run's folder, or a file in it, comes from."""
+        key = _part_key(path) if path.is_symlink() else manifest_key(path.relative_to(self.folder).parts[0])
+        return f"{self.address}/{key}"
+
     def fetch(self, paths: Iterable[Path]) -> None:
         """Fetch parts that are not in the cache.
 
@@ -187,14 +195,38 @@ class Mirror:
         with contextlib.suppress(TelemetryError, FileNotFoundError):
             self.fetch(paths)
 
-    def _fetch_one(self, path: Path) -> None:
+    def in_blocks(self, path: Path) -> PartInBlocks | None:
+        """Open a part that is read by blocks; None for one that must be fetched whole."""
+        sha256, _, size = os.path.basename(os.readlink(path)).partition(".")
+        digests = () if self.is_fed else self._state(path.parent.name).get("blocks", {}).get(sha256, ())
+        last = int(size) - (len(digests) - 1) * BLOCK_BYTES
+        names = [f"{digest}.{BLOCK_BYTES}" for digest in digests[:-1]] + [f"{digest}.{last}" for digest in digests[-1:]]
+        read = functools.partial(self._blocks, path, names)
+        return PartInBlocks(path, names, read, self._fetch_one) if names else None
+
+    def _blocks(self, path: Path, names: Sequence[str], asked: range) -> bytes:
+        """Return some blocks of a part. Fetches each series of those that are not in the cache by one request."""
+        folder = self._parts.folder
+        missing = [index for index in asked if not (folder / names[index]).exists()]
+        for _, series in itertools.groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
+            wanted = [index for _, index in series]
+            self._fetch_one(path, names[wanted[0] : wanted[-1] + 1], wanted[0] * BLOCK_BYTES)
+        return b"".join((folder / names[index]).read_bytes() for index in asked)
+
+    def _kept(self, key: str, names: Sequence[str], start: int) -> bool:
+        """Fetch some blocks into the cache; return whether all are what their names say."""
+        sizes = [int(name.partition(".")[2]) for name in names]
+        content = io.BytesIO(b"".join(self.bucket.pieces(key, slice(start, start + sum(sizes)))))
+        return all(self._parts.keep(name, [content.read(size)]) for name, size in zip(names, sizes, strict=True))
+
+    def _fetch_one(self, path: Path, blocks: Sequence[str] = (), start: int = 0) -> None:
+        """Fetch a part, or some of its blocks."""
         target = os.readlink(path)
-        name = os.path.basename(target)
-        key = part_key(path.parent.name, path.name, name.partition(".")[0])
+        name, key = os.path.basename(target), _part_key(path)
         where, pause_s = f"{self.address}/{key}", _PAUSE_S
         for attempt in range(1, _MOST_TRIES + 1):
             try:
-                if self._parts.keep(name, self.bucket.pieces(key)):
+                if self._kept(key, blocks, start) if blocks else self._parts.keep(name, self.bucket.pieces(key)):
                     return
             except FileNotFoundError:
                 self.refresh_run(path.parent.name)
@@ -262,6 +294,7 @@ class Mirror:
         written_ns = int((time.time() - content.heard_s) * 1e9)
         changed_ns = written_ns - written_ns % 10**9 + int(hashlib.sha256(content.content).hexdigest(), 16) % 10**9
         state = {"etag": content.etag, "live": bool(manifest.live), "heard_s": written_ns / 1e9}
+        state |= {"blocks": manifest.blocks} if manifest.blocks else {}
         replace_file(folder / _STATE, json.dumps(state).encode(), is_durable=False)
         for path in (folder / SMALL_FILES[-1], folder):
             with contextlib.suppress(FileNotFoundError):
@@ -341,6 +374,10 @@ def known_mirror(folder: Path) -> Mirror:
         if known is None:
             raise StoreNotFound("this copy of a store is gone", where=str(folder), fix="Open s3://... again") from None
         return known
+
+
+def _part_key(path: Path) -> str:
+    return part_key(path.parent.name, path.name, os.path.basename(os.readlink(path)).partition(".")[0])
 
 
 def _json_in(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import DamagedLog
-from ..objects.access import fetch
+from ..objects.access import fetch, in_blocks
 from .schemas import (
     ATTRS_FIELD,
     CODE,
@@ -65,7 +65,7 @@ def read_parquet(path: Path, wanted: Iterable[str] | None = None, *, threads: bo
         FileNotFoundError: The file was merged into another one meanwhile.
         DamagedLog: The file is truncated or corrupt, or its columns do not match the table in its name.
     """
-    with _opened(path) as file:
+    with _opened(path, whole=wanted is None) as file:
         present = set(file.schema_arrow.names)
         columns = None if wanted is None else [name for name in wanted if name in present]
         table = file.read(columns=columns, use_threads=threads)
@@ -94,7 +94,7 @@ def read_metrics(path: Path, metrics: Collection[str]) -> pa.Table:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
     """
     wanted = pa.array(sorted(metrics), pa.string())
-    with _opened(path) as file:
+    with _opened(path, whole=False) as file:
         _require_columns(file.schema_arrow, set(file.schema_arrow.names), path)
         groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata.row_group(group), metrics)]
         parts = [file.read_row_group(group).select(METRICS_SCHEMA.names).cast(METRICS_SCHEMA) for group in groups]
@@ -131,7 +131,7 @@ def read_schema(path: Path) -> pa.Schema:
     Raises:
         FileNotFoundError, DamagedLog: As ``read_parquet``.
     """
-    with _opened(path) as file:
+    with _opened(path, whole=False) as file:
         schema = file.schema_arrow
     _require_columns(schema, set(schema.names), path)
     return pa.schema([field.with_type(_kept(field.type)) for field in schema], schema.metadata)
@@ -172,23 +172,27 @@ def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 @contextmanager
-def _opened(path: Path, **options: Any) -> Iterator[pq.ParquetFile]:
+def _opened(path: Path, *, whole: bool = True, **options: Any) -> Iterator[pq.ParquetFile]:
+    """Open a file. Unless the whole is read, a large part in object storage is fetched by blocks."""
     try:
         # By its path, pyarrow looks for the file system first, and takes half as long again for a small file.
         # Reading ahead is for storage far away: for a local file it costs a tenth of the time.
-        settings = {"page_checksum_verification": True, "pre_buffer": False, **options}
-        with _source(path) as source, pq.ParquetFile(source, **settings) as file:
-            yield file
+        with _source(path, whole=whole) as source:
+            settings = {"page_checksum_verification": True, "pre_buffer": not isinstance(source, pa.OSFile), **options}
+            with pq.ParquetFile(source, **settings) as file:
+                yield file
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: a damaged name.
         raise DamagedLog(f"not a complete Parquet file ({error})", where=str(path)) from None
 
 
-def _source(path: Path) -> pa.OSFile:
+def _source(path: Path, *, whole: bool) -> pa.NativeFile:
     try:
         return pa.OSFile(str(path))
     except FileNotFoundError:
+        if not whole and (blocks := in_blocks(path)) is not None:
+            return pa.PythonFile(blocks, mode="r")
         fetch([path])
         return pa.OSFile(str(path))
 
