@@ -18,6 +18,11 @@ from steptape.store.errors import DamagedLog, StoreAway
 from steptape.store.objects.manifest import manifest_of
 
 STEPS = 7_000
+POLICY = """
+params: {limit: 2.0}
+controllers:
+  - {name: stop, triggers: [on_step_end], rule: m7 > limit, operations: [hfcontrols.should_training_stop]}
+"""
 METRICS = [f"m{number}" for number in range(400)]
 
 
@@ -67,6 +72,19 @@ def test_one_column_moves_a_few_blocks(store: Path, there: Place) -> None:
     assert whole.equals(here.table())
     assert 0 < first == second < part.stat().st_size / 20
     assert sum(sizes) == first + part.stat().st_size
+
+
+def test_a_sweep_moves_the_blocks_of_its_metrics(store: Path, there: Place, tmp_path: Path) -> None:
+    """It prints what it prints here."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    sizes: list[int] = []
+    there.service.fault = weighing(sizes)
+    sweep = ["sweep", tmp_path / "policy.yaml", "--set", "limit=0.99,0.999", "--json", "--store"]
+    remote, local = (call(*sweep, place).stdout.splitlines()[:2] for place in (there.address, store))
+
+    assert remote == local
+    assert [json.loads(line)["stopped"] for line in local] == [1, 1]
+    assert 0 < sum(sizes) < 1_000_000
 
 
 def test_a_cut_block_is_read_again(store: Path, there: Place) -> None:

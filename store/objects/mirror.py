@@ -187,11 +187,13 @@ class Mirror:
                 list(threads.map(self._fetch_one, missing))
 
     def fetch_logs(self, run_ids: Iterable[str]) -> None:
-        """Fetch the events of runs. What cannot be fetched now is left to those who read it."""
+        """Fetch the events of runs. What is read by blocks, or cannot be fetched now, is left to those who read it."""
         paths: list[Path] = []
         for folder in (self.folder / run_id for run_id in run_ids):
+            blocks = self._state(folder.name).get("blocks", {})
             with contextlib.suppress(OSError):
-                paths += [folder / name for name in os.listdir(folder) if name.startswith(_LOGS)]
+                found = [folder / name for name in os.listdir(folder) if name.startswith(_LOGS)]
+                paths += [path for path in found if not blocks or _digest_of(path) not in blocks]
         with contextlib.suppress(TelemetryError, FileNotFoundError):
             self.fetch(paths)
 
@@ -377,7 +379,11 @@ def known_mirror(folder: Path) -> Mirror:
 
 
 def _part_key(path: Path) -> str:
-    return part_key(path.parent.name, path.name, os.path.basename(os.readlink(path)).partition(".")[0])
+    return part_key(path.parent.name, path.name, _digest_of(path))
+
+
+def _digest_of(path: Path) -> str:
+    return os.path.basename(os.readlink(path)).partition(".")[0]
 
 
 def _json_in(path: Path) -> dict[str, Any]:
