@@ -48,9 +48,8 @@ explore: $(READY)  ## Run the tests on new examples, ten times as many
 
 coverage: $(READY)  ## Run the tests and print which branches of the code they leave out
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run $(PYTEST) --junitxml=$(SECONDS)
-	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report
+	$(BIN)/python -m coverage run $(PYTEST) --junitxml=$(SECONDS); tests=$$?; \
+	$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$tests
 
 $(SECONDS):
 	$(MAKE) coverage

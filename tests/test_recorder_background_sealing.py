@@ -347,7 +347,13 @@ def test_a_program_killed_while_it_waits_at_exit_loses_nothing(tmp_path: Path, t
 
 def test_without_room_to_seal_the_journal_stays_and_one_line_says_so(tmp_path: Path) -> None:
     """The program's exit status is its own."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))\n"
+    # Exit handlers run in reverse order: the limit ends after the sealing, and before coverage writes what it measured.
+    limit = """
+import atexit, resource
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+atexit.register(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+"""
     code = limit + PROGRAM.replace("sys.stdin.readline()", "sys.exit(3)")
     # Parquet takes 150 bytes a column, a journal 8 bytes a value.
     code = code.replace("range(20)", "range(2)")

@@ -89,6 +89,7 @@ def test_the_digest_depends_on_what_is_defined_and_read() -> None:
         ("{step: loss}", "True", "p.yaml:1:16: define 'step': a fact about the run has the same name"),
         ("{mean: loss}", "True", "p.yaml:1:16: define 'mean': a function has the same name"),
         ("{a-b: loss}", "True", "p.yaml:1:15: define 'a-b': the name must be an identifier"),
+        ("{a-b: 'men(loss, 3)'}", "True", "p.yaml:1:15: define 'a-b': the name must be an identifier"),
         ("{a: [1]}", "True", "p.yaml:1:13: define 'a': must be an expression; got a list. Write it as in"),
         ("{a: loss}", "a[-1] > 1", "p.yaml:6:7: controller 'c', rule: a series is a single number and has no items"),
         (

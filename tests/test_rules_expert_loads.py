@@ -245,6 +245,15 @@ def test_the_threshold_says_which_dispatches_are_balanced(threshold: float, over
     assert sum(one.is_over for one in seen) == sum(one.is_active for one in seen) == over
 
 
+@pytest.mark.parametrize(("threshold", "is_over"), [(99.0, True), (100.0, False)])
+def test_a_threshold_of_100_is_above_every_ratio(threshold: float, is_over: bool) -> None:
+    """All tokens on one of 128 GPUs are 128 times the mean."""
+    one = LayerBalance(BalanceSettings(gpus=128, threshold=threshold)).dispatch([64] + [0] * 127)
+
+    assert one.ratio == 128.0
+    assert one.is_over == is_over
+
+
 def test_a_decision_to_balance_holds_until_the_plan_is_renewed() -> None:
     """And so does one not to."""
     hot, even = [60, 60, 0, 0], [30, 30, 30, 30]
