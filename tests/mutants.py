@@ -85,6 +85,11 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "differs |= newest[1:] != newest[:1]",
     ): "The newest value never becomes the first one again. More slices count as distinct, with equal numbers.",
     (
+        "recorder/process/activity.py",
+        "self._quiet_looks = 0",
+        "self._quiet_looks = 1",
+    ): "The first sample of a process differs from none, and sets it to 0.",
+    (
         "replay/sweeps/reach.py",
         "has_samples = False",
         "has_samples = True",
@@ -303,8 +308,11 @@ def main() -> None:
 
 def copied_to(place: Path) -> Path:
     """Copy the project, with the package as one folder that goes before the installed one."""
-    hidden = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
-    shutil.copytree(ROOT, place, ignore=hidden)
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+    left_behind = {str(ROOT): {"build", "runs"}}
+    shutil.copytree(
+        ROOT, place, ignore=lambda folder, names: hidden(folder, names) | left_behind.get(str(folder), set())
+    )
     package = place / ".package" / "steptape"
     package.mkdir(parents=True)
     for path in (*(place / "steptape").iterdir(), *(folder for folder in place.iterdir() if folder.is_dir())):
@@ -327,9 +335,9 @@ def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> 
     """Whether a test fails, or does not end, with the change."""
     tree = trees.get()
     try:
-        if not (tree / mutant.path).exists():
-            # A change before made the code delete it, and a process that it left behind may delete it again.
-            tree = copied_to(tree.with_name(f"{tree.name}-again"))
+        if not (tree / mutant.path).exists():  # A change before made the code delete it.
+            shutil.rmtree(tree)
+            copied_to(tree)
         with changed(tree / mutant.path, mutant.source()):
             return not all(passes(tests, tree) for tests in reach.tests(mutant) if tests)
     finally:
