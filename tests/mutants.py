@@ -247,9 +247,12 @@ class Reach:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self._unmeasured: set[str] = set()
         for case in ElementTree.parse(SECONDS).iter("testcase"):
             path = case.attrib["classname"].replace(".", "/") + ".py"
             self._seconds[f"{path}::{case.attrib['name'].partition('[')[0]}"] += float(case.attrib["time"])
+            if any("coverage is measured" in skip.attrib["message"] for skip in case.iter("skipped")):
+                self._unmeasured.add(f"{path}::{case.attrib['name'].partition('[')[0]}")
         self._data = CoverageData(str(REACHED))
         self._data.read()
 
@@ -257,7 +260,7 @@ class Reach:
         """Return the tests of a line, as pytest names them: the quickest, and the others.
 
         If the line runs at import or in another process, too, add those of its module; if no test is known, all of its
-        room.
+        room. Tests of its room that are left out while coverage is measured come last.
         """
         by_line = self._data.contexts_by_lineno(str(ROOT / mutant.path))
         contexts = set(by_line.get(mutant.line, [""]))
@@ -265,10 +268,11 @@ class Reach:
             contexts.update(*by_line.values())
         room = f"tests/test_{mutant.path.partition('/')[0]}_"
         tests = contexts & self._seconds.keys() or {test for test in self._seconds if test.startswith(room)}
-        known = sorted(tests, key=self._seconds.__getitem__)
+        known = sorted(tests - self._unmeasured, key=self._seconds.__getitem__)
         seconds = itertools.accumulate(map(self._seconds.__getitem__, known))
         first = bisect.bisect(list(seconds), FIRST_SECONDS)
-        return known[:first], known[first:]
+        unmeasured = sorted(test for test in self._unmeasured if test.startswith(room))
+        return known[:first], [*known[first:], *unmeasured]
 
 
 def main() -> None:
