@@ -94,6 +94,36 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "has_samples = False",
         "has_samples = True",
     ): "Columns are asked only for policies that read no sample losses.",
+    (
+        "recorder/probes/frozen_batch.py",
+        "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=True, copy=True))",
+        "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=False, copy=True))",
+    ): "Only the time of a copy differs.",
+    (
+        "replay/columns/conditions.py",
+        "_KEPT_BYTES: Final = 1 << 28",
+        "_KEPT_BYTES: Final = 1 << 29",
+    ): "The bound decides memory and time, and no value.",
+    (
+        "replay/sweeps/folding.py",
+        "_HELD_BYTES: Final = 64 << 20",
+        "_HELD_BYTES: Final = 64 << 21",
+    ): "The bound decides memory and time, and no sum.",
+    (
+        "store/parquet/samples.py",
+        "for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=True):",
+        "for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=False):",
+    ): "One call returns the arrays, of one length.",
+    (
+        "store/parquet/schemas.py",
+        "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024",
+        "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1025",
+    ): "Tests keep to the bound, whatever it is.",
+    (
+        "store/processes/protocol.py",
+        "_PIECE_BYTES: Final = 1 << 20",
+        "_PIECE_BYTES: Final = 2 << 20",
+    ): "Pieces of any size are joined.",
 }
 
 
