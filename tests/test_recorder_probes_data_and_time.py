@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from steptape.recorder.probes.batch_arguments import BatchArguments
 from steptape.recorder.probes.data_and_time import DataAndTime
 from steptape.recorder.probes.part import Readings
 from steptape.rules.metric_catalogue import entry_of
@@ -138,6 +139,19 @@ def test_arguments_are_found_by_their_names_in_forward(call: str) -> None:
 
     assert got["Data/tokens_per_update"] == 10
     assert got["Data/effective_tokens_per_update"] == (targets[:, 1:] != -100).sum()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"index": torch.arange(2), "tokens": torch.ones(2, 5, dtype=torch.int64)},
+        {"prompt": torch.ones(2, 7, dtype=torch.int64), "input_ids": torch.ones(2, 5, dtype=torch.int64)},
+    ],
+    ids=["one dimension", "another tensor before"],
+)
+def test_token_ids_have_two_dimensions_and_a_name_before_a_place(named: dict[str, Tensor]) -> None:
+    """The numbers of samples, one each, are no tokens."""
+    assert BatchArguments(TwoInputs()).content((), named).tokens == 10
 
 
 def test_two_unnamed_integer_tensors_of_one_shape_are_ids_and_labels() -> None:
@@ -466,6 +480,19 @@ def test_a_watched_model_can_be_pickled_copied_and_deleted() -> None:
 
     assert reference() is None
     assert "Throughput/samples_per_second" not in values(part)
+
+
+def test_a_model_that_is_deleted_before_the_first_emission_has_counts() -> None:
+    """Its parameters can no longer be counted."""
+    model = LanguageModel()
+    part = DataAndTime(model, Clock())
+    for end_ns in (1, 2):
+        model(ids(3, 6), labels=labels(3, 6))
+        part.end_update(time.monotonic_ns() + end_ns * MS)
+    del model
+    gc.collect()
+
+    assert values(part)["Tokens/seen"] == 36
 
 
 def test_closing_leaves_no_hook() -> None:

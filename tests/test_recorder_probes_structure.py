@@ -13,6 +13,7 @@ from probe_models import WIDTH, EagerBlock, NanoGPT
 from torch import Tensor, nn
 
 from steptape import TelemetryError
+from steptape.recorder.model_structure.module_tree import tree_of
 from steptape.recorder.model_structure.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
 
 
@@ -90,6 +91,17 @@ def test_names_are_those_of_the_innermost_model(wrap: Callable[[nn.Module], nn.M
 
     assert list(found.parameters) == [name for name, _ in NanoGPT().named_parameters()]
     assert names(found)[0] == "transformer.h.0"
+
+
+def test_hooks_run_outside_of_what_is_compiled_in_a_wrapper_and_inside_of_a_module_that_compiles_itself() -> None:
+    """Those of ``module.compile()`` are compiled with it."""
+    model, wrapped = nn.Linear(2, 2), nn.Linear(2, 2)
+    for each in (model, wrapped):
+        each.compile(backend="eager")
+    nodes = [tree_of(model), tree_of(nn.DataParallel(wrapped)), tree_of(nn.Linear(2, 2))]
+
+    assert [node.is_compiled for node in nodes] == [True, False, False]
+    assert [node.is_compiled_inside for node in nodes] == [True, True, False]
 
 
 def test_blocks_that_are_compiled_one_by_one_keep_their_names() -> None:

@@ -251,6 +251,23 @@ def test_a_clip_that_does_nothing_shows(tmp_path: Path) -> None:
     assert coefficient < 0.5
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_each_update_counts_once_in_throughput(every: int, tmp_path: Path) -> None:
+    """Samples per second and updates per second share the seconds."""
+    torch.manual_seed(0)
+    model = ResidualModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, quiet=True) as rec:
+        rec.watch(model, optimizer, every=every, budget=None)
+        train(rec, model, optimizer, 7)
+
+    rates = [event.metrics for event in emissions(rec.folder, "Throughput/steps_per_second")]
+
+    per_update = [each["Throughput/samples_per_second"] / each["Throughput/steps_per_second"] for each in rates]
+    assert per_update == pytest.approx([len(batch(0))] * len(rates))
+    assert rates
+
+
 def test_a_jump_of_the_rate_is_recorded_at_its_update(tmp_path: Path) -> None:
     """Between emissions, an update whose rate differs by more than a tenth records both rates."""
     model = ResidualModel()

@@ -48,6 +48,23 @@ def test_a_program_ends_when_its_run_is_at_the_target(tmp_path: Path) -> None:
     assert "push" not in said.replace("'pushed'", "")
 
 
+def test_runs_that_nobody_closed_are_ended_before_their_pushes_are_waited_for(tmp_path: Path) -> None:
+    """The order of exit handlers is that of the first run."""
+    code = """
+import sys
+from steptape import Recorder
+left_open = [Recorder(sys.argv[1], push=sys.argv[2], push_wait_s=float(sys.argv[3])) for _ in range(2)]
+for rec in left_open:
+    rec.step(loss=1.0)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "a"), str(tmp_path / "b"), str(PATIENCE_S / 2)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stderr
+
+    assert "not pushed" not in said
+    for folder in (tmp_path / "a").iterdir():
+        assert open_run(tmp_path / "b" / folder.name).log_digest == open_run(folder).log_digest != ""
+
+
 def test_a_run_for_a_server_is_spooled_and_pushed(tmp_path: Path) -> None:
     """The address stands in place of the store; the spool keeps a copy."""
     (tmp_path / "b").mkdir()

@@ -235,6 +235,21 @@ def test_several_logs_of_one_training_count_once(policy: Policy, record: Callabl
     assert "counted once" in report_page(report)
 
 
+def test_a_log_with_a_clock_of_training_counts_before_a_longer_one_without(store_record: Callable[..., Path]) -> None:
+    """Seconds saved are known of it only."""
+    runs = []
+    for name, step_ns, more in (("timed", 10**9, []), ("longer", 0, [Event("log", step=30)])):
+        events = [
+            Event("evaluate", step=step, metrics={"eval_loss": 2 / step}, elapsed_ns=step * step_ns)
+            for step in range(1, 31)
+        ]
+        runs.append(open_run(store_record([*events, *more], run_id=name)))
+    at = parse_policy(POLICY.replace("> 2", "> at").replace("controllers", "params: {at: 2}\ncontrollers", 1))
+
+    assert [run.run_id for run in backtest(at, runs).results] == ["timed"]
+    assert [run.run_id for run in sweep(at, {"at": [1, 2]}, runs).runs] == ["timed"]
+
+
 def test_a_sweep_counts_the_runs_that_a_backtest_counts(record: Callable[..., Run]) -> None:
     """It leaves out the same logs, whatever their order and the params, and knows the families of the others."""
     at = parse_policy(POLICY.replace("> 2", "> at").replace("controllers", "params: {at: 2}\ncontrollers", 1))

@@ -130,6 +130,19 @@ def test_a_group_without_its_metrics_is_not_evaluable_and_names_them(tmp_path: P
     assert found.state is HealthState.FINE
 
 
+@pytest.mark.parametrize(("count", "sentence"), [(3, "m/0, m/1, m/2"), (4, "m/0, m/1, m/2 and 1 more")])
+def test_a_sentence_names_at_most_three_missing_metrics(count: int, sentence: str, tmp_path: Path) -> None:
+    """The others are counted."""
+    rules = " and ".join(f'series("m/{number}") > 1' for number in range(count))
+    policy = f"controllers: [{{name: one, triggers: [on_step_end], rule: '{rules}', operations: []}}]"
+    with Recorder(tmp_path, quiet=True) as rec:
+        rec.step(loss=1.0)
+
+    (found,) = health_of(open_run(rec.folder), parse_policy(policy)).groups
+
+    assert found.sentence == f"Not evaluable: {sentence} (not recorded)"
+
+
 def test_a_metric_that_a_probe_declares_absent_is_missing_where_it_is_only_nan(tmp_path: Path) -> None:
     """Without that declaration NaN is a value."""
     steps = norms(math.nan, math.nan)

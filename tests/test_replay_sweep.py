@@ -180,6 +180,15 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
         list(pool.mapped(SweepTask(policy, axes, ()), runs))
 
 
+def test_the_first_value_of_a_series_counts(runs: list[Run]) -> None:
+    """A window before it holds none."""
+    policy = parse_policy(POLICY.replace("loss > spike * mean(loss, window)", "count(loss, 3) > spike"))
+
+    (swept,) = sweep(policy, {"spike": [0, 1, 2], "tolerated": [0]}, runs[:1]).runs
+
+    assert swept.outcomes.stop_step.tolist() == [1, 2, 3]
+
+
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
     """A sweep of many thousands is processed in lots of some thousands."""
     variants = variants_of(parse_policy(POLICY), AXES)

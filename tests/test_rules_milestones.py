@@ -238,6 +238,7 @@ def test_no_milestone_comes_twice_where_a_run_crashes_and_resumes_under_other_pl
         ("milestone(every=5)", "It is above 0 and at most 1. Write 0.05 for 5 percent."),
         ("milestone(at=[0.5, 1000])", "For a step write step == 1000."),
         ("milestone(at=0)", "not a share of the run, known when the policy loads; got '0'"),
+        ("milestone(at=5000000000000 / 10000000000000)", "not a share of the run, known when the policy loads"),
         ("milestone(at=loss)", "not a share of the run, known when the policy loads; got 'loss'"),
         ("milestone(every=0.00001)", "more than 10,000 milestones"),
         ("milestone(at=[])", "names no share of the run"),

@@ -316,5 +316,5 @@ def test_an_entry_point_that_two_packages_offer_or_that_is_called_otherwise_is_r
     twice = check(tmp_path, text)
     other = check(tmp_path, text.replace("Doubled", "Twofold"))
 
-    assert "several packages provide this class; got 'one:Doubled, two:Doubled'" in twice.stdout + twice.stderr
+    assert "several packages provide this class; got 'one:Doubled, two:Doubled'\n" in twice.stdout + twice.stderr
     assert "the entry point's name must equal the class's name; got 'Doubled'" in other.stdout + other.stderr

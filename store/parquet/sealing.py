@@ -350,7 +350,7 @@ def _first_to_merge(sizes: Sequence[int]) -> int:
     A file is kept while it is at least twice as large as all newer ones together. So there are at most
     ``FILES_OF_A_GROWING_STREAM`` files plus one per tripling, and each event is rewritten about that often.
 
-    >>> _first_to_merge([900, 10, 10, 10]), _first_to_merge([900, 90, 10])
+    >>> _first_to_merge([900, 10, 10, 10]), _first_to_merge([10, 10, 10])
     (1, 3)
     """
     if len(sizes) <= FILES_OF_A_GROWING_STREAM:
