@@ -137,7 +137,7 @@ def test_it_follows_runs_until_it_is_interrupted(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="rsync is not installed")
 def test_the_rsync_recipe_restores_a_store(tmp_path: Path) -> None:
-    """What was lost or damaged since the backup reads as before, and a run that grew then reads as crashed."""
+    """Lost and damaged runs read as before. A lost run that the backup copied while it grew reads as crashed."""
     store, backup = tmp_path / "srv" / "runs", tmp_path / "backup"
     loop = Loop(store, run_id="grew")
     loop.steps(20)

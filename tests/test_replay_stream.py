@@ -11,7 +11,7 @@ from steptape.store.events import Event
 
 
 def test_the_clock_of_a_training_starts_at_0_and_never_goes_back(store_record: Callable[..., Path]) -> None:
-    """Of an attempt with a clock that was set back, the latest time counts. The next attempt goes on from there."""
+    """If the clock of an attempt is set back, its latest time counts. The next attempt goes on from there."""
     elapsed = [(0, -5), (0, 0), (0, 7), (0, 3), (1, 0), (1, 2)]
     events = [
         Event("step_end", step=step, attempt=attempt, elapsed_ns=elapsed_ns)

@@ -71,7 +71,7 @@ class StoreFault:
 
 
 class Diagnosis(NamedTuple):
-    """What is found in a run's folder.
+    """The result of a look at one run's folder.
 
     Attributes:
         run_id: The run's id; None if it cannot be read.
