@@ -1,7 +1,7 @@
 """Measures what ``rec.watch`` costs a training, beside the step that it watches and beside other tools' probes.
 
     .venv/bin/python benchmarks/probes.py                      # a GPT-2 small of random weights and a toy, on the CPU
-    .venv/bin/python benchmarks/probes.py --device cuda        # also checks that silent steps never synchronise
+    .venv/bin/python benchmarks/probes.py --device cuda        # also checks that no step synchronises
 
 One JSON line a model and case. All cases of a model train the same weights by turns, one step each, so that other load
 on the machine affects all alike. ``own_us`` is the time within the probes on the training thread, the median over the
@@ -114,16 +114,21 @@ class Training:
     def step(self, rec: Recorder | None) -> int:
         """Train one step, and return what it took in nanoseconds."""
         begun = time.perf_counter_ns()
-        self.optimizer.zero_grad()
-        loss = self.model(input_ids=self.batch, labels=self.batch)
-        loss.backward()
-        self.after_backward()
-        self.optimizer.step()
+        loss = self.update()
         if rec is not None:
             rec.step(loss=loss)
         if self.batch.is_cuda:
             torch.cuda.synchronize()
         return time.perf_counter_ns() - begun
+
+    def update(self) -> Tensor:
+        """Update the weights once, and return the loss."""
+        self.optimizer.zero_grad()
+        loss = self.model(input_ids=self.batch, labels=self.batch)
+        loss.backward()
+        self.after_backward()
+        self.optimizer.step()
+        return loss
 
 
 @dataclass
@@ -221,24 +226,45 @@ def peers(training: Training, turn: Callable[..., None]) -> None:
             run.unwatch(training.model)
 
 
-def check_silence(training: Training, folder: str) -> dict[str, Any]:
-    """Train silent steps with torch's synchronisation as an error. Only a GPU shows one."""
+def check_silence(training: Training, folder: str, every: int) -> dict[str, Any]:
+    """Train 50 steps with torch's synchronisation as an error. Only a GPU shows one."""
     with (
         Recorder(folder, quiet=True) as rec,
-        rec.watch(training.model, training.optimizer, every=100, budget=None, check_every=NEVER),
+        rec.watch(training.model, training.optimizer, every=every, budget=None, check_every=NEVER),
     ):
         for _ in range(5):
             training.step(rec)
         torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(50):
-                training.optimizer.zero_grad()
-                training.model(input_ids=training.batch, labels=training.batch).backward()
-                training.optimizer.step()
-                rec.step()
+                rec.step(loss=training.update())
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return {"silent steps without a synchronisation": 50}
+    return {"steps without a synchronisation": 50, "emitting": 50 // every}
+
+
+def unwaited(training: Training, turns: int, folder: str, steps: int = 50) -> dict[str, list[float]]:
+    """Train blocks of steps that wait for the GPU at their end alone, by turns. Returns seconds a block, by case."""
+    times: dict[str, list[float]] = {}
+
+    def block(case: str, after_step: Callable[[Tensor], object]) -> None:
+        after_step(training.update())  # The first update of a watch also finds the structure.
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(steps):
+            after_step(training.update())
+        torch.cuda.synchronize()
+        times.setdefault(case, []).append(time.perf_counter() - begun)
+
+    with Recorder(folder, quiet=True) as rec:
+        for _ in range(turns + 1):
+            block("plain", lambda _: None)
+            block("loss.item()", lambda loss: loss.item())
+            block("rec.step(loss=loss)", lambda loss: rec.step(loss=loss))
+            for level in LEVELS:
+                with rec.watch(training.model, training.optimizer, level=level, every=10, budget=None):
+                    block(f"watch every 10, {level}", lambda loss: rec.step(loss=loss))
+    return {case: seconds[1:] for case, seconds in times.items()}  # The first turn warms up.
 
 
 def main() -> None:
@@ -247,13 +273,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--batch", type=int, help="rows; 4 for the toy and 1 for GPT-2 unless given")
+    parser.add_argument("--only", help="the name of one model")
     given = parser.parse_args()
     shapes = {"toy of 12 blocks": (256, 64, 4, 12, 10), "GPT-2 small": (50257, 768, 12, 12, 1)}
     for name, (vocabulary, width, heads, depth, more) in shapes.items():
+        if given.only not in (None, name):
+            continue
         torch.manual_seed(0)
         model = Transformer(vocabulary, width, heads, depth, given.tokens).to(given.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        batch = torch.randint(vocabulary, (4 if more > 1 else 1, given.tokens), device=given.device)
+        batch = torch.randint(vocabulary, (given.batch or (4 if more > 1 else 1), given.tokens), device=given.device)
         training = Training(model, optimizer, batch)
         with tempfile.TemporaryDirectory() as folder:
             times = measure(training, given.turns * more, folder)
@@ -272,7 +302,12 @@ def main() -> None:
                     line["at_every_10"] = round(own / step / 10, 5)
                 print(json.dumps({**line, "longer": round(longer, 4)}), flush=True)
             if given.device.startswith("cuda"):
-                print(json.dumps({"model": name, **check_silence(training, folder)}), flush=True)
+                for every in (100, 1):
+                    print(json.dumps({"model": name, **check_silence(training, folder, every)}), flush=True)
+                blocks = unwaited(training, given.turns, folder)
+                for case, seconds in blocks.items():
+                    ratio = statistics.median(a / b for a, b in zip(seconds, blocks["plain"], strict=True))
+                    print(json.dumps({"model": name, "unwaited": case, "of_plain": round(ratio, 4)}), flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "threads": torch.get_num_threads(), "torch": torch.__version__}))
 
 

@@ -245,6 +245,7 @@ def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pyte
     assert arrived == [3, 4, 5, 5, 5]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_loop_is_never_synchronized(tmp_path: Path) -> None:
     """Torch itself would raise."""

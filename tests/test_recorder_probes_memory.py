@@ -50,6 +50,7 @@ def test_a_model_on_the_host_has_no_such_metrics_and_the_reason_is_said() -> Non
     assert not readings.numbers
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_counters_of_a_device_agree_with_torch() -> None:
     """Read without a synchronisation."""

@@ -464,6 +464,26 @@ def test_the_gpu_with_the_greatest_share_of_used_memory_counts(tmp_path: Path, m
     assert absent(rec.folder)["GPU/utilization"] == "NVMLError: Not Supported"
 
 
+def test_a_real_gpu_is_sampled(tmp_path: Path) -> None:
+    """A tensor of 1 GiB shows, with a temperature and a power draw."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    held = torch.zeros(2**30, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    with Recorder(tmp_path / "runs") as rec:
+        rec.watch_system(OFTEN_S)
+        step_until(rec, has(rec, "system"))
+    (sample, *_) = events(rec.folder, "system")
+    used_mb, used_frac = sample.metrics["GPU/memory_used_mb"], sample.metrics["GPU/memory_used_frac"]
+
+    assert held.nbytes / 2**20 <= used_mb
+    assert used_mb / used_frac == pytest.approx(torch.cuda.get_device_properties(0).total_memory / 2**20, rel=0.05)
+    assert 0 <= sample.metrics["GPU/utilization"] <= 100
+    assert 10 < sample.metrics["GPU/temperature_c"] < 100
+    assert 10 < sample.metrics["GPU/power_w"] < 1000
+
+
 @pytest.mark.parametrize(
     ("visible", "shown"),
     [

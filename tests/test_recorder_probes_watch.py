@@ -211,6 +211,7 @@ def test_probes_read_no_tensor_on_the_host(level: str, tmp_path: Path) -> None:
     assert host_reads(tmp_path, level=level, every=5, check_every=10) == 12
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_silent_updates_never_wait(tmp_path: Path) -> None:
     """With torch's synchronisation as an error, silent updates pass, and their losses arrive later."""

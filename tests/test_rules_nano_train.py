@@ -286,16 +286,21 @@ def test_live_decisions_of_the_pack_equal_those_of_a_replay(every: int, tmp_path
     assert fired > {"norm_high", "clip_without_effect", "residual_grows", "gradient_depth_bad", "gap_widens"}
 
 
-def test_an_infinite_norm_that_a_scaler_skips_is_fine(tmp_path: Path) -> None:
-    """One of an update that changed the model ends the training."""
+@pytest.mark.parametrize(
+    ("norm_name", "logs_twice"), [("Gradients/norm", False), ("grad_norm", False), ("grad_norm", True)]
+)
+def test_an_infinite_norm_that_a_scaler_skips_is_fine(tmp_path: Path, norm_name: str, logs_twice: bool) -> None:
+    """One of an update that changed the model ends the training. Hugging Face's Trainer also logs it after the step."""
     skipped, applied = tmp_path / "skipped", tmp_path / "applied"
 
     for folder, is_applied in ((skipped, False), (applied, True)):
         with Recorder(folder, rules="nano_train", quiet=True) as rec:
             stops = []
             for norm in (math.inf, 1.0, math.inf, 1.0):
-                metrics = {"loss": 1.0, "Gradients/norm": norm}
+                metrics = {"loss": 1.0, norm_name: norm}
                 control = rec.step(metrics, applied=is_applied or math.isfinite(norm))
+                if logs_twice:
+                    control = rec.log({norm_name: norm})
                 stops.append(control.should_stop)
 
         assert stops == [is_applied] * 4

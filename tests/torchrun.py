@@ -28,7 +28,8 @@ def run_job(
     given = folder / "trainings.jsonl"
     given.write_text("\n".join(map(json.dumps, trainings)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Ranks of gloo train on the CPU, also where the machine has a GPU for fewer of them.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     job = subprocess.Popen(
         [*command, str(program), str(given)],
         env=environment,
