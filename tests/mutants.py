@@ -46,7 +46,11 @@ ELSEWHERE: Final = ("replay/ray_pool.py",)
 #: Tests of a change that run first, the quickest of all, by the seconds that they took before.
 FIRST_SECONDS: Final = 30.0
 
-#: Seconds after which tests count as hanging.
+#: Tests of a change that run at all, the quickest of them, by the same seconds. What only slower ones would notice
+#: counts as unnoticed.
+ALL_SECONDS: Final = 90.0
+
+#: Seconds after which tests count as hanging, which is noticed.
 MOST_SECONDS: Final = 300.0
 
 COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
@@ -287,7 +291,7 @@ class Reach:
         self._data.read()
 
     def tests(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """Return the tests of a line, as pytest names them: the quickest, and the others.
+        """Return the tests of a line, as pytest names them: the quickest, and some of the others.
 
         If the line runs at import or in another process, too, add those of its module; if no test is known, all of its
         room. Tests of its room that are left out while coverage is measured come last.
@@ -299,10 +303,10 @@ class Reach:
         room = f"tests/test_{mutant.path.partition('/')[0]}_"
         tests = contexts & self._seconds.keys() or {test for test in self._seconds if test.startswith(room)}
         known = sorted(tests - self._unmeasured, key=self._seconds.__getitem__)
-        seconds = itertools.accumulate(map(self._seconds.__getitem__, known))
-        first = bisect.bisect(list(seconds), FIRST_SECONDS)
+        seconds = list(itertools.accumulate(map(self._seconds.__getitem__, known)))
+        first, last = bisect.bisect(seconds, FIRST_SECONDS), bisect.bisect(seconds, ALL_SECONDS)
         unmeasured = sorted(test for test in self._unmeasured if test.startswith(room))
-        return known[:first], [*known[first:], *unmeasured]
+        return known[:first], [*known[first:last], *unmeasured]
 
 
 def main() -> None:
