@@ -90,6 +90,21 @@ def test_a_killed_run_is_told_with_how_to_go_on(killed: Path) -> None:
     assert after.returncode == 0
 
 
+def test_a_journal_that_parquet_files_hold_is_told_so(killed: Path) -> None:
+    """As a sealer leaves it that is killed before it removes the journal."""
+    (journal,) = killed.glob("journal-*")
+    content = journal.read_bytes()
+    seal(killed)
+    journal.write_bytes(content)
+
+    result = doctor(killed)
+    seal(killed)
+
+    assert "Parquet files hold all its events" in result.stdout
+    assert not journal.exists()
+    assert codes(killed) == []
+
+
 def test_a_torn_journal_is_told_with_what_is_left(killed: Path) -> None:
     """After sealing, the truncated part is still reported."""
     (journal,) = killed.glob("journal-*")

@@ -208,11 +208,15 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             fix = f"They cannot be recovered; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
             yield StoreFault("torn-journal", where, what, fix)
         if not has_just_ended:
-            yield _unsealed(folder, journal, len(segment), segment.header.get("writer") or {})
+            count = len(segment.from_seq(listing.sealed_until("events", journal.attempt, journal.rank)))
+            yield _unsealed(folder, journal, count, segment.header.get("writer") or {})
 
 
 def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
+    """Return the fault of a journal whose writer has ended, of which ``count`` events are in no Parquet file."""
     where, seal = str(journal.path), _SEAL.format(folder=folder)
+    if not count:
+        return StoreFault("unsealed", where, "Parquet files hold all its events", f"'{seal}' removes it")
     if is_of_this_machine(writer):
         what = f"its writer has ended, and {count} events are not in a Parquet file yet; none is lost"
         return StoreFault("unsealed", where, what, f"Continue with Recorder(resume=...), or run '{seal}'")
