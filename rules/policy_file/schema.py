@@ -30,6 +30,7 @@ from .declarations import (
     OF_STATE,
     AdmittedSeries,
     Controller,
+    Escalation,
     MetricDeclaration,
     OperationDeclaration,
     Rule,
@@ -251,10 +252,7 @@ class _PolicyReader(ClassFieldReader):
         rule, clear = (
             self._rule(fields[key], f"{where}, {key}") if key in fields else None for key in ("rule", "clear")
         )
-        escalation = self.escalation(fields, where, self._references)
-        stages = () if escalation is None else escalation.stages
-        ordered = dict.fromkeys(operation for stage in stages for operation in stage.operations)
-        operations = tuple(ordered) or self._references(fields, where)
+        escalation, operations = self._orders(fields, where)
         self._check_updates(fields, where, operations, triggers)
         if escalation is not None and name is not None:
             self._scope = replace(self._scope, own={"stage": PastDecisions("stage", name)})
@@ -290,6 +288,13 @@ class _PolicyReader(ClassFieldReader):
         self._scope = replace(self._scope, own={})
         states, admitted = self._read_by(controller.own_rules, changing)
         return replace(controller, states=states, admitted=admitted)
+
+    def _orders(self, fields: Fields, where: str) -> tuple[Escalation | None, tuple[str, ...]]:
+        """Return the stages of a controller, if it has some, and all of its operations."""
+        escalation = self.escalation(fields, where, self._references)
+        stages = () if escalation is None else escalation.stages
+        ordered = dict.fromkeys(operation for stage in stages for operation in stage.operations)
+        return escalation, tuple(ordered) or self._references(fields, where)
 
     def _changes(self, fields: Fields, where: str, state: str) -> tuple[str, ...]:
         """Return the triggers of a state, at which it may change."""
