@@ -89,6 +89,16 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "differs |= newest[1:] != newest[:1]",
     ): "The newest value never becomes the first one again. More slices count as distinct, with equal numbers.",
     (
+        "replay/columns/slices.py",
+        "differs = (begins[1:] != begins[:-1]) | (ends[1:] != ends[:-1])",
+        "differs = (begins[1:] != begins[:-1]) | (ends[1:] != ends[:1])",
+    ): "Ends never fall, so none becomes the first one again. More slices count as distinct, with equal numbers.",
+    (
+        "store/parquet/sealing.py",
+        "readiness()",
+        "pass",
+    ): "It begins earlier what is waited for below.",
+    (
         "recorder/process/activity.py",
         "self._quiet_looks = 0",
         "self._quiet_looks = 1",

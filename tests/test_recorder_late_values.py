@@ -381,16 +381,17 @@ def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
     assert open_run(rec.folder).samples()["loss"].to_pylist() == [1.0, 1.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("prefix", ["", "actor/"])
 def test_the_metrics_of_a_watch_arrive_late_like_other_values(
-    tmp_path: Path, device: Callable[[Any], OnDevice], monkeypatch: pytest.MonkeyPatch
+    prefix: str, tmp_path: Path, device: Callable[[Any], OnDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All metrics of an emission come in one copy, at their own step, and rules decide as without a device."""
-    rules = tmp_path / "rules.yaml"
+    rules, norm = tmp_path / "rules.yaml", f"{prefix}Gradients/norm"
     rules.write_text(
-        """
+        f"""
 controllers:
-  - {name: grows, triggers: [on_step_end], rule: delta(series("Gradients/norm")) > 0, operations: []}
-  - {name: rate, triggers: [on_step_end], rule: LR < 0.1, operations: []}
+  - {{name: grows, triggers: [on_step_end], rule: delta(series("{norm}")) > 0, operations: []}}
+  - {{name: rate, triggers: [on_step_end], rule: series("{prefix}LR") < 0.1, operations: []}}
 """
     )
     copies: list[int] = []
@@ -402,33 +403,32 @@ controllers:
         copies.append(len(bundle.tensors))
         return bundle._replace(tensors=[device(tensor) for tensor in bundle.tensors])
 
-    plain = watched_training(tmp_path / "plain", rules)
+    plain = watched_training(tmp_path / "plain", rules, prefix)
     monkeypatch.setattr(Measurements, "bundle", on_device)
-    late = watched_training(tmp_path / "late", rules)
+    late = watched_training(tmp_path / "late", rules, prefix)
 
     def norms(run: Run) -> list[tuple[int, float]]:
-        named = [event for event in run.events() if "Gradients/norm" in event.metrics]
-        return [(event.step, event.metrics["Gradients/norm"]) for event in named]
+        return [(event.step, event.metrics[norm]) for event in run.events() if norm in event.metrics]
 
     def decided(run: Run) -> list[tuple[str, int]]:
         judged = replay(load_policy(rules), run).decisions
         return [(decision.outcome.controller, decision.outcome.step) for decision in judged]
 
-    lags = {event.value_lag for event in late.events() if "Gradients/norm" in event.metrics and event.step < 9}
-    assert norms(late) == norms(plain)
+    lags = {event.value_lag for event in late.events() if norm in event.metrics and event.step < 9}
+    assert norms(late) == norms(plain) != []
     assert lags == {VALUE_LAG}
     assert copies == [1, 1, 1, 1]
     assert decided(late) == decided(plain) != []
     assert verify(late).identical
 
 
-def watched_training(store: Path, rules: Path) -> Run:
+def watched_training(store: Path, rules: Path, prefix: str) -> Run:
     """Train nine updates with a watch that emits at the first and every third."""
     torch.manual_seed(0)
     model = ResidualModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Recorder(store, rules=rules, strict=True) as rec:
-        rec.watch(model, optimizer, every=3, budget=None)
+        rec.watch(model, optimizer, every=3, budget=None, prefix=prefix)
         for step in range(1, 10):
             optimizer.param_groups[0]["lr"] = 0.05 if step > 5 else 0.1
             optimizer.zero_grad()

@@ -223,6 +223,19 @@ def test_a_value_that_came_late_counts_at_the_step_that_awaited_it(store_record:
     assert judged(twice, events, store_record, run_id="twice").could_not_fire.startswith("fewer than 2 step_end events")
 
 
+def test_an_event_that_brings_a_late_value_is_no_step_more(store_record: Recorder) -> None:
+    """Two steps are two answers for patience, though the log has three events of them."""
+    events = [
+        Event("step_end", 1, metrics={"loss": 3.0}),
+        Event("step_end", 2, attrs={"awaited": ["loss"]}),
+        Event("step_end", 2, value_lag=1, metrics={"loss": 3.0}, attrs={"awaited": ["loss"], "late_for": 1}),
+    ]
+
+    reason = judged(policy("loss > 2", keys="patience: {patience_threshold: 2},"), events, store_record).could_not_fire
+
+    assert reason.startswith("fewer than 3 step_end events")
+
+
 @pytest.fixture
 def mixed(store_record: Recorder) -> list[Run]:
     """A store of 24 runs: TrAC's Fig. 4 could stop 10, and does stop 8 of these.

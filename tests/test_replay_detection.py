@@ -143,13 +143,14 @@ def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[
 
 def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -> None:
     """A missing label does not mean no incident."""
-    run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 3.0})]))
+    records = ([Event("step_end", step=1, metrics={"loss": loss})] for loss in (3.0, 1.0))
+    runs = [open_run(store_record(events, run_id=f"run-{n}")) for n, events in enumerate(records)]
 
-    unlabelled = backtest(parse_policy(NOTES), [run])
-    healthy = backtest(parse_policy(NOTES), [run], labels=IncidentLabels({"run-1": []}))
+    unlabelled = backtest(parse_policy(NOTES), runs)
+    healthy = backtest(parse_policy(NOTES), runs, labels=IncidentLabels({"run-0": [], "run-1": []}))
 
     assert report_json(unlabelled)["detection"] is None
-    assert report_json(healthy)["detection"]["false_alarms_per_run"] == 1
+    assert report_json(healthy)["detection"]["false_alarms_per_run"] == 0.5
 
 
 def test_a_file_of_labels_names_runs_and_steps(tmp_path: Path) -> None:

@@ -127,6 +127,13 @@ def test_what_it_cannot_answer_it_refuses(
         accounts(run, **axes)
 
 
+def test_a_thousand_combinations_are_not_too_many(tmp_path: Path) -> None:
+    """Each is computed when it is asked for."""
+    run = recorded(tmp_path, [{"a": EVEN}])
+
+    assert next(expert_accounts(llep(), run, {"alpha": range(1, 1001)}))["params"] == {"alpha": 1}
+
+
 def test_a_policy_without_the_metric_has_no_account(tmp_path: Path) -> None:
     """The error names one that has it."""
     policy = parse_policy("controllers: [{name: a, triggers: [on_step_end], rule: loss > 1, operations: []}]")

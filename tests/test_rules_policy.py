@@ -169,6 +169,7 @@ def test_a_policy_travels_between_processes() -> None:
     copy = pickle.loads(pickle.dumps(policy))
 
     assert copy == policy
+    assert pickle.loads(pickle.dumps(policy)) is copy  # It is parsed once.
     assert (copy.digest, copy.source, copy.params) == (policy.digest, policy.source, policy.params)
     assert Engine(copy).observe(Event("step_end", metrics={"loss": 1.0})) == ()
 

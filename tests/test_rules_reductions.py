@@ -56,6 +56,13 @@ def test_the_sum_is_not_pythons_own_which_changed() -> None:
     assert reductions.total(values) == 0.9999999999999999
 
 
+def test_the_line_of_a_window_keeps_its_bits() -> None:
+    """Its arithmetic is fixed. Positions count from the middle; from elsewhere, other digits are rounded."""
+    values = [7.6, 6.8, 3.8, 2.3, 4.6, 3.6]
+
+    assert (reductions.slope(values), reductions.detrended_std(values)) == (-0.8028571428571429, 1.244199238880874)
+
+
 @given(windows)
 def test_the_mean_is_the_sum_divided_by_the_length(values: list[float]) -> None:
     """It equals that formula bit for bit."""
