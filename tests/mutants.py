@@ -235,7 +235,8 @@ class _Places(ast.NodeVisitor):
             self._replace(node, repr(node.value + 1))
 
     def visit_Return(self, node: ast.Return) -> None:
-        if node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        says_no = isinstance(node.value, ast.Constant) and node.value.value in (None, False)  # Callers ask for truth.
+        if node.value is not None and not says_no:
             self._replace(node, "return None")
         self.generic_visit(node)
 
