@@ -258,6 +258,8 @@ NEVER = "is never true, so the rule is never true"
         "loss > max(loss, 50, skip=1)",
         "loss >= max(loss, 50)",
         "zscore(loss, 50) > 3",
+        "lr > mean(loss, 8) + 3 * std(loss, 8)",
+        "loss > mean(loss, 8, skip=1) + 3 * std(loss, 8, skip=1)",
         "slope(x, 20, min=20) / mean(x, 20) > 0.5",
         "slope(grad_norm, 20) / mean(grad_norm, 20) > 0.2",
         "loss > 2 * mean(loss, 50)",

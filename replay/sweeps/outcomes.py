@@ -183,7 +183,7 @@ def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Float
 def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:
     """Return the best value of the objective up to each of those events; NaN without any."""
     at, values = evaluations_of(stream, objective)
-    if objective is None or not len(at):
+    if objective is None:
         return np.full(len(endings), np.nan)
     bests = np.append((np.fmin if objective.mode is Mode.MIN else np.fmax).accumulate(values), np.nan)
     # Before the first evaluation the index is -1: the last element, which is NaN.
