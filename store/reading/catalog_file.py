@@ -68,11 +68,6 @@ class CatalogRows:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
-    def folders(self, start: int, stop: int) -> list[str]:
-        """Return the folder names of these rows."""
-        names: list[str] = self._table["folder"].slice(start, stop - start).to_pylist()
-        return names
-
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """Yield the entries of these rows."""
         part = self._table.slice(start, (len(self) if stop is None else stop) - start)
