@@ -75,6 +75,15 @@ def test_the_answer_fits_a_screen_and_explains_its_words(store: Path) -> None:
     assert "Tries: this is number 1 against A in the store" in printed
 
 
+def test_a_point_that_was_asked_for_is_named(store: Path) -> None:
+    """Otherwise the shortest run sets it, and is named with it."""
+    _, asked = compare("base", "better", "--store", store, "--at", "step=1")
+    _, unasked = compare("base", "better", "--store", store)
+
+    assert "newest value up to step 1." in asked
+    assert "newest value up to step 1, the last that every finished run has" in unasked
+
+
 def test_json_holds_the_values_and_the_numbers_that_decided(store: Path) -> None:
     """Ends of the interval that nothing bounds are null."""
     status, printed = compare("base", "better", "--store", store, "--json")

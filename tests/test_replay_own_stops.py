@@ -134,11 +134,12 @@ def test_regret_of_a_half_armed_store_is_that_of_its_whole_runs(record: Record) 
     """Runs that the rule stopped live are no evidence that it costs nothing."""
     runs = [record(seed, ARMED if seed % 2 else None) for seed in range(10)]
     whole = [plain_stop(seed)[1] for seed in range(0, 10, 2)]
-    total = aggregate(backtest(ARMED, runs))
+    total = aggregate(report := backtest(ARMED, runs))
     swept = sweep(ARMED, {"patience": [3, 5]}, runs)
 
     assert total["relative_regret"]["runs"] == total["relative_regret_of_stopped"]["runs"] == 5
     assert total["relative_regret"]["mean"] == pytest.approx(sum(whole) / 5)
+    assert any(" Over 5 runs: " in line for line in summary_lines(report))
     assert total["right_censored"] == 5
     assert swept.totals["mean_regret"][0] == pytest.approx(sum(whole) / 5)
 

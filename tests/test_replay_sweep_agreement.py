@@ -504,6 +504,19 @@ controllers:
     assert decision.outcome.message == "lr 0.1, mean 3.0"
 
 
+@pytest.mark.parametrize("rule", ["loss if loss > 1 else lag(loss, 2)", "lag(loss, 2) if loss > 1 else loss"])
+def test_a_conditional_is_undefined_where_its_branch_is(rule: str) -> None:
+    """The other branch always has a value."""
+    events = [Event("step_end", step, step, metrics={"loss": loss}) for step, loss in enumerate([0.5, 2.0, 0.5, 2.0])]
+    text = f"controllers: [{{name: a, triggers: [on_step_end], rule: 'not ({rule}) > 9', operations: []}}]"
+
+    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+
+    assert is_columnar(parse_policy(text))
+    assert [judged.outcome.step for judged in found.decisions] == ([1, 2, 3] if rule.startswith("loss") else [0, 2, 3])
+    assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
+
+
 @pytest.mark.parametrize("appears_at", [1, 100, 101, 130, 999])
 @pytest.mark.parametrize("triggers", ["[on_step_end]", "[on_evaluate]", "[on_step_end, on_evaluate]"])
 def test_columns_warn_of_a_series_that_does_not_appear(appears_at: int, triggers: str) -> None:

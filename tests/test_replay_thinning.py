@@ -102,6 +102,7 @@ def test_only_controllers_that_count_training_steps_are_approximate(policy: Poli
         ([event for event in training(1) if not 500 < event.step < 900], 1),
         ([event for event in training(1) if event.kind == "evaluate"], 1),
         (training(1)[:1], 1),
+        ([Event("step_end", step) for step in (10, 20)], 10),
         ([], 1),
     ],
 )

@@ -70,6 +70,11 @@ def test_the_load_ratio_is_that_of_the_worst_layer() -> None:
     ]
 
 
+def test_a_single_gpu_has_all_of_the_load() -> None:
+    """It is the mean, too."""
+    assert computed(GpuLoadRatio, "P: 1", routed(1, layer0=HOT)) == [{"ratio": 1.0, "layer": "expert_tokens/layer0"}]
+
+
 def test_the_plan_of_an_event_adds_up_its_layers() -> None:
     """Ratios are the greatest of them. One expert goes to one other GPU, one to two."""
     (value,) = computed(LlepPlan, "P: 4, expert_bytes: 10", routed(1, layer0=HOT, layer1=EVEN))

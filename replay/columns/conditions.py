@@ -22,7 +22,7 @@ from .past import AskedPast
 from .series_readings import SeriesReadings
 from .stream import Ints, Stream, Truths, Values
 from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, SeriesOfTerm, SeriesReading, Term
-from .vectors import Vector, both, nowhere, taken
+from .vectors import Vector, both, nowhere
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
 _KEPT_BYTES: Final = 1 << 28
@@ -190,11 +190,8 @@ class Conditions:
         own, logged = stream.has_epoch[rows], stream.metrics.get("epoch")
         epochs = stream.epochs[rows]
         if logged is not None:
-            place = np.searchsorted(logged.at, rows)
-            here = taken(logged.at, np.where(place < len(logged.at), place, -1))
-            is_here = np.logical_and(here.values == rows, True if here.defined is None else here.defined)
-            values = logged.values[np.where(is_here, place, 0)]
-            epochs, own = np.where(own, epochs, values), own | is_here
+            place = np.minimum(np.searchsorted(logged.at, rows), len(logged.at) - 1)
+            epochs, own = np.where(own, epochs, logged.values[place]), own | (logged.at[place] == rows)
         epoch = Vector(epochs, own)
         if name == "epoch":
             return epoch

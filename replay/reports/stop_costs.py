@@ -20,13 +20,14 @@ NOTABLE_REGRET: Final = 0.01
 #: A run in which the policy could fire, and the regret of its stop; None where there is no stop or its cost is unknown.
 Judged: TypeAlias = tuple[RunResult, float | None]
 
-#: The kinds of stops. One at the last step of a whole run saves and costs nothing: there is nothing to judge.
+#: The kinds of stops; the first that fits is that of a stop. One at the last step of a whole run saves and costs
+#: nothing: there is nothing to judge.
 _KINDS: Final = MappingProxyType[str, Callable[[RunResult, float | None], bool]](
     {
         "at_most_1_percent": lambda _, regret: regret is not None and regret <= NOTABLE_REGRET,
-        "above_1_percent": lambda _, regret: regret is not None and regret > NOTABLE_REGRET,
-        "not_judged": lambda result, regret: regret is None and not _is_at_last_step(result),
-        "at_last_step": lambda result, regret: regret is None and _is_at_last_step(result),
+        "above_1_percent": lambda _, regret: regret is not None,
+        "not_judged": lambda result, _: not _is_at_last_step(result),
+        "at_last_step": lambda *_: True,
     }
 )
 
@@ -51,7 +52,7 @@ def stops_by_cost(runs: Sequence[Judged]) -> dict[str, dict[str, Any]]:
     """
     known = sum(result.share_saved is not None for result, _ in runs)
     stopped = [(result, regret) for result, regret in runs if result.stop is not None]
-    return {kind: _kind([pair for pair in stopped if is_of(*pair)], known) for kind, is_of in _KINDS.items()}
+    return {kind: _kind([pair for pair in stopped if kind_of(*pair) == kind], known) for kind in _KINDS}
 
 
 def _is_at_last_step(result: RunResult) -> bool:

@@ -207,7 +207,6 @@ class StepOrder:
         listener = fold.listener(event.kind)
         kept = held.names.within(event.metrics)
         metrics = {name: value for name, value in event.metrics.items() if name in kept}
-        fold.standing.forget()
         with fold.clock.behind(self._behind):
             if event.kind == PLAN:
                 fold.declare(event, held.names.__contains__)
