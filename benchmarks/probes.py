@@ -124,7 +124,7 @@ class Training:
     def update(self) -> Tensor:
         """Update the weights once, and return the loss."""
         self.optimizer.zero_grad()
-        loss = self.model(input_ids=self.batch, labels=self.batch)
+        loss: Tensor = self.model(input_ids=self.batch, labels=self.batch)
         loss.backward()
         self.after_backward()
         self.optimizer.step()
