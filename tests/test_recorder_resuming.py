@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,26 @@ def test_what_was_rolled_back_once_is_never_resurrected(tmp_path: Path) -> None:
 
     assert steps(run) == [(0, step) for step in range(1, 101)] + [(2, 101), (2, 102), (2, 103)]
     assert {event.attempt for event in run.events(attempts="all")} == {0, 1, 2}
+
+
+def test_a_state_belongs_to_the_attempt_that_made_it(tmp_path: Path) -> None:
+    """Another attempt has a newer checkpoint at the same step."""
+
+    def two_states(resume: dict[str, Any] | None) -> list[dict[str, Any]]:
+        with Recorder(tmp_path, resume=resume) as rec:
+            states = []
+            for _ in range(2):
+                rec.step(loss=1.0)
+                rec.save("checkpoint.pt")
+                states.append(rec.state_dict())
+        return states
+
+    at_1, at_2 = two_states(None)
+    two_states(at_1)
+    with Recorder(tmp_path, resume=at_2) as rec:
+        rec.step(loss=1.0)
+
+    assert steps(open_run(rec.folder)) == [(0, 1), (0, 2), (2, 3)]
 
 
 def test_the_state_is_plain_and_travels_in_a_torch_checkpoint(tmp_path: Path) -> None:
