@@ -218,6 +218,7 @@ def test_matching_is_that_of_a_regular_expression(one: str, other: str, name: st
         ("argmax(norm)", {}, "must give True or False; this one gives a text"),
         ("max(norm)", {}, "must give True or False; this one gives a number"),
         ("quantile(norm, 90) > 1", {}, "'q' must be a number from 0 to 1"),
+        ("quantile(norm, 1.01) > 1", {}, "'q' must be a number from 0 to 1"),
         ("loss > 1", {"for_each": "g"}, "for_each: not a pattern of names; got 'g'. Write g/\\*"),
         ("loss > 1", {"foreach": "g/*"}, "Did you mean 'for_each'"),
     ],
