@@ -107,6 +107,20 @@ tests:
     assert run_test(test).passes
 
 
+def test_a_test_of_no_series_has_as_many_steps_as_it_says(tmp_path: Path) -> None:
+    """None unless it says so."""
+    rule = "{name: each, triggers: [on_step_end], rule: step > 0, operations: []}"
+    (tmp_path / "p.yaml").write_text(f"controllers: [{rule}]")
+    text = """
+policy: p.yaml
+tests:
+  - {name: none, series: {}, expect: []}
+  - {name: two, series: {}, steps: 2, expect: [{step: 1, controller: each}, {step: 2, controller: each}]}
+"""
+
+    assert all(run_test(test).passes for test in parse_tests(text, source=str(tmp_path / "t.yaml")))
+
+
 def test_missing_unexpected_and_different_decisions_are_told_apart(result: Play) -> None:
     """Each has its step."""
     outcome = result("""series: {loss: 1 9 1 9}
