@@ -75,6 +75,30 @@ def test_a_second_sigterm_does_not_end_the_ending(tmp_path: Path, pause_s: float
     assert only_run(tmp_path).status == "interrupted"
 
 
+def test_a_rank_that_handles_sigterm_has_time_to_save(tmp_path: Path) -> None:
+    """The thread that ends blocked ranks leaves it alone, however long its last checkpoint takes."""
+    process = run_script(
+        tmp_path,
+        """
+        from steptape.recorder.process import watchdog
+        watchdog.PATIENCE_S = 0.2
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
+        with Recorder(sys.argv[1], run_id="job") as rec:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            finally:
+                time.sleep(1)
+                rec.save("last.pt")
+        """,
+    )
+    process.communicate(timeout=PATIENCE_S)
+    run = only_run(tmp_path)
+
+    assert (process.returncode, run.status) == (143, "interrupted")
+    assert [event.kind for event in run.events()][-2:] == ["save", "failure"]
+
+
 def test_a_second_sigterm_does_not_end_the_program_after_its_run(tmp_path: Path) -> None:
     """The exit status is that of the first one, and sealing is waited for."""
     process = run_script(
