@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from drawing import examples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.replay.runs.event_stream import event_stream
@@ -19,6 +20,7 @@ from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.replay.runs.saves import Saves
+from steptape.replay.sweeps import column_replay
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.run import RunSweep
@@ -55,96 +57,93 @@ NUMBERS = st.sampled_from(
 SERIES = st.sampled_from(
     ["loss", "norm", "eval_loss", "lr", "declared", 'series("loss", kind="log")', 'series("loss", kind="custom:x")']
 )
-WINDOWED = st.sampled_from(
-    [
-        "mean",
-        "sum",
-        "min",
-        "max",
-        "std",
-        "var",
-        "median",
-        "slope",
-        "detrended_std",
-        "count",
-        "first",
-        "last",
-        "argmax",
-        "mad",
-    ]
-)
+REDUCTIONS = [
+    "mean",
+    "sum",
+    "min",
+    "max",
+    "std",
+    "var",
+    "median",
+    "slope",
+    "detrended_std",
+    "count",
+    "first",
+    "last",
+    "argmax",
+    "mad",
+]
+WINDOWED = st.sampled_from(REDUCTIONS)
 LATE_PLANS: list[dict[str, Any]] = [{"total_steps": 12}, {"constants": {"norm": 1.5, "declared": 4}}]
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
 PLAN = Plan(total_steps=20, total_epochs=2, world_size=4, constants={"declared": 2.0})
 
 
-WINDOWS = st.sampled_from(
-    [
-        "{function}({series}, window)",
-        "{function}({series}, 3)",
-        "{function}({series}, window + 1)",
-        "{function}({series}, 70)",
-        "{function}({series}, last=window, skip=1)",
-        "{function}({series}, 2, skip=3)",
-        'mean({series}, last=4, half="older")',
-        'std({series}, last=3, half="recent")',
-        "quantile({series}, window, 0.3)",
-        "ema({series}, window)",
-        "ema({series}, 3, skip=window)",
-        "peak({series})",
-        "peak({series}, skip=1)",
-        "trough({series})",
-        "initial({series}, skip=1)",
-        "zscore({series}, window)",
-        "rate({series})",
-        'slope({series}, 3, per="step")',
-        "mean({series}, 3, min=2)",
-        "ema({series}, 2, last=window)",
-        "lag({series}, steps=2)",
-        "age({series})",
-        "mean({series}, seconds=2.5)",
-        "{function}({series}, steps=3)",
-        "{function}({series}, steps=window, skip=1)",
-        "{function}({series}, epochs=0.25)",
-        "{function}({series}, samples=4)",
-        "{function}({series}, tokens=9)",
-        'max({series}, steps=6, half="older")',
-        "min({series}, steps=6, min=2)",
-        "delta({series}, steps=2)",
-        "delta({series}, seconds=1.5)",
-        "lag({series}, epochs=0.2)",
-        "rate({series}, 3)",
-        'slope({series}, steps=4, per="step")',
-        "zscore({series}, steps=4)",
-        "streak({series} > 1)",
-        "lag({series}, 1)",
-        "lag({series}, window)",
-        "delta({series})",
-        "len({series})",
-        "{series}",
-        "{series}",
-    ]
-)
-PLAIN = st.sampled_from(
-    [
-        "threshold",
-        "factor",
-        "window",
-        "2",
-        "1.5",
-        "0",
-        "0.0",
-        "step",
-        "epoch",
-        "progress",
-        "max_steps",
-        "elapsed_s",
-        "updates_skipped",
-        "samples_seen",
-        "tokens_seen",
-        "undefined",
-    ]
-)
+FORMS = [
+    "{function}({series}, window)",
+    "{function}({series}, 3)",
+    "{function}({series}, window + 1)",
+    "{function}({series}, 70)",
+    "{function}({series}, last=window, skip=1)",
+    "{function}({series}, 2, skip=3)",
+    'mean({series}, last=4, half="older")',
+    'std({series}, last=3, half="recent")',
+    "quantile({series}, window, 0.3)",
+    "ema({series}, window)",
+    "ema({series}, 3, skip=window)",
+    "peak({series})",
+    "peak({series}, skip=1)",
+    "trough({series})",
+    "initial({series}, skip=1)",
+    "zscore({series}, window)",
+    "rate({series})",
+    'slope({series}, 3, per="step")',
+    "mean({series}, 3, min=2)",
+    "ema({series}, 2, last=window)",
+    "lag({series}, steps=2)",
+    "age({series})",
+    "mean({series}, seconds=2.5)",
+    "{function}({series}, steps=3)",
+    "{function}({series}, steps=window, skip=1)",
+    "{function}({series}, epochs=0.25)",
+    "{function}({series}, samples=4)",
+    "{function}({series}, tokens=9)",
+    'max({series}, steps=6, half="older")',
+    "min({series}, steps=6, min=2)",
+    "delta({series}, steps=2)",
+    "delta({series}, seconds=1.5)",
+    "lag({series}, epochs=0.2)",
+    "rate({series}, 3)",
+    'slope({series}, steps=4, per="step")',
+    "zscore({series}, steps=4)",
+    "streak({series} > 1)",
+    "lag({series}, 1)",
+    "lag({series}, window)",
+    "delta({series})",
+    "len({series})",
+    "{series}",
+    "{series}",
+]
+WINDOWS = st.sampled_from(FORMS)
+FACTS = [
+    "threshold",
+    "factor",
+    "window",
+    "2",
+    "1.5",
+    "0",
+    "0.0",
+    "step",
+    "epoch",
+    "progress",
+    "max_steps",
+    "elapsed_s",
+    "updates_skipped",
+    "samples_seen",
+    "tokens_seen",
+    "undefined",
+]
+PLAIN = st.sampled_from(FACTS)
 #: Numbers that rules read of past decisions, and of controller metrics.
 OF_PAST = st.sampled_from(['times_fired("a")', 'steps_since("a")', 'streak("a")', 'streak("b")', 'steps_since("b")'])
 LISTS = st.sampled_from(
@@ -186,53 +185,51 @@ OF_METRICS = st.one_of(
     ),
 )
 #: Readings of series of expressions.
+EXPRESSION_FORMS = [
+    "{function}({expression}, last=window)",
+    "{function}({expression}, last=3, skip=1)",
+    'mean({expression}, last=4, half="older")',
+    "quantile({expression}, last=window, q=0.3)",
+    "{function}({expression}, steps=3)",
+    "mean({expression}, last=3, min=2)",
+    "mean({expression}, seconds=2.5)",
+    "ema({expression}, 3)",
+    "ema({expression}, window, skip=1)",
+    "peak({expression})",
+    "trough({expression}, skip=1)",
+    "zscore({expression}, last=3)",
+    "slope({expression}, last=3)",
+    "lag({expression}, 1)",
+    "lag({expression}, steps=2)",
+    "delta({expression})",
+    "age({expression})",
+    "peak(mean({expression}, last=2))",
+    "ema(lag({expression}, 1), 2)",
+    "sum(mean({expression}, 2) > threshold, last=window)",
+]
+EXPRESSIONS = [
+    "abs(delta({series}))",
+    "-{series}",
+    "{series} > threshold",
+    "{series} > 1 and lr < factor",
+    "mean({series}, 3)",
+    "mean({series}, 3, min=2)",
+    "mean({series}, steps=3)",
+    "{series} * window + step",
+    "{series} if loss > 1 else lr",
+    "finite({series})",
+    "lag({series}, 1) - eval_loss",
+    "log({series})",
+    "1 / {series}",
+    "epoch + {series}",
+]
 OF_EXPRESSIONS = st.builds(
     lambda form, function, expression, series: form.format(
         function=function, expression=expression.format(series=series)
     ),
-    st.sampled_from(
-        [
-            "{function}({expression}, last=window)",
-            "{function}({expression}, last=3, skip=1)",
-            'mean({expression}, last=4, half="older")',
-            "quantile({expression}, last=window, q=0.3)",
-            "{function}({expression}, steps=3)",
-            "mean({expression}, last=3, min=2)",
-            "mean({expression}, seconds=2.5)",
-            "ema({expression}, 3)",
-            "ema({expression}, window, skip=1)",
-            "peak({expression})",
-            "trough({expression}, skip=1)",
-            "zscore({expression}, last=3)",
-            "slope({expression}, last=3)",
-            "lag({expression}, 1)",
-            "lag({expression}, steps=2)",
-            "delta({expression})",
-            "age({expression})",
-            "peak(mean({expression}, last=2))",
-            "ema(lag({expression}, 1), 2)",
-            "sum(mean({expression}, 2) > threshold, last=window)",
-        ]
-    ),
+    st.sampled_from(EXPRESSION_FORMS),
     WINDOWED.filter(lambda name: name != "argmax"),
-    st.sampled_from(
-        [
-            "abs(delta({series}))",
-            "-{series}",
-            "{series} > threshold",
-            "{series} > 1 and lr < factor",
-            "mean({series}, 3)",
-            "mean({series}, 3, min=2)",
-            "mean({series}, steps=3)",
-            "{series} * window + step",
-            "{series} if loss > 1 else lr",
-            "finite({series})",
-            "lag({series}, 1) - eval_loss",
-            "log({series})",
-            "1 / {series}",
-            "epoch + {series}",
-        ]
-    ),
+    st.sampled_from(EXPRESSIONS),
     SERIES,
 )
 READINGS = st.one_of(
@@ -481,6 +478,70 @@ def test_a_replay_by_columns_is_that_of_the_event_engine(
     found = replay_by_columns(policy, event_stream(events), PLAN, delay_steps=delay_steps, saves=saves)
 
     assert repr(found) == repr(replay_events(policy, events, PLAN, delay_steps=delay_steps, saves=saves))
+
+
+def readings_of(form: str) -> list[str]:
+    """Return what a form can be: with each function, of each expression, of series at the rule's events or others."""
+    if "{expression}" in form:
+        parts = list(zip(itertools.cycle(REDUCTIONS), EXPRESSIONS, strict=False))
+    else:
+        parts = [(function, "") for function in REDUCTIONS]
+    return list(
+        dict.fromkeys(
+            form.format(function=function, expression=expression.format(series=series), series=series)
+            for function, expression in parts
+            for series in ("loss", "eval_loss")
+        )
+    )
+
+
+@pytest.mark.parametrize("form", dict.fromkeys([*FORMS, *EXPRESSION_FORMS, *FACTS]))
+@given(st.lists(streams(), min_size=3, max_size=3))
+@settings(max_examples=1)
+def test_each_reading_alone_is_that_of_the_event_engine(form: str, runs: list[list[Event]]) -> None:
+    """Where it has a value, and which: decisions record it. Columns decide at least one of the runs themselves."""
+    decided = 0
+    for reading in readings_of(form):
+        text = f"""
+params: {{threshold: 1.5, factor: 2, window: 3}}
+controllers:
+  - name: a
+    triggers: [on_step_end, on_evaluate]
+    rule: 'isnan({reading} * 1.0) or {reading} * 1.0 > -1e308'
+    operations: []
+"""
+        policy = parse_policy(text)
+        for events in runs:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(column_replay, "replay_stream", lambda *_, **__: None)
+                found = replay_by_columns(policy, event_stream(events), PLAN)
+            if found is not None:
+                decided += 1
+                assert repr(found) == repr(replay_events(policy, events, PLAN)), reading
+
+    assert decided or form == "updates_skipped"
+
+
+@pytest.mark.parametrize(
+    ("reading", "values"),
+    [
+        ("argmin(loss, 2)", [1, math.nan, math.nan, 0]),
+        ("streak(loss > 1)", [1, 0, 1, 0]),
+        ("age(loss)", [0, 0, 0, 0]),
+        ("count(loss, 3)", [2, 3, 3, 3]),
+    ],
+)
+def test_whole_numbers_are_recorded_as_such(reading: str, values: list[float]) -> None:
+    """The position of the smallest value is NaN where the window holds NaN."""
+    losses = enumerate([1.0, 2.0, math.nan, 3.0, 0.5], 1)
+    events = [Event("step_end", step, step, metrics={"loss": loss}) for step, loss in losses]
+    text = f"controllers: [{{name: a, triggers: [on_step_end], rule: '{reading} != 9 and step > 1', operations: []}}]"
+
+    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN).decisions
+
+    recorded = [judged.outcome.values[reading] for judged in found if isinstance(judged.outcome, Decision)]
+    assert repr(recorded) == repr(values)
+    assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN).decisions)
 
 
 def test_columns_decide_most_shipped_policies() -> None:

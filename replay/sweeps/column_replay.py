@@ -7,6 +7,7 @@ columnar form: whole policies, or single runs.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat
@@ -44,7 +45,7 @@ from .variants import Variant, sole_variant
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
 
 #: References whose values are whole numbers unless they are marked as floats.
-_WHOLE: Final = (ref.SeriesLength, ref.ContextValue, ref.Window)
+_WHOLE: Final = (ref.SeriesLength, ref.SeriesAge, ref.SeriesFold, ref.ContextValue, ref.Window)
 
 
 def replay_by_columns(
@@ -155,12 +156,17 @@ def _reading(term: Term) -> _Reading:
     if term.is_float:
         return _Reading(term, float)
     if _is_whole(term):
-        return _Reading(term, int)
+        return _Reading(term, _whole)
     raise NotColumnar("a float or a whole number")
 
 
+def _whole(value: float) -> int | float:
+    """Return a whole number. Positions in a window that holds NaN are NaN."""
+    return value if math.isnan(value) else int(value)
+
+
 def _is_whole(term: Term) -> bool:
-    """Whether a term that is no float is always a whole number."""
+    """Whether a term that is no float is always a whole number, or NaN."""
     match term.operation, term.payload:
         case "past", _:
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from ..functions.table import ANY_RANK, FUNCTIONS, TRUE_OF_CONTROLLERS
+from ..functions.table import ANY_RANK, FUNCTIONS, STREAK, TRUE_OF_CONTROLLERS
 from .bound_rule import BoundRule
 from .references import (
     AcrossRanks,
@@ -37,13 +37,13 @@ def gives_float(node: ast.expr, rule: BoundRule) -> bool:
     reference = rule.references.get(node)
     if isinstance(reference, Window):
         return not reference.function.is_whole
+    if isinstance(reference, SeriesFold):
+        return reference.function != STREAK
     if reference is not None:
         is_constant = isinstance(reference, ParamValue) and isinstance(reference.value, float)
         if isinstance(reference, AcrossRanks):
             return reference.question != ANY_RANK
-        return is_constant or isinstance(
-            reference, (SeriesValue, SeriesChange, SeriesAgo, SeriesRise, SeriesFold, RankValue)
-        )
+        return is_constant or isinstance(reference, (SeriesValue, SeriesChange, SeriesAgo, SeriesRise, RankValue))
     if isinstance(node, ast.Constant):
         return isinstance(node.value, float)
     if isinstance(node, ast.Call):
