@@ -544,6 +544,25 @@ def test_whole_numbers_are_recorded_as_such(reading: str, values: list[float]) -
     assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN).decisions)
 
 
+@pytest.mark.parametrize("rule", ["newest.eval_loss > 0", "absent(eval_loss, steps=2)"])
+def test_a_rule_that_waits_for_evaluations_is_censored_where_it_asks_in_vain(rule: str) -> None:
+    """It reads them by a metric, or has seen none when it asks."""
+    events = [Event("evaluate", 0, 0, metrics={"eval_loss": 1.0})] if "newest" in rule else []
+    events += [Event("step_end", step, step, metrics={"loss": 1.0}) for step in range(1, 4)]
+    events.append(Event("evaluate", 3, 4, metrics={"eval_loss": 1.0}))
+    text = f"""
+controller_metrics:
+  - {{name: newest, class: EvalMetrics}}
+controllers:
+  - {{name: a, triggers: [on_step_end], rule: '{rule}', once: true, operations: [hfcontrols.should_evaluate]}}
+"""
+    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+
+    assert is_columnar(parse_policy(text))
+    assert found.censored_from is not None
+    assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
+
+
 def test_columns_decide_most_shipped_policies() -> None:
     """The others read lists of samples, values of all ranks, states or milestones, or follow events."""
     names = {name for name, path in shipped_policies().items() if is_columnar(load_policy(path))}

@@ -220,7 +220,7 @@ class _ByColumns:
         self._fed: dict[str, list[tuple[int, str]]] = {}
 
     def kinds_read(self, controller: str) -> frozenset[str]:
-        """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome."""
+        """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome or the end."""
         if controller not in self._fed:
             read = (key for each in self._policy.controllers if each.name == controller for key in each.series_read)
             keys = [key for key in read if not key.is_derived]
@@ -244,13 +244,14 @@ class _ByColumns:
         for index, decided in groupby(following, key=lambda each: each[0]):
             self._at = index
             yield index, None, [decision for *_, decision in decided]
+        self._at = len(self._stream)
 
     def _taken_by(self, controller: str) -> Iterator[str]:
         """Yield the kinds of events whose numbers the metrics of a controller's rule carry."""
         asking = [each.rule.bound for each in self._policy.controllers if each.name == controller]
         for metric in self._policy.metrics:
             if any(metric.name in bound.metrics for bound in asking):
-                yield from METRIC_CLASSES[metric.class_name].reads
+                yield from METRIC_CLASSES[metric.class_name](metric.arguments, self._plan).reads
 
     def _first(self, key: SeriesKey) -> int | None:
         """Return the event that brought the first value of a series; ``BEFORE_STREAM`` for a declared constant."""
