@@ -296,6 +296,18 @@ def conditions(depth: int = 2) -> st.SearchStrategy[str]:
     return st.one_of(tests, TRUTHS, _formed(forms, inner, inner, inner))
 
 
+TRIGGERS = ["[on_step_end]", "[on_evaluate]", "[on_log, on_custom:x]", "[on_step_begin]"]
+OPERATIONS = [
+    "[]",
+    "[hfcontrols.should_training_stop]",
+    "[hfcontrols.should_save]",
+    "[hfcontrols.should_save, hfcontrols.should_training_stop]",
+    "[hfcontrols.should_log]",
+    "[hfcontrols.should_evaluate]",
+    "[hfcontrols.should_evaluate, hfcontrols.should_training_stop]",
+]
+
+
 @st.composite
 def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
     """Draw the text of a controller; those after the first may ask what it does at the same event.
@@ -303,22 +315,8 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
     A plain one mostly has a columnar form.
     """
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
-    triggers = draw(
-        st.sampled_from(["[on_step_end]", "[on_step_end]", "[on_evaluate]", "[on_log, on_custom:x]", "[on_step_begin]"])
-    )
-    operations = draw(
-        st.sampled_from(
-            [
-                "[]",
-                "[hfcontrols.should_training_stop]",
-                "[hfcontrols.should_save]",
-                "[hfcontrols.should_save, hfcontrols.should_training_stop]",
-                "[hfcontrols.should_log]",
-                "[hfcontrols.should_evaluate]",
-                "[hfcontrols.should_evaluate, hfcontrols.should_training_stop]",
-            ]
-        )
-    )
+    triggers = draw(st.sampled_from([TRIGGERS[0], *TRIGGERS]))
+    operations = draw(st.sampled_from(OPERATIONS))
     keys = {
         "patience": st.sampled_from(
             [
@@ -520,6 +518,53 @@ controllers:
                 assert repr(found) == repr(replay_events(policy, events, PLAN)), reading
 
     assert decided or form == "updates_skipped"
+
+
+def test_a_rule_fails_on_a_value_of_a_metric_that_is_none() -> None:
+    """An evaluation without an epoch has the epoch None."""
+    events = [Event("evaluate", 1, 0, metrics={"eval_loss": 1.0}), Event("step_end", 2, 1, metrics={"loss": 1.0})]
+    text = """
+controller_metrics:
+  - {name: newest, class: EvalMetrics}
+controllers:
+  - {name: a, triggers: [on_step_end], rule: newest.epoch > 0, operations: []}
+"""
+    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+
+    assert found.error_counts == {"a": 1}
+    assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
+
+
+@pytest.mark.parametrize("operations", OPERATIONS)
+@given(st.lists(streams(), min_size=2, max_size=2))
+@settings(max_examples=1)
+def test_what_each_rule_orders_is_labelled_as_by_the_event_engine(operations: str, runs: list[list[Event]]) -> None:
+    """Whatever brought the values that it reads, at each trigger, beside a controller that saves."""
+    read = [
+        "loss > 1",
+        "mean(eval_loss, 2) > -9",
+        "newest.eval_loss > -9",
+        "logged.loss > 1",
+        'held["metrics"]["eval_loss"][-1] > -9',
+        "absent(eval_loss, steps=2)",
+        "elapsed_s > 2",
+        'series("loss", kind="log") > 1',
+        'steps_since("a") > 1',
+        'fired("a") and loss > 0',
+    ]
+    for rule, triggers, is_once in itertools.product(read, TRIGGERS, ("true", "false")):
+        text = f"""
+params: {{factor: 2}}
+{METRICS.replace("WINDOW", "2")}
+controllers:
+  - {{name: a, triggers: [on_step_end], rule: step % 3 == 2, operations: [hfcontrols.should_save]}}
+  - {{name: b, triggers: {triggers}, rule: '{rule}', once: {is_once}, operations: {operations}}}
+"""
+        policy = parse_policy(text)
+        assert is_columnar(policy)
+        for events, saves in zip(runs, Saves, strict=True):
+            found = replay_by_columns(policy, event_stream(events), PLAN, saves=saves)
+            assert repr(found) == repr(replay_events(policy, events, PLAN, saves=saves)), text
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ _NUMBER: Final = 1
 _TRUTH: Final = 2
 _OTHER: Final = 3
 
+#: What a chain of keys that a value lacks leads to. None is a value, on which rules fail.
+_MISSING: Final = object()
+
 
 @dataclass(frozen=True, eq=False)
 class _List:
@@ -53,7 +56,7 @@ class _Path:
         at: The events that the metric took, ascending; -1 before the stream.
         numbers: The value at each.
         sorts: What the value is at each.
-        found: The value itself at each; None for nothing.
+        found: The value itself at each; ``_MISSING`` for nothing.
     """
 
     at: Ints
@@ -210,18 +213,18 @@ class MetricValues:
             except Exception:  # As in the engine, a metric that fails is unavailable until its next event.
                 value = None
             for path, values in found.items():
-                values.append(None if value is None else _value_at(value, path))
+                values.append(_MISSING if value is None else _value_at(value, path))
         at = np.concatenate([np.full(len(before), -1), at])
         return {path: _path_of(at, values) for path, values in found.items()}
 
 
 def _value_at(value: Any, path: tuple[str | int, ...]) -> Any:
-    """Return the value at a chain of keys; None for nothing."""
+    """Return the value at a chain of keys; ``_MISSING`` for nothing."""
     try:
         for key in path:
             value = value[key]
     except Exception:  # As in a rule, whatever goes wrong leaves it undefined.
-        return None
+        return _MISSING
     return value
 
 
@@ -233,7 +236,7 @@ def _path_of(at: Ints, values: list[Any]) -> _Path:
 
 def _sorted(value: Any) -> tuple[int, float]:
     """Return what a value is, and the number."""
-    if value is None:
+    if value is _MISSING:
         return _NOTHING, 0.0
     if isinstance(value, bool):
         return _TRUTH, float(value)
