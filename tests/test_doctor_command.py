@@ -100,7 +100,7 @@ def test_a_journal_that_parquet_files_hold_is_told_so(killed: Path) -> None:
     result = doctor(killed)
     seal(killed)
 
-    assert "Parquet files hold all its events" in result.stdout
+    assert "Parquet files hold all that is in it" in result.stdout
     assert not journal.exists()
     assert codes(killed) == []
 

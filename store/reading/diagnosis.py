@@ -215,13 +215,15 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
 def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
     """Return the fault of a journal whose writer has ended, of which ``count`` events are in no Parquet file."""
     where, seal = str(journal.path), _SEAL.format(folder=folder)
+    if not is_of_this_machine(writer):
+        host = f"another machine ({writer.get('host')}) wrote it, and may still be writing"
+        what = f"{host}; {count} events are not in a Parquet file yet"
+        return StoreFault("foreign", where, what, f"If its process has ended, run '{seal} --other-hosts'")
     if not count:
-        return StoreFault("unsealed", where, "Parquet files hold all its events", f"'{seal}' removes it")
-    if is_of_this_machine(writer):
-        what = f"its writer has ended, and {count} events are not in a Parquet file yet; none is lost"
-        return StoreFault("unsealed", where, what, f"Continue with Recorder(resume=...), or run '{seal}'")
-    what = f"another machine ({writer.get('host')}) wrote its {count} events, and may still be writing"
-    return StoreFault("foreign", where, what, f"If its process has ended, run '{seal} --other-hosts'")
+        what = "its writer has ended, and Parquet files hold all that is in it"
+        return StoreFault("unsealed", where, what, f"'{seal}' removes it")
+    what = f"its writer has ended, and {count} events are not in a Parquet file yet; none is lost"
+    return StoreFault("unsealed", where, what, f"Continue with Recorder(resume=...), or run '{seal}'")
 
 
 def _irregular(listing: Listing) -> Iterator[StoreFault]:
