@@ -125,7 +125,7 @@ class Training:
         """Update the weights once, and return the loss."""
         self.optimizer.zero_grad()
         loss: Tensor = self.model(input_ids=self.batch, labels=self.batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.after_backward()
         self.optimizer.step()
         return loss

@@ -125,7 +125,11 @@ def test_all_detectors_need_few_controllers_and_little_text() -> None:
 def test_the_short_form_decides_like_the_long_form() -> None:
     """Phases, warnings, stages of the guard and stops come at the same steps, in trainings of all kinds."""
     seen: set[str] = set()
-    for setting, drawn in zip(SETTINGS * scaled(4), _trainings(4 * scaled(4)), strict=True):
+    first = seed()
+    for number in range(1_000):
+        if number >= 4 * scaled(4) and seen >= ALL:  # Some kinds of decisions are rare.
+            break
+        setting, drawn = SETTINGS[number % len(SETTINGS)], list(training(first + number))
         short = _decided(_observed(_short(setting), drawn))
         refused = {step for step, what in short if what.startswith("guard")}
         long = parse_policy(long_form(*setting), semantics_version=3)
