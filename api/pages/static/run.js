@@ -175,7 +175,8 @@ async function seriesFor(group) {
 function show(plot, items) {
   if (plot.panel.isFamily) showFamily(plot, items);
   else showMetric(plot, items);
-  if (!plot.listens) listen(plot);
+  // A family without values in this part of the run is not drawn.
+  if (!plot.listens && plot.div.on) listen(plot);
 }
 
 function showMetric(plot, items) {
