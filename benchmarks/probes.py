@@ -226,7 +226,7 @@ def peers(training: Training, turn: Callable[..., None]) -> None:
             run.unwatch(training.model)
 
 
-def check_silence(training: Training, folder: str, every: int) -> dict[str, Any]:
+def check_waits(training: Training, folder: str, every: int) -> dict[str, Any]:
     """Train 50 steps with torch's synchronisation as an error. Only a GPU shows one."""
     with (
         Recorder(folder, quiet=True) as rec,
@@ -303,7 +303,7 @@ def main() -> None:
                 print(json.dumps({**line, "longer": round(longer, 4)}), flush=True)
             if given.device.startswith("cuda"):
                 for every in (100, 1):
-                    print(json.dumps({"model": name, **check_silence(training, folder, every)}), flush=True)
+                    print(json.dumps({"model": name, **check_waits(training, folder, every)}), flush=True)
                 blocks = unwaited(training, given.turns, folder)
                 for case, seconds in blocks.items():
                     ratio = statistics.median(a / b for a, b in zip(seconds, blocks["plain"], strict=True))

@@ -29,7 +29,7 @@ _NUMBER: Final = 1
 _TRUTH: Final = 2
 _OTHER: Final = 3
 
-#: What a chain of keys that a value lacks leads to. None is a value, on which rules fail.
+#: Stands for a key that a value lacks. None is a value: a rule that compares it fails.
 _MISSING: Final = object()
 
 

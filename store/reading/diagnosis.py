@@ -213,7 +213,12 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
 
 
 def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
-    """Return the fault of a journal whose writer has ended, of which ``count`` events are in no Parquet file."""
+    """Return what is wrong with a journal that nobody seals.
+
+    Args:
+        folder, journal, writer: The run, the journal, and who wrote it.
+        count: Its events that no Parquet file holds.
+    """
     where, seal = str(journal.path), _SEAL.format(folder=folder)
     if not is_of_this_machine(writer):
         host = f"another machine ({writer.get('host')}) wrote it, and may still be writing"
