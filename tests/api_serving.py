@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from waiting import PATIENCE_S, until
 
 from steptape.api.app import create_app
@@ -39,23 +40,41 @@ SMALL = Limits(
 )
 
 
+class Server(uvicorn.Server):
+    """A server that leaves no connection open at its end."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down, and close what was accepted while it did: uvicorn would leave these sockets to the collector."""
+        await super().shutdown(sockets)
+        for connection in self.server_state.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
+
+
 @contextmanager
-def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: Any) -> Iterator[httpx.Client]:
-    """Start a server with these options and return a client that sends ``token`` with every request."""
+def running(app: FastAPI) -> Iterator[str]:
+    """Serve an app on loopback, as ``steptape serve`` does, for the duration of the context; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
     prepare(listener)
-    app = create_app(store, limits=limits, **options)
-    server = uvicorn.Server(uvicorn.Config(app, **settings() | {"log_level": "critical"}))
+    server = Server(uvicorn.Config(app, **settings() | {"log_level": "critical"}))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
-            yield client
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: Any) -> Iterator[httpx.Client]:
+    """Start a server with these options and return a client that sends ``token`` with every request."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with (
+        running(create_app(store, limits=limits, **options)) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client,
+    ):
+        yield client
 
 
 def patiently(ask: Callable[[], httpx.Response]) -> httpx.Response:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-from api_serving import PATIENT, STARTED_NS, begin
+from api_serving import PATIENT, STARTED_NS, begin, running
 from steptape import Recorder
 from steptape.api.app import create_app
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
@@ -64,27 +59,9 @@ def record_run(store: Path, name: str, *, rules: Path | None = None, scale: floa
     return rec.folder
 
 
-@contextmanager
-def serving(store: Path, **options: Any) -> Iterator[str]:
-    """Serve a store for the duration of the context; yield the address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    settings = uvicorn.Config(
-        create_app(store, limits=PATIENT, **options),
-        log_level="critical",
-        access_log=False,
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+def serving(store: Path, **options: Any) -> AbstractContextManager[str]:
+    """Serve a store for the duration of the context, which yields the address."""
+    return running(create_app(store, limits=PATIENT, **options))
 
 
 def record_phases(store: Path, name: str = "phased") -> Path:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from waiting import PATIENCE_S
 
+from api_serving import running
 from steptape.api.app import create_app
 from steptape.store.events import Event
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
@@ -43,14 +41,8 @@ def client(store_path: Path, store_record: Callable[..., Path]) -> Iterator[http
         Attempt(1, "completed", STARTED_NS, STARTED_NS, steps=3, parent=0, parent_seq=3, from_step=2),
     )
     write_run_info(folder, RunInfo("run-1", "resumed", attempts))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(store_path), log_level="critical", access_log=False, ws="none"))
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1", timeout=PATIENCE_S) as client:
+    with running(create_app(store_path)) as url, httpx.Client(base_url=f"{url}/api/v1", timeout=PATIENCE_S) as client:
         yield client
-    server.should_exit = True
-    thread.join()
 
 
 def items(client: httpx.Client, path: str, **params: Any) -> list[dict[str, Any]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from waiting import PATIENCE_S
 
+from api_serving import running
 from steptape.api.app import create_app
 from steptape.api.errors import InvalidCursor
 from steptape.api.pagination import from_cursor, to_cursor
@@ -36,20 +34,8 @@ RUN = "20260101T000000-aaaaaa"
 @contextmanager
 def served(store: Path) -> Iterator[httpx.Client]:
     """Start a real server on loopback over the store and yield a client of it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    config = uvicorn.Config(create_app(store), log_level="critical", access_log=False, ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/api/v1", timeout=PATIENCE_S
-        ) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
+    with running(create_app(store)) as url, httpx.Client(base_url=f"{url}/api/v1", timeout=PATIENCE_S) as client:
+        yield client
 
 
 def begin(store: Path, run_id: str = RUN, *, name: str = "grows", **writer: Any) -> JournalWriter:

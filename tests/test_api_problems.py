@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
-import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from fastapi import FastAPI
 
+from api_serving import running
 from steptape.api.app import create_app
 from steptape.store.errors import StoreNotFound
 from steptape.store.journal.writer import JournalWriter
@@ -23,22 +24,16 @@ RUN = "20260101T000000-aaaaaa"
 LOG_NAMES = ("", "/series?metric=loss", "/events", "/samples", "/decisions")
 
 
+@dataclass(frozen=True)
 class Server:
     """A real server on loopback, queried without a client library that would normalize the path."""
 
-    def __init__(self, store: Path) -> None:
-        self.store = store
-        self.app = create_app(store)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_level="critical", access_log=False, ws="none"))
-        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
-        self._thread.start()
-        self.address: tuple[str, int] = self._listener.getsockname()
+    app: FastAPI
+    address: str
 
     def request(self, path: str, method: str = "GET") -> tuple[http.client.HTTPResponse, str]:
         """Request exactly this path and return the answer and its body."""
-        connection = http.client.HTTPConnection(*self.address)
+        connection = http.client.HTTPConnection(self.address)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -62,10 +57,13 @@ class Server:
         document: dict[str, Any] = json.loads(body)
         return document
 
-    def stop(self) -> None:
-        """Stop the server and its thread."""
-        self._server.should_exit = True
-        self._thread.join()
+
+@contextmanager
+def serving(store: Path) -> Iterator[Server]:
+    """Serve a store for the duration of the context."""
+    app = create_app(store)
+    with running(app) as url:
+        yield Server(app, url.removeprefix("http://"))
 
 
 def make_run(store: Path, run_id: str = RUN, *, name: str = "run", sealed: bool = False) -> Path:
@@ -88,9 +86,8 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("data")
     make_run(folder / "the-runs")
     make_run(folder, "outside", name="secret")
-    server = Server(folder / "the-runs")
-    yield server
-    server.stop()
+    with serving(folder / "the-runs") as server:
+        yield server
 
 
 @pytest.fixture
@@ -104,9 +101,8 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(store: Path) -> Iterator[Server]:
     """A server over the store."""
-    server = Server(store)
-    yield server
-    server.stop()
+    with serving(store) as server:
+        yield server
 
 
 @pytest.mark.parametrize("part", LOG_NAMES)
@@ -379,7 +375,7 @@ def test_an_unexpected_error_leaves_the_connection_open(server: Server) -> None:
         raise RuntimeError
 
     server.app.add_api_route("/fail", fail)
-    connection = http.client.HTTPConnection(*server.address)
+    connection = http.client.HTTPConnection(server.address)
 
     statuses = []
     for path in ("/fail", "/healthz", "/fail", "/healthz"):
@@ -406,10 +402,9 @@ def test_a_path_in_a_relative_store_is_shown_as_it_is(tmp_path: Path, monkeypatc
     """A store called ``.`` does not remove the dots from a message."""
     (make_run(tmp_path, "a.b.c") / "run.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
-    server = Server(Path("."))
 
-    problem = server.problem("/api/v1/runs/a.b.c")
-    server.stop()
+    with serving(Path(".")) as server:
+        problem = server.problem("/api/v1/runs/a.b.c")
 
     assert problem["detail"].startswith("a.b.c/run.json: ")
     assert str(tmp_path) not in problem["detail"]
