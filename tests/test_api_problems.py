@@ -28,6 +28,7 @@ LOG_NAMES = ("", "/series?metric=loss", "/events", "/samples", "/decisions")
 class Server:
     """A real server on loopback, queried without a client library that would normalize the path."""
 
+    store: Path
     app: FastAPI
     address: str
 
@@ -63,7 +64,7 @@ def serving(store: Path) -> Iterator[Server]:
     """Serve a store for the duration of the context."""
     app = create_app(store)
     with running(app) as url:
-        yield Server(app, url.removeprefix("http://"))
+        yield Server(store, app, url.removeprefix("http://"))
 
 
 def make_run(store: Path, run_id: str = RUN, *, name: str = "run", sealed: bool = False) -> Path:
