@@ -178,6 +178,25 @@ def test_the_switch_turns_all_families_into_heat_maps_and_is_remembered(open_pag
     assert "logarithmic" not in page.inner_text("figure[data-metric='Attention/block_*/attn_entropy'] figcaption")
 
 
+def test_the_switch_works_before_the_values_have_come(open_page: Callable[..., Any], url: str) -> None:
+    """A family whose values are on their way cannot be drawn yet; it is once they are here."""
+    page = open_page("plain")
+    held: list[Any] = []
+    page.route("**/series?*", lambda route: held.append(route))
+    page.goto(f"{url}/runs/blocks")
+    when(page, plot(FAMILY))
+    page.check("#look input[value=heat]")
+    page.click("#theme")
+    while not held:
+        page.wait_for_timeout(100)
+    for request in held:
+        request.continue_()
+    page.unroute("**/series?*")
+    show(page, FAMILY)
+
+    assert page.evaluate(f"{heat(FAMILY)}.z.length") == BLOCKS
+
+
 def test_the_keyboard_reaches_the_switch_and_the_groups(open_page: Callable[..., Any]) -> None:
     """Arrows switch between lines and heat map; Enter closes a group."""
     page = open_page("blocks")

@@ -175,7 +175,7 @@ async function seriesFor(group) {
 function show(plot, items) {
   if (plot.panel.isFamily) showFamily(plot, items);
   else showMetric(plot, items);
-  // A family without values in this part of the run is not drawn.
+  // A family is not drawn while it has no values: they are on their way, or in another part of the run.
   if (!plot.listens && plot.div.on) listen(plot);
 }
 
