@@ -148,6 +148,11 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "_PIECE_BYTES: Final = 1 << 20",
         "_PIECE_BYTES: Final = 2 << 20",
     ): "Pieces of any size are joined.",
+    (
+        "store/parquet/column_digests.py",
+        "self._adding[-1].result()",
+        "pass",
+    ): "The wait bounds how many tables are held. All are waited for at the end.",
 }
 
 

@@ -51,14 +51,14 @@ class TwoInputs(nn.Module):
 
 
 class Clock:
-    """Spans of scripted length."""
+    """Spans, or probes, of scripted length."""
 
     def __init__(self) -> None:
-        self.spans_ns = 0
+        self.ns = 0
 
     def __call__(self) -> int:
         """Return their time so far."""
-        return self.spans_ns
+        return self.ns
 
 
 def ids(samples: int, positions: int, seed: int = 0) -> Tensor:
@@ -99,7 +99,7 @@ def after(part: DataAndTime, model: nn.Module, *args: Any, **kwargs: Any) -> dic
 def test_counts_of_updates_of_several_passes_agree_with_numpy() -> None:
     """Each update accumulates three passes of different shapes; an emission describes its own update and the sums."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     shapes = [(2 + update, 5 + micro, 10 * update + micro) for update in range(4) for micro in range(3)]
     seen = 0.0
     effective = 0.0
@@ -127,7 +127,7 @@ def test_counts_of_updates_of_several_passes_agree_with_numpy() -> None:
 def test_arguments_are_found_by_their_names_in_forward(call: str) -> None:
     """A mask of the shape and type of the token ids is no label."""
     model, tokens, targets, mask = LanguageModel(), ids(2, 5), labels(2, 5), torch.ones(2, 5, dtype=torch.int64)
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     if call == "mapping":
         model.forward = dict  # type: ignore[method-assign,assignment]
     named = {"attention_mask": mask, "input_ids": tokens, "labels": targets}
@@ -157,7 +157,7 @@ def test_token_ids_have_two_dimensions_and_a_name_before_a_place(named: dict[str
 def test_two_unnamed_integer_tensors_of_one_shape_are_ids_and_labels() -> None:
     """As models without a library of their own take them."""
     model, tokens, targets = TwoInputs(), ids(2, 5), labels(2, 5)
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
 
     got = after(part, model, tokens, targets)
 
@@ -168,7 +168,7 @@ def test_two_unnamed_integer_tensors_of_one_shape_are_ids_and_labels() -> None:
 def test_a_mask_as_the_second_positional_argument_is_no_label() -> None:
     """Its name in ``forward`` says so."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
 
     assert "Data/ignore_frac" not in after(part, model, ids(2, 5), torch.ones(2, 5, dtype=torch.int64))
 
@@ -178,7 +178,7 @@ def test_labels_of_another_number_of_dimensions_count_in_full(shape: tuple[int, 
     """They are for their own positions. The images are samples, not tokens."""
     model, targets = LanguageModel(), torch.zeros(shape, dtype=torch.int64)
     model.forward = lambda images, **_: images  # type: ignore[method-assign]
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     targets[0] = -100
     images = torch.zeros((6, 3, 4, 4), dtype=torch.uint8)
 
@@ -194,7 +194,11 @@ def test_finders_replace_the_rules() -> None:
     """For arguments that no rule recognises."""
     model = TwoInputs()
     part = DataAndTime(
-        model, Clock(), find_ids=lambda named: named["y"].tokens, find_labels=lambda named: named["y"].answers
+        model,
+        Clock(),
+        Clock(),
+        find_ids=lambda named: named["y"].tokens,
+        find_labels=lambda named: named["y"].answers,
     )
 
     class Batch:
@@ -208,7 +212,7 @@ def test_finders_replace_the_rules() -> None:
 def test_passes_in_evaluation_count_for_the_evaluation_only() -> None:
     """It is read once, and then begins anew."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     batches = [(ids(3, 6, seed), labels(3, 6, seed)) for seed in range(4)]
     model(batches[0][0], labels=batches[0][1])
     part.end_update(time.monotonic_ns())
@@ -237,7 +241,7 @@ def test_a_pass_that_the_backward_pass_repeats_counts_once(use_reentrant: bool) 
             return checkpoint(self.head, embedded, use_reentrant=use_reentrant)
 
     model = Checkpointed()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     model(ids(2, 5)).sum().backward()
     if not use_reentrant:
         checkpoint(model, ids(2, 5), use_reentrant=False).sum().backward()
@@ -249,7 +253,7 @@ def test_a_pass_that_the_backward_pass_repeats_counts_once(use_reentrant: bool) 
 def test_a_paused_pass_counts_nowhere() -> None:
     """Such as that of the probe batch."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     model(ids(2, 5), labels=labels(2, 5))
     with part.paused():
         model(ids(2, 5), labels=labels(2, 5))
@@ -264,7 +268,7 @@ def test_a_paused_pass_counts_nowhere() -> None:
 def test_nothing_waits_for_a_device() -> None:
     """Tensors of the meta device have no values, and raise wherever one is asked for."""
     model = LanguageModel().to("meta")
-    part = DataAndTime(model, Clock(), peak_tflops=1.0)
+    part = DataAndTime(model, Clock(), Clock(), peak_tflops=1.0)
     for _ in range(2):
         model(ids(2, 5).to("meta"), labels=labels(2, 5).to("meta")).sum().backward()
         part.end_update(time.monotonic_ns())
@@ -280,7 +284,7 @@ def test_labels_may_change_their_device() -> None:
     """The sum is on the device rather than on the host."""
     model = LanguageModel()
     model.forward = lambda *_, **__: None  # type: ignore[method-assign,assignment]
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     for device in ("cpu", "meta", "cpu"):
         model(input_ids=ids(2, 5), labels=labels(2, 5).to(device))
         part.end_update(time.monotonic_ns())
@@ -293,12 +297,12 @@ def test_labels_may_change_their_device() -> None:
 
 def test_throughput_agrees_with_the_scripted_ends_of_updates() -> None:
     """The time of spans and probes counts nowhere."""
-    model, spans = LanguageModel(), Clock()
-    part = DataAndTime(model, spans, peak_tflops=0.5)
+    model, spans, probes = LanguageModel(), Clock(), Clock()
+    part = DataAndTime(model, spans, probes, peak_tflops=0.5)
     ends_ns = time.monotonic_ns() + np.array([1_000, 1_127, 6_307]) * MS
     for update, (probes_ms, span_ms) in enumerate([(0, 0), (7, 0), (0, 5_000)]):
-        part.exclude(probes_ms * MS)
-        spans.spans_ns += span_ms * MS
+        probes.ns += probes_ms * MS
+        spans.ns += span_ms * MS
         model(ids(3, 6), labels=labels(3, 6))
         part.end_update(int(ends_ns[update]))
         if update == 0:
@@ -324,7 +328,7 @@ def test_throughput_agrees_with_the_scripted_ends_of_updates() -> None:
 def test_batches_measures_the_wait_for_each_batch() -> None:
     """With real sleeps: what the loader takes is waited for, and what the loop takes is not."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
 
     def loader() -> Iterator[Tensor]:
         for seed in range(4):
@@ -351,7 +355,7 @@ def test_batches_measures_the_wait_for_each_batch() -> None:
 def test_batches_passes_on_what_the_loader_raises() -> None:
     """The loop sees it as without the probe."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
 
     def loader() -> Iterator[int]:
         yield 1
@@ -367,7 +371,7 @@ def test_batches_passes_on_what_the_loader_raises() -> None:
 def test_batches_continues_after_the_watch_is_closed() -> None:
     """A loop may close the watch in the middle of an epoch."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     batches = part.batches([1, 2, 3])
     first = next(batches)
     part.close()
@@ -381,7 +385,7 @@ def test_batches_continues_after_the_watch_is_closed() -> None:
 def test_what_the_arguments_do_not_show_is_absent_with_a_reason() -> None:
     """Images alone have neither tokens nor targets."""
     model = nn.Linear(4, 2)
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     for _ in range(2):
         model(torch.randn(3, 4))
         part.end_update(time.monotonic_ns())
@@ -398,7 +402,7 @@ def test_what_the_arguments_do_not_show_is_absent_with_a_reason() -> None:
 def test_mfu_without_a_peak_is_absent() -> None:
     """The throughput in operations is there."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     model(ids(2, 5), labels=labels(2, 5))
     part.end_update(time.monotonic_ns())
 
@@ -411,7 +415,7 @@ def test_mfu_without_a_peak_is_absent() -> None:
 def test_a_model_that_is_called_in_parts_has_times_of_updates_only() -> None:
     """The wait is known where the loop iterates over ``batches``."""
     model = LanguageModel()
-    unwatched, watched = DataAndTime(model, Clock()), DataAndTime(model, Clock())
+    unwatched, watched = DataAndTime(model, Clock(), Clock()), DataAndTime(model, Clock(), Clock())
     for _ in watched.batches(range(3)):
         model.head(model.embedding(ids(2, 5)))
         unwatched.end_update(time.monotonic_ns())
@@ -428,7 +432,7 @@ def test_a_model_that_is_called_in_parts_has_times_of_updates_only() -> None:
 def test_an_evaluation_without_labels_has_no_ignored_share_and_says_so() -> None:
     """At the next emission."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     model.eval()(ids(2, 5))
 
     assert part.read_evaluation() == {}
@@ -442,7 +446,7 @@ def test_arguments_that_cannot_be_counted_never_reach_the_training(caplog: pytes
     def broken(named: Any) -> Tensor:
         raise KeyError(*named)
 
-    part = DataAndTime(model, Clock(), find_ids=broken)
+    part = DataAndTime(model, Clock(), Clock(), find_ids=broken)
     for _ in range(3):
         assert model(ids(2, 5)).shape == (2, 5, VOCABULARY)
         part.end_update(time.monotonic_ns())
@@ -454,7 +458,7 @@ def test_arguments_that_cannot_be_counted_never_reach_the_training(caplog: pytes
 def test_a_label_tensor_without_targets_has_no_share() -> None:
     """One position leaves nothing to predict."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
 
     got = after(part, model, ids(2, 1), labels=ids(2, 1))
 
@@ -469,7 +473,7 @@ def test_a_label_tensor_without_targets_has_no_share() -> None:
 def test_a_watched_model_can_be_pickled_copied_and_deleted() -> None:
     """The copy counts nothing, and nothing keeps the model."""
     model = nn.Linear(4, 2)
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     twin = copy.deepcopy(model)
     pickle.loads(pickle.dumps(model))(torch.randn(3, 4))
     twin(torch.randn(3, 4))
@@ -485,7 +489,7 @@ def test_a_watched_model_can_be_pickled_copied_and_deleted() -> None:
 def test_a_model_that_is_deleted_before_the_first_emission_has_counts() -> None:
     """Its parameters can no longer be counted."""
     model = LanguageModel()
-    part = DataAndTime(model, Clock())
+    part = DataAndTime(model, Clock(), Clock())
     for end_ns in (1, 2):
         model(ids(3, 6), labels=labels(3, 6))
         part.end_update(time.monotonic_ns() + end_ns * MS)
@@ -499,7 +503,7 @@ def test_closing_leaves_no_hook() -> None:
     """However often a model is watched."""
     model = nn.Linear(4, 2)
     for _ in itertools.repeat(None, 100):
-        part = DataAndTime(model, Clock())
+        part = DataAndTime(model, Clock(), Clock())
         part.close()
         part.close()
 
@@ -512,7 +516,7 @@ def test_a_compiled_model_trains_in_one_graph(in_place: bool) -> None:
     """Compiled in place, its passes are not seen; inside the compiler's wrapper they are."""
     model = LanguageModel()
     watched: Any = model if in_place else torch.compile(model, backend="eager", fullgraph=True)
-    part = DataAndTime(watched, Clock())
+    part = DataAndTime(watched, Clock(), Clock())
     if in_place:
         model.compile(backend="eager", fullgraph=True)
     watched(ids(2, 5)).sum().backward()

@@ -12,8 +12,8 @@ class Loop:
     """A loop with a scripted clock."""
 
     def __init__(self) -> None:
-        self.now_ns = self.spans_ns = 0
-        self.times = StepTimes(lambda: self.spans_ns)
+        self.now_ns = self.spans_ns = self.probes_ns = 0
+        self.times = StepTimes(lambda: self.spans_ns, lambda: self.probes_ns)
 
     def passes(self, ns: int) -> None:
         """Let time pass outside spans."""
@@ -23,6 +23,11 @@ class Loop:
         """Spend time in a span."""
         self.passes(ns)
         self.spans_ns += ns
+
+    def probe(self, ns: int) -> None:
+        """Spend time in probes."""
+        self.passes(ns)
+        self.probes_ns += ns
 
     def fetch(self, ns: int) -> None:
         """Wait for a batch in a measured ``next``."""
@@ -90,8 +95,7 @@ def test_spans_and_probes_belong_to_no_update() -> None:
     loop.forward()
     loop.passes(4)
     loop.span(500)
-    loop.passes(30)
-    loop.times.exclude(30)
+    loop.probe(30)
     loop.passes(2)
     loop.times.end_update(loop.now_ns)
 
@@ -169,7 +173,7 @@ def test_without_forward_passes_the_wait_is_unknown() -> None:
     assert loop.times.take() == UpdateTimes(2, 20, None)
 
 
-ACTIONS = st.sampled_from(["passes", "span", "fetch", "forward", "end", "evaluate", "exclude"])
+ACTIONS = st.sampled_from(["passes", "span", "fetch", "forward", "end", "evaluate", "probe"])
 
 
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 50)), max_size=60))
@@ -177,10 +181,8 @@ def test_the_wait_is_a_part_of_the_time_of_updates(actions: list[tuple[str, int]
     """In every order of what a loop may do."""
     loop = Loop()
     for action, ns in actions:
-        if action in {"passes", "span", "fetch"}:
+        if action in {"passes", "span", "fetch", "probe"}:
             getattr(loop, action)(ns)
-        elif action == "exclude":
-            loop.times.exclude(ns)
         elif action == "forward":
             loop.forward()
         elif action == "evaluate":

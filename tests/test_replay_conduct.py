@@ -73,6 +73,7 @@ def test_each_decision_names_the_clauses_that_were_true(record: Callable[..., Ru
     rows = document["runs"][0]["decisions"]
     assert [row["clauses"] for row in rows] == [["loss > 2"], ["isnan(loss)"], ["loss > 2", "loss == 5"]]
     assert [row["clauses"] for row in plain["runs"][0]["decisions"]] == [["loss > 2"]]
+    assert [row["rule"] for row in rows] == ["loss > 2 or isnan(loss) or loss == 5"] * 3
     assert rows[0]["note"] == "changes nothing in the run"
     assert (rows[0]["attempt"], rows[0]["rank"], rows[0]["seq"], rows[0]["step"]) == (0, 0, 0, 1)
 

@@ -24,6 +24,7 @@ from steptape.replay.backtests.policy_diff import diff_policies
 from steptape.replay.reports.aggregation import aggregate, without_regret
 from steptape.replay.reports.baseline_rows import comparison
 from steptape.replay.reports.diff_report import diff_lines
+from steptape.replay.reports.family_sentences import family_rows
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
@@ -372,6 +373,14 @@ def test_a_baseline_that_stops_before_any_evaluation_leaves_the_regret_of_the_ot
     said = "No regret for stops early: it is known in fewer than half of these runs"
     assert any(said in line for line in summary_lines(report))
     assert said in report_page(report)
+
+
+def test_the_table_of_families_begins_with_two(policy: Policy, record: Callable[..., Run]) -> None:
+    """One family is the total."""
+    runs = [record(f"{group}-{n}", [1.0, 2.5, 3.0, n], group=group) for group in ("one", "two") for n in range(2)]
+
+    assert [row[:3] for row in family_rows(aggregate(backtest(policy, runs)))] == [("one", "2", "2"), ("two", "2", "2")]
+    assert family_rows(aggregate(backtest(policy, runs[:2]))) == []
 
 
 def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record: Callable[..., Run]) -> None:

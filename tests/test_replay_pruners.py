@@ -45,6 +45,7 @@ def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str
         None,
         (),
         {},
+        ranks=1,
         evaluations=made,
         began_ns=began_ns,
         ended_ns=ended_ns,

@@ -520,14 +520,15 @@ controllers:
     assert decided or form == "updates_skipped"
 
 
-def test_a_rule_fails_on_a_value_of_a_metric_that_is_none() -> None:
+@pytest.mark.parametrize("rule", ["newest.epoch > 0", "newest.eval_loss"])
+def test_a_rule_fails_on_a_value_of_a_metric_that_is_none_and_on_a_number_as_its_answer(rule: str) -> None:
     """An evaluation without an epoch has the epoch None."""
     events = [Event("evaluate", 1, 0, metrics={"eval_loss": 1.0}), Event("step_end", 2, 1, metrics={"loss": 1.0})]
-    text = """
+    text = f"""
 controller_metrics:
-  - {name: newest, class: EvalMetrics}
+  - {{name: newest, class: EvalMetrics}}
 controllers:
-  - {name: a, triggers: [on_step_end], rule: newest.epoch > 0, operations: []}
+  - {{name: a, triggers: [on_step_end], rule: {rule}, operations: []}}
 """
     found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
 

@@ -482,6 +482,14 @@ def test_a_controller_may_require_any_member() -> None:
     assert [each.step for each in observed(Engine(one), [{"loss": 2.0}, {"g/1": 0.0}])] == [2]
 
 
+def test_two_families_of_one_kind_of_event_have_members_of_their_own() -> None:
+    """Each is required, and read, by itself."""
+    both = policy(*(controller(f'max(series("{name}/*")) > 1', name, requires=f'["{name}/*"]') for name in "gh"))
+    made = observed(Engine(both), [{"g/1": 2.0}, {"g/1": 2.0, "h/1": 0.0, "h/2": 0.0}, {"h/1": 0.0, "h/2": 2.0}])
+
+    assert [(each.controller, each.step) for each in made] == [("g", 1), ("g", 2), ("g", 3), ("h", 3)]
+
+
 def test_a_family_without_members_is_warned_of_once() -> None:
     """By each controller that reads it, after as many evaluations as of another series."""
     both = policy(controller("any(norm > 1)"), controller("norm > 1", "each", for_each="g/*"))

@@ -296,3 +296,27 @@ def test_samples_without_their_losses_are_called_that(store_folder: Callable[...
 
     with pytest.raises(DamagedLog, match="its samples are cut short"):
         open_run(path.parent).samples()
+
+
+def test_a_segment_is_split_by_its_numbers(store_record: Callable[..., Path]) -> None:
+    """Every event counts as the widest layout, or as the average record where samples make that larger."""
+    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in range(100)]
+    losses = SampleLosses(struct.pack("<1000f", *range(1000)))
+    more = {"heavy": dict.fromkeys(range(100), losses)}
+    folders = (store_record(events, run_id=run_id, samples=more.get(run_id)) for run_id in ("narrow", "heavy"))
+    narrow, heavy = (read_segment(folder / "journal-0-0-000000000000") for folder in folders)
+
+    assert [len(piece) for piece in narrow.pieces(10**6)] == [100]
+    assert [len(piece) for piece in heavy.pieces(10**4)] == [9] * 11 + [1]
+    assert [seq for piece in heavy.pieces(10**4) for seq in piece.seq.tolist()] == list(range(100))
+
+
+def test_a_segment_without_events_has_columns_without_rows(store_folder: Callable[..., Path]) -> None:
+    """Also one whose header is torn."""
+    path = store_folder() / "journal-0-0-000000000000"
+    for content in (b"", PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})):
+        path.write_bytes(content)
+        segment = read_segment(path)
+
+        assert [len(column) for column in (segment.layout, segment.flags, segment.start, segment.end)] == [0] * 4
+        assert (segment.records, [*segment.pieces(1)]) == ([], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pyarrow import parquet
 
 from steptape import Recorder, open_store
 from steptape.store.errors import DamagedLog, StoreAway
+from steptape.store.objects.blocks import BLOCK_BYTES, PartInBlocks
 from steptape.store.objects.manifest import manifest_of
 
 STEPS = 7_000
@@ -72,6 +74,27 @@ def test_one_column_moves_a_few_blocks(store: Path, there: Place) -> None:
     assert whole.equals(here.table())
     assert 0 < first == second < part.stat().st_size / 20
     assert sum(sizes) == first + part.stat().st_size
+
+
+def test_a_part_in_blocks_is_read_like_any_file(tmp_path: Path) -> None:
+    """Wherever a read begins and ends; beyond the last of few blocks the whole part is fetched."""
+    content = random.Random(0).randbytes(3 * BLOCK_BYTES + 7)
+    pieces = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
+    fetched: list[Path] = []
+
+    def fetch(path: Path) -> None:
+        fetched.append(path)
+        path.write_bytes(content)
+
+    names = [f"name.{len(piece)}" for piece in pieces]
+    part = PartInBlocks(tmp_path / "part", names, lambda blocks: b"".join(pieces[block] for block in blocks), fetch)
+    same = io.BytesIO(content)
+    for offset, whence, size in [(5, 0, 9), (-3, 1, BLOCK_BYTES), (0, 2, 4), (-9, 2, 99)]:
+        assert part.seek(offset, whence) == same.seek(offset, whence)
+        assert part.read(size) == same.read(size)
+        assert part.tell() == same.tell()
+    assert fetched == [tmp_path / "part"]
+    assert (part.seek(1), part.read()) == (1, content[1:])
 
 
 def test_a_sweep_moves_the_blocks_of_its_metrics(store: Path, there: Place, tmp_path: Path) -> None:

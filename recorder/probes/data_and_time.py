@@ -131,7 +131,8 @@ class DataAndTime(Part):
 
     Args:
         model: The watched module. It is referenced weakly.
-        excluded_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
+        spans_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
+        probes_ns: Returns the time in probes so far, in nanoseconds.
         peak_tflops: The peak of the device in 10^12 operations per second; None if unknown.
         find_ids, find_labels: Find token ids and labels in the model's arguments by name. By default see
             ``BatchArguments``.
@@ -142,16 +143,17 @@ class DataAndTime(Part):
     def __init__(
         self,
         model: nn.Module,
-        excluded_ns: Callable[[], int],
+        spans_ns: Callable[[], int],
+        probes_ns: Callable[[], int],
         *,
         peak_tflops: float | None = None,
         find_ids: Finder | None = None,
         find_labels: Finder | None = None,
     ) -> None:
         self._model = weakref.ref(model)
-        self._excluded_ns, self._peak_tflops = excluded_ns, peak_tflops
+        self._spans_ns, self._peak_tflops = spans_ns, peak_tflops
         self._arguments = BatchArguments(model, find_ids, find_labels)
-        self._times = StepTimes(excluded_ns)
+        self._times = StepTimes(spans_ns, probes_ns)
         self._counts = self._ended = self._begun = self._read = self._validation = Counts()
         self._parameters, self._failure = 0, ""
         self._lacks_validation_labels = self._is_closed = False
@@ -161,7 +163,7 @@ class DataAndTime(Part):
 
     def batches(self, loader: Iterable[_Item]) -> Iterator[_Item]:
         """Iterate over a loader, and measure how long each batch takes to come."""
-        began_ns, spans_ns = time.monotonic_ns(), self._excluded_ns()
+        began_ns, spans_ns = time.monotonic_ns(), self._spans_ns()
         iterator = iter(loader)
         while True:
             try:
@@ -172,11 +174,11 @@ class DataAndTime(Part):
                 if not self._is_closed:
                     self._times.waited(began_ns, time.monotonic_ns(), spans_ns)
             yield item
-            began_ns, spans_ns = time.monotonic_ns(), self._excluded_ns()
+            began_ns, spans_ns = time.monotonic_ns(), self._spans_ns()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Count no forward pass meanwhile, also in other watches. The time is the caller's to ``exclude``."""
+        """Count no forward pass meanwhile, also in other watches."""
         DataAndTime._pauses += 1
         try:
             yield
@@ -223,10 +225,6 @@ class DataAndTime(Part):
         """Note that a forward pass in training begins. Its arguments are counted when it is seen."""
         if not (self._pauses or self._failure or _is_in_backward()):
             self._times.begin_forward(time.monotonic_ns())
-
-    def exclude(self, ns: int) -> None:
-        """Leave the time of probes out of the update in which it passed."""
-        self._times.exclude(ns)
 
     def read(self, readings: Readings) -> None:
         """Add the numbers of the update that has ended, and means since the emission before."""

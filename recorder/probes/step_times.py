@@ -57,11 +57,12 @@ class StepTimes:
 
     Args:
         spans_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
+        probes_ns: Returns the time in probes so far, in nanoseconds.
     """
 
-    def __init__(self, spans_ns: Callable[[], int]) -> None:
-        self._spans_ns = spans_ns
-        self._probes_ns = self._waited_ns = 0
+    def __init__(self, spans_ns: Callable[[], int], probes_ns: Callable[[], int]) -> None:
+        self._spans_ns, self._probes_ns = spans_ns, probes_ns
+        self._waited_ns = 0
         self._is_measured = False
         self._ended: Moment | None = None
         self._forward: Moment | None = None
@@ -70,11 +71,7 @@ class StepTimes:
 
     def totals(self) -> Totals:
         """Return the totals of this moment."""
-        return Totals(self._spans_ns(), self._probes_ns, self._waited_ns)
-
-    def exclude(self, ns: int) -> None:
-        """Leave this time out of the update in which it passed."""
-        self._probes_ns += ns
+        return Totals(self._spans_ns(), self._probes_ns(), self._waited_ns)
 
     def waited(self, began_ns: int, ended_ns: int, spans_ns: int) -> None:
         """Count a call of the loader's ``next``.

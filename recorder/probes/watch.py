@@ -94,14 +94,14 @@ class Watch:
         self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
         self._is_armed_late = self._is_unseen = False
         self._ended: tuple[int, Totals] | None = None
-        self._took_at, self._excluded_at = 0, Hook.spent_ns
+        self._took_at = self._taken_ns = 0
         self._since: tuple[int, int, int] | None = None
         if options.probe_batch is not None:  # It may be refused, so it precedes all that attaches to the model.
             batch = ProbeBatch(
                 model, options.probe_batch, probe_loss=options.probe_loss, paused=lambda: self._data.paused()
             )
             self._parts.append(batch)
-        self._data = DataAndTime(model, self._excluded_ns, peak_tflops=options.peak_tflops)
+        self._data = DataAndTime(model, self._spans_ns, self._probes_ns, peak_tflops=options.peak_tflops)
         self._parts[:0] = [self._data, Memory(model)]
         # It precedes the hook of FSDP2, after which parameters are whole for the forward pass only.
         self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
@@ -198,8 +198,6 @@ class Watch:
             self._note_rate(optimizer)
             if self._is_behind():
                 return
-            if self._tensors is not None:
-                self._exclude(Hook.spent_ns)
             self._ended = time.monotonic_ns(), self._data.totals()
             if self._tensors is not None:
                 self._tensors.after_update(optimizer)
@@ -222,12 +220,6 @@ class Watch:
         if self._ended is not None:
             self._data.end_update(*self._ended)
             self._ended = None
-        self._exclude(Hook.spent_ns)
-
-    def _exclude(self, spent_ns: int) -> None:
-        """Leave the time of probes out of the update in which it passed."""
-        self._data.exclude(spent_ns - self._excluded_at)
-        self._excluded_at = spent_ns
 
     def _arm_if_due(self, number: int) -> None:
         """Attach the hooks of an emission, if the update of this number emits.
@@ -293,7 +285,7 @@ class Watch:
         with self._guard("the end of an update"):
             emission = self._emission()
             if emission.numbers and not self.is_closed:
-                self._data.exclude(time.perf_counter_ns() - self._took_at)
+                self._taken_ns += time.perf_counter_ns() - self._took_at
         self._has_jumped = False
         return emission
 
@@ -381,8 +373,11 @@ class Watch:
         names = tuple(self.prefix + name for name in bundle.names)
         return Bundle(names, bundle.tensors, lambda host: self._named(derive(host)))
 
-    def _excluded_ns(self) -> int:
+    def _spans_ns(self) -> int:
         return self._live().spans.total_ns()
+
+    def _probes_ns(self) -> int:
+        return Hook.spent_ns + self._taken_ns
 
     @contextlib.contextmanager
     def _guard(self, where: str) -> Iterator[None]:

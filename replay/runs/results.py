@@ -63,13 +63,13 @@ class RunResult:
         stop: The decision that would have ended the run; None if there is none.
         decisions: All labelled decisions up to the run's end under the policy, the stop included.
         error_counts: Rule errors by controller.
+        ranks: Processes that trained together: an hour of the run costs this many rank hours.
         notes: Limitations of the numbers.
         certain: Where ``predicted`` is None, the outlay up to the event where the record becomes censored. It holds
             whatever the run would have become, though a rollback takes such evaluations out of its history. None
             otherwise.
         right_censored: Why the run might have continued, so that savings and regret are lower bounds; empty if it ran
             as long as planned.
-        ranks: Processes that trained together: an hour of the run costs this many rank hours.
         planned_steps: Planned optimizer updates; None when the plan gives none.
         evaluations: The recorded values of the objective, in order.
         curves: Downsampled curves of its recorded metrics, for plots.
@@ -99,10 +99,10 @@ class RunResult:
     stop: LabelledOutcome | None
     decisions: tuple[LabelledOutcome, ...]
     error_counts: dict[str, int]
+    ranks: int
     notes: tuple[str, ...] = ()
     certain: Outlay | None = None
     right_censored: str = ""
-    ranks: int = 1
     planned_steps: int | None = None
     evaluations: tuple[Evaluation, ...] = ()
     curves: tuple[Curve, ...] = ()
