@@ -16,11 +16,13 @@ import itertools
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
-import sys
+import sysconfig
 import tempfile
+import venv
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from coverage import CoverageData
 
@@ -375,7 +377,7 @@ def main() -> None:
 
 
 def copied_to(place: Path) -> Path:
-    """Copy the project, with the package as one folder that goes before the installed one."""
+    """Copy the project, with an environment that imports the copy, whatever ``PYTHONPATH`` a test sets."""
     hidden = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
     left_behind = {str(ROOT): {"build", "runs"}}
     shutil.copytree(
@@ -386,17 +388,22 @@ def copied_to(place: Path) -> Path:
     for path in (*(place / "steptape").iterdir(), *(folder for folder in place.iterdir() if folder.is_dir())):
         if path.name not in ("steptape", "tests", "benchmarks", ".package"):
             (package / path.name).symlink_to(path)
-    command = [sys.executable, "-c", "import steptape.store.run as module; print(module.__file__)"]
-    found = subprocess.run(command, **_in_the_copy(place), check=True, capture_output=True, text=True).stdout
+    venv.create(place / ".venv", symlinks=True)
+    python, here = python_of(place), sysconfig.get_path("purelib")
+    (purelib,) = place.glob(".venv/lib/python*/site-packages")
+    (purelib / "copy.pth").write_text(f"{package.parent}\n{here}\n")
+    command = python.with_name("steptape")
+    command.write_text(f"#!{python}\nfrom steptape.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+    program = "import steptape.store.run as module; print(module.__file__)"
+    found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout
     assert found.startswith(str(place)), f"tests would run the code of {found}"
     return place
 
 
-def _in_the_copy(tree: Path) -> dict[str, Any]:
-    """The folder and the environment of a process that imports a copy: Python looks in its current folder first."""
-    package = tree / ".package"
-    environment = {**os.environ, "PYTHONPATH": str(package), "STEPTAPE_PATIENCE_S": str(MOST_SECONDS / 5)}
-    return {"cwd": package, "env": environment}
+def python_of(tree: Path) -> Path:
+    """Return the interpreter of a copy."""
+    return tree / ".venv" / "bin" / "python"
 
 
 def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> bool:
@@ -406,8 +413,14 @@ def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> 
         if not (tree / mutant.path).exists():  # A change before made the code delete it.
             shutil.rmtree(tree)
             copied_to(tree)
-        with changed(tree / mutant.path, mutant.source()):
-            return not all(passes(tests, tree) for tests in reach.tests(mutant) if tests)
+        for tests in filter(None, reach.tests(mutant)):
+            with changed(tree / mutant.path, mutant.source()):
+                failed = failing([str(tree / test) for test in tests], tree)
+            if failed and not failing(failed, tree):
+                return True
+            if failed:
+                print(f"without the change, too: {failed}", flush=True)
+        return False
     finally:
         trees.put(tree)
 
@@ -429,24 +442,28 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
             stale.unlink()
 
 
-def passes(tests: Sequence[str], tree: Path) -> bool:
-    """Whether all of the tests pass in a copy of the project."""
-    command = [sys.executable, "-m", "pytest", "--exitfirst", "--quiet", "-p", "no:cacheprovider"]
+def failing(tests: Sequence[str], tree: Path) -> list[str]:
+    """Return which of the tests fails first in a copy of the project, or all of them if they hang; else nothing."""
+    options = ["--exitfirst", "--quiet", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
     with subprocess.Popen(
-        [*command, *(str(tree / test) for test in tests)],
-        **_in_the_copy(tree),
-        stdout=subprocess.DEVNULL,
+        [python_of(tree), "-m", "pytest", *options, *tests],
+        cwd=tree / ".package",  # Where Python looks first, the package is whole.
+        env={**os.environ, "STEPTAPE_PATIENCE_S": str(MOST_SECONDS / 5)},
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
         start_new_session=True,
     ) as process:
         try:
-            return process.wait(timeout=MOST_SECONDS) == 0
+            said, _ = process.communicate(timeout=MOST_SECONDS)
         except subprocess.TimeoutExpired:
-            return False
+            return [*tests]
         finally:
             # What the tests started, too: a change can make them leave processes behind.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+    named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", said, re.MULTILINE)
+    return named or [*(tests if process.returncode else ())]
 
 
 def _line_at(source: bytes, offset: int) -> str:

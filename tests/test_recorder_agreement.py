@@ -181,6 +181,18 @@ def test_a_rank_gives_up_while_rank_0_commits_a_stop(
     assert status(job) == ("stopped" if is_committed else "completed")
 
 
+def test_a_rank_that_is_told_that_another_gave_up_does_not_obey(launcher: Launcher, job: Job) -> None:
+    """Rank 1 gives up 4 s after ranks 0 and 2 have come, and rank 0 reads it in the store 3 s later."""
+    sleeps = {"0": {"15": 5.0}, "2": {"15": 5.0}}
+    job = dataclasses.replace(job, ranks=3, timeout_s=12.0, sleeps=sleeps, store_delays_s=(7.0, 0.0))
+
+    results = launcher.run(job)
+
+    assert [(each["left"], each["stop"]) for each in results.values()] == [(20, [])] * 3
+    assert all("off" in found[-1] for found in notes(job).values())
+    assert status(job) == "completed"
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_other_ranks_train_on_unsteered_when_one_is_killed(launcher: Launcher, job: Job, killed: int) -> None:
     """They do not wait for it: its connections are closed."""
