@@ -445,25 +445,27 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
 def failing(tests: Sequence[str], tree: Path) -> list[str]:
     """Return which of the tests fails first in a copy of the project, or all of them if they hang; else nothing."""
     options = ["--exitfirst", "--quiet", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-    with subprocess.Popen(
-        [python_of(tree), "-m", "pytest", *options, *tests],
-        cwd=tree / ".package",  # Where Python looks first, the package is whole.
-        env={**os.environ, "STEPTAPE_PATIENCE_S": str(MOST_SECONDS / 5)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with tempfile.TemporaryFile("w+") as said:  # And no pipe, which processes that outlive the tests would hold open.
+        process = subprocess.Popen(
+            [python_of(tree), "-m", "pytest", *options, *tests],
+            cwd=tree / ".package",  # Where Python looks first, the package is whole.
+            env={**os.environ, "STEPTAPE_PATIENCE_S": str(MOST_SECONDS / 5)},
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
-            said, _ = process.communicate(timeout=MOST_SECONDS)
+            is_passed = process.wait(timeout=MOST_SECONDS) == 0
         except subprocess.TimeoutExpired:
             return [*tests]
         finally:
             # What the tests started, too: a change can make them leave processes behind.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", said, re.MULTILINE)
-    return named or [*(tests if process.returncode else ())]
+            process.wait()
+        said.seek(0)
+        named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", said.read(), re.MULTILINE)
+    return [] if is_passed else named or [*tests]
 
 
 def _line_at(source: bytes, offset: int) -> str:
