@@ -396,7 +396,7 @@ def copied_to(place: Path) -> Path:
     command.write_text(f"#!{python}\nfrom steptape.__main__ import main\nmain()\n")
     command.chmod(0o755)
     program = "import steptape.store.run as module; print(module.__file__)"
-    found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout
+    found = subprocess.run([python, "-P", "-c", program], check=True, capture_output=True, text=True).stdout
     assert found.startswith(str(place)), f"tests would run the code of {found}"
     return place
 

@@ -62,21 +62,23 @@ is_counting = False
 print(json.dumps(seen))
 """
 
-#: Records short runs in sequence, each with rules, and prints the folder of each when it begins.
+#: Records a short run with rules for each line of its input, and prints the folder of each when it begins.
 WRITING = """
 import sys, time
 from steptape import Recorder
-for number in range(int(sys.argv[3])):
+for number, _ in enumerate(sys.stdin):
     with Recorder(sys.argv[1], rules=sys.argv[2], run_id=f"run-{number}") as rec:
         print(rec.folder, flush=True)
-        for step in range(1, int(sys.argv[4]) + 1):
+        for step in range(1, int(sys.argv[3]) + 1):
             rec.step(loss=float(step % 5))
             if step % 50 == 0:
                 time.sleep(0.001)
 """
 
-#: Enough steps that reading a run takes as long as ending it, and enough runs that some end while they are read.
-RUNS = 8
+#: Runs that are read at least, and at most if none of them ends while it is read.
+RUNS = range(8, 100)
+
+#: Enough steps that reading a run takes as long as ending it.
 STEPS = 2_000
 
 
@@ -139,13 +141,17 @@ def looked_at(policy: Policy, run: Run) -> RunResult | None:
 def test_all_facts_about_a_live_run_are_of_one_moment(tmp_path: Path, policy_file: Path) -> None:
     """This process repeatedly judges and verifies runs while another records, ends and seals them."""
     policy = parse_policy(POLICY)
-    arguments = [str(tmp_path / "runs"), str(policy_file), str(RUNS), str(STEPS)]
+    command = [sys.executable, "-c", WRITING, str(tmp_path / "runs"), str(policy_file), str(STEPS)]
     seen: list[RunResult] = []
     faults: list[str] = []
-    with subprocess.Popen([sys.executable, "-c", WRITING, *arguments], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdin is not None
         assert writer.stdout is not None
-        for line in writer.stdout:
-            run = open_run(line.strip())
+        for number in range(RUNS.stop):
+            if number >= RUNS.start and {result.status for result in seen} == {"running", "completed"}:
+                break
+            print(file=writer.stdin, flush=True)
+            run = open_run(writer.stdout.readline().strip())
             while run.status == "running" or not run.log_digest:
                 result = looked_at(policy, run)
                 if result is not None:
@@ -156,5 +162,5 @@ def test_all_facts_about_a_live_run_are_of_one_moment(tmp_path: Path, policy_fil
                     faults.append(f"not identical: {verdict}")
 
     assert writer.returncode == 0
-    assert {"running", "completed"} <= {result.status for result in seen}
+    assert {result.status for result in seen} == {"running", "completed"}
     assert faults == []
