@@ -419,7 +419,7 @@ def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> 
             if failed and not failing(failed, tree):
                 return True
             if failed:
-                print(f"without the change, too: {failed}", flush=True)
+                print(f"{len(failed)} fail without the change, too, such as {failed[0]}", flush=True)
         return False
     finally:
         trees.put(tree)

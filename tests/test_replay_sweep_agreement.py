@@ -521,8 +521,8 @@ controllers:
 
 
 @pytest.mark.parametrize("rule", ["newest.epoch > 0", "newest.eval_loss"])
-def test_a_rule_fails_on_a_value_of_a_metric_that_is_none_and_on_a_number_as_its_answer(rule: str) -> None:
-    """An evaluation without an epoch has the epoch None."""
+def test_a_rule_fails_on_a_value_of_a_metric_that_is_none(rule: str) -> None:
+    """An evaluation without an epoch has the epoch None. Nor is a number the answer of a rule."""
     events = [Event("evaluate", 1, 0, metrics={"eval_loss": 1.0}), Event("step_end", 2, 1, metrics={"loss": 1.0})]
     text = f"""
 controller_metrics:
