@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sysconfig
 import tempfile
+import tomllib
 import venv
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
@@ -385,9 +386,11 @@ def copied_to(place: Path) -> Path:
     )
     package = place / ".package" / "steptape"
     package.mkdir(parents=True)
-    for path in (*(place / "steptape").iterdir(), *(folder for folder in place.iterdir() if folder.is_dir())):
-        if path.name not in ("steptape", "tests", "benchmarks", ".package"):
-            (package / path.name).symlink_to(path)
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    for path in (place / folders.pop("steptape")).iterdir():
+        (package / path.name).symlink_to(path)
+    for name, folder in folders.items():
+        (package / name.removeprefix("steptape.")).symlink_to(place / folder)
     venv.create(place / ".venv", symlinks=True)
     python, here = python_of(place), sysconfig.get_path("purelib")
     (purelib,) = place.glob(".venv/lib/python*/site-packages")
