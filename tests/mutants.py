@@ -419,10 +419,10 @@ def is_noticed(mutant: Mutant, reach: Reach, trees: queue.SimpleQueue[Path]) -> 
         for tests in filter(None, reach.tests(mutant)):
             with changed(tree / mutant.path, mutant.source()):
                 failed = failing([str(tree / test) for test in tests], tree)
-            if failed and not failing(failed, tree):
+            if failed and not (again := failing(failed, tree)):
                 return True
             if failed:
-                print(f"{len(failed)} fail without the change, too, such as {failed[0]}", flush=True)
+                print(f"fails without the change, too: {again[0]}", flush=True)
         return False
     finally:
         trees.put(tree)
