@@ -467,7 +467,7 @@ def failing(tests: Sequence[str], tree: Path) -> list[str]:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(0)
-        named = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[| |$)", said.read(), re.MULTILINE)
+        named = re.findall(r"^(?:FAILED|ERROR) (\S+?\.py(?:::[^\s[]+)?)", said.read(), re.MULTILINE)
     return [] if is_passed else named or [*tests]
 
 
