@@ -506,6 +506,23 @@ def test_a_failing_journal_never_ends_training(store: Path, caplog: pytest.LogCa
     assert len([record for record in caplog.records if "could not record" in record.getMessage()]) == 1
 
 
+def test_a_journal_that_reaches_the_limit_of_file_sizes_is_continued_in_another(store: Path) -> None:
+    """As under ``ulimit -f``. No event is lost."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Recorder(store) as rec:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+            for step in range(3_000):
+                rec.step(loss=float(step))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    run = open_run(rec.folder)
+
+    assert [event.metrics["loss"] for event in events(run, "step_end")] == [float(step) for step in range(3_000)]
+    assert events(run, "gap") == []
+
+
 def test_closing_twice_and_stepping_after_the_end_are_harmless(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The run's end is unchanged, and the late step is told: not as an event that was lost."""
     rec = Recorder(store)

@@ -174,6 +174,15 @@ def test_a_callback_that_cannot_be_called_is_refused_before_anything_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("callback", [print, dict, lambda: None], ids=["optional", "without a signature", "none"])
+def test_a_callback_may_be_any_function_that_needs_no_argument(tmp_path: Path, callback: Any) -> None:
+    """Also a built-in one, of which Python does not know the arguments."""
+    with Recorder(tmp_path, on_save=callback) as rec:
+        rec.step(loss=1.0)
+
+    assert open_run(rec.folder).status == "completed"
+
+
 def test_tags_and_configs_of_no_kind_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     """The errors are steptape's own."""
     cycle: dict[str, Any] = {"lr": 0.1}

@@ -520,6 +520,7 @@ def test_a_rate_needs_two_samples_and_survives_a_reset_of_its_counter() -> None:
     rates = Rates()
 
     assert [rates.since_before("n", count, now_s) for now_s, count in enumerate([5, 25, 3, 4])] == [None, 20, None, 1]
+    assert rates.since_before("n", 9, 3) is None  # The clock has not moved.
 
 
 def test_busy_cores_of_the_process_are_what_the_kernel_counts(tmp_path: Path) -> None:

@@ -403,6 +403,28 @@ def test_a_signal_handler_may_record_in_the_middle_of_a_step(tmp_path: Path) -> 
     assert [event.seq for event in run.events()] == list(range(run.table().num_rows))
 
 
+def test_a_signal_handler_may_record_a_step_in_the_middle_of_another(tmp_path: Path) -> None:
+    """Neither is lost."""
+    made = itertools.count(1)
+
+    def step_too(*_: object) -> None:
+        rec.step(loss=-float(next(made)))
+
+    with Recorder(tmp_path) as rec:
+        with alarms(step_too, 0.0003):
+            for number in range(5_000):
+                rec.step(loss=float(number))
+        count = next(made) - 1
+
+    run = open_run(rec.folder)
+    losses = run.series("loss")["value"].to_pylist()
+
+    assert count > 10
+    assert [loss for loss in losses if loss >= 0] == [float(number) for number in range(5_000)]
+    assert sorted(loss for loss in losses if loss < 0) == [float(number) for number in range(-count, 0)]
+    assert [event.seq for event in run.events()] == list(range(run.table().num_rows))
+
+
 @not_measured
 def test_an_interrupt_in_the_middle_of_a_step_doubles_nothing(tmp_path: Path) -> None:
     """Every step that returned is recorded once; an interrupted one is recorded once or not at all."""

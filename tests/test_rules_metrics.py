@@ -119,10 +119,12 @@ def test_loss_is_the_newest_log_that_has_one() -> None:
 
 
 def test_training_state_has_the_keys_of_the_trainers_state() -> None:
-    """The keys hold what the loop declared, and None otherwise."""
+    """The keys hold what the loop declared, and None or 0 otherwise."""
     metric = TrainingState({}, Plan(total_epochs=3, steps_per_epoch=10))
     metric.compute(Event("log", step=5, epoch=0.5, metrics={"loss": 1.0}))
 
+    undeclared = TrainingState({}, Plan()).compute(Event("log"))
+    assert (undeclared["max_steps"], undeclared["num_train_epochs"]) == (0, 0)
     state = metric.compute(Event("save", step=6, epoch=0.6, rank=1, attrs={"is_final": True}))
 
     assert dict(state) == {
