@@ -156,6 +156,16 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "self._adding[-1].result()",
         "pass",
     ): "The wait bounds how many tables are held. All are waited for at the end.",
+    (
+        "rules/language/series_binding.py",
+        "reach.setdefault(ref.Extent.STEPS, 0)",
+        "reach.setdefault(ref.Extent.STEPS, 1)",
+    ): "One step more is kept than is read.",
+    (
+        "recorder/process/activity.py",
+        'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:13]',
+        'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:14]',
+    ): "The CPU time of its children is a sign of activity, too.",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from test_rules_certificate import CERTIFICATE, POLICY
 
 from steptape import Recorder, TelemetryError, open_run
+from steptape.recorder.calls.certified_run import CertifiedRun
 from steptape.rules.certificate import write_certificate
 from steptape.rules.policy_file.policy import parse_policy
 
@@ -83,6 +84,16 @@ def test_a_certificate_that_cannot_be_read_ends_no_training(
     assert "compared with no certificate" in caplog.text
     with pytest.raises(TelemetryError):
         Recorder(tmp_path / "strict", rules=POLICY, certificate=path, strict=True)
+
+
+def test_a_comparison_that_fails_is_warned_of_and_ends_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, although the comparison fails at the start and at the end."""
+    monkeypatch.setattr(CertifiedRun, "compare", lambda *_, **__: 1 / 0)
+
+    assert recorded(tmp_path, rules=POLICY, certificate=CERTIFICATE, **INSIDE) == []
+    assert caplog.text.count("the run could not be compared with its certificate: ZeroDivisionError") == 1
 
 
 def test_a_certificate_without_rules_is_warned_of(tmp_path: Path) -> None:

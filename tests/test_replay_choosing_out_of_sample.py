@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from steptape.cli.app import app
 from steptape.replay.choosing.optimism import optimism_of, run_table
 from steptape.replay.choosing.out_of_sample import RunTable, chosen_variant, judge_choices, means_of
 from steptape.replay.choosing.splits import family_splits, joined_groups, walk_forward_splits
+from steptape.replay.reports.sweep_page import sample_sentences
 from steptape.replay.sweeps.sweeping import Sweep
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
@@ -166,6 +168,16 @@ def test_a_front_that_sees_more_stalls_in_the_tests_is_optimistic(swept: Sweep) 
 
     assert found.kind == "walk-forward"
     assert found.points[-1].optimism_regret > 0
+
+
+def test_runs_that_were_left_out_for_their_time_are_counted(swept: Sweep) -> None:
+    """Only if there are any."""
+    found = optimism_of(swept, "walk-forward", folds=3)
+    said = [" ".join(sample_sentences(swept, replace(found, purged=count))) for count in (0, 1, 2)]
+
+    assert "did not choose" not in said[0]
+    assert "1 run did not choose for a part that began before they ended" in said[1]
+    assert "2 runs did not choose" in said[2]
 
 
 def test_a_sweep_without_outcomes_is_not_split(runs: list[Run]) -> None:

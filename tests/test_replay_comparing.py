@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from steptape import Recorder, open_store
 from steptape.replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect, compare
-from steptape.replay.comparing.evidence import lower_end, paired_e_value, rank_e_value
+from steptape.replay.comparing.evidence import lower_end, more_runs_needed, paired_e_value, rank_e_value
 from steptape.replay.comparing.readings import Axis, Standing
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
@@ -155,6 +155,12 @@ def test_the_interval_ends_at_the_shift_that_is_just_not_proven() -> None:
     end = lower_end(lambda shift: rank_e_value(ours + shift, theirs), differences, 20)
 
     assert rank_e_value(ours + end - 0.01, theirs) >= 20 > rank_e_value(ours + end + 0.01, theirs)
+
+
+@pytest.mark.parametrize(("fewest", "found"), [(0, 0), (1, 1), (7, 7), (1_000, 1_000), (1_001, None)])
+def test_the_fewest_further_runs_that_could_prove_a_gain(fewest: int, found: int | None) -> None:
+    """Beyond a thousand there are none to hope for."""
+    assert more_runs_needed(lambda runs: 20.0 if runs >= fewest else 1.0, 20.0) == found
 
 
 # Recorded runs.

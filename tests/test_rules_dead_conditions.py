@@ -348,6 +348,7 @@ def test_a_streak_ends_where_its_window_holds_too_many_values(rule: str, least: 
         ("[0, 1]", "mean(accuracy, 5) > 1.5", f"'mean(accuracy, 5) > 1.5' {NEVER}: the policy says that 'accuracy' is"),
         ("[0, 1]", "var(accuracy, 5) > 0.3", f"'var(accuracy, 5) > 0.3' {NEVER}: var of values from 0 to 1 is"),
         ("[0, 1]", "var(accuracy, 5) > 0.2", ""),
+        ("[0, 1]", "accuracy + True > 2", f"'accuracy + True > 2' {NEVER}: the policy says that"),
         ("[0, 1]", "accuracy / 0.5 > 2", f"'accuracy / 0.5 > 2' {NEVER}: the policy says that"),
         ("[0, most]", "accuracy > 4", f"'accuracy > 4' {NEVER}: the policy says that 'accuracy' is from 0 to 4"),
         ("[undefined, 1]", "accuracy > 1", f"'accuracy > 1' {NEVER}: the policy says that 'accuracy' is at most 1"),

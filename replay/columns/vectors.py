@@ -36,7 +36,7 @@ def taken(values: npt.NDArray[Any], place: Ints) -> Vector:
     """Return the values at those indices, undefined where an index is negative."""
     known = place >= 0
     if not len(values):
-        return Vector(np.zeros(len(place), values.dtype), known & False)
+        return Vector(np.zeros(len(place), values.dtype), known)
     return Vector(values[np.maximum(place, 0)], None if known.all() else known)
 
 
