@@ -166,6 +166,11 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:13]',
         'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:14]',
     ): "The CPU time of its children is a sign of activity, too.",
+    (
+        "rules/policy_file/message.py",
+        "code: CodeType = field(repr=False, compare=False)",
+        "code: CodeType = field(repr=False, compare=True)",
+    ): "Equal texts have equal code.",
 }
 
 
