@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     """A server that leaves no connection open at its end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down, and close what was accepted while it did: uvicorn would leave these sockets to the collector."""
+        """Shut down, then close the connections that were accepted meanwhile. uvicorn leaves them open."""
         await super().shutdown(sockets)
         for connection in self.server_state.connections:
             assert connection.transport is not None

@@ -461,9 +461,9 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
 
 
 def failing(tests: Sequence[str], tree: Path) -> list[str]:
-    """Return which of the tests fails first in a copy of the project, or all of them if they hang; else nothing."""
+    """Return the test that fails first in a copy of the project. Return all tests if they hang, none if they pass."""
     options = ["--exitfirst", "--quiet", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-    with tempfile.TemporaryFile("w+") as said:  # And no pipe, which processes that outlive the tests would hold open.
+    with tempfile.TemporaryFile("w+") as said:  # A process that the tests leave behind would keep a pipe open.
         process = subprocess.Popen(
             [python_of(tree), "-m", "pytest", *options, *tests],
             cwd=tree / ".package",  # Where Python looks first, the package is whole.

@@ -176,7 +176,7 @@ def test_a_callback_that_cannot_be_called_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("callback", [print, dict, lambda: None], ids=["optional", "without a signature", "none"])
 def test_a_callback_may_be_any_function_that_needs_no_argument(tmp_path: Path, callback: Any) -> None:
-    """Also a built-in one, of which Python does not know the arguments."""
+    """Python does not know the arguments of some built-in functions."""
     with Recorder(tmp_path, on_save=callback) as rec:
         rec.step(loss=1.0)
 

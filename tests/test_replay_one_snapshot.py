@@ -75,7 +75,7 @@ for number, _ in enumerate(sys.stdin):
                 time.sleep(0.001)
 """
 
-#: Runs that are read at least, and at most if none of them ends while it is read.
+#: At least 8 runs are read, and at most 100 if none of them ends while it is read.
 RUNS = range(8, 100)
 
 #: Enough steps that reading a run takes as long as ending it.

@@ -522,7 +522,7 @@ controllers:
 
 @pytest.mark.parametrize("rule", ["newest.epoch > 0", "newest.eval_loss"])
 def test_a_rule_fails_on_a_value_of_a_metric_that_is_none(rule: str) -> None:
-    """An evaluation without an epoch has the epoch None. Nor is a number the answer of a rule."""
+    """An evaluation without an epoch has the epoch None. A rule that gives a number fails, too."""
     events = [Event("evaluate", 1, 0, metrics={"eval_loss": 1.0}), Event("step_end", 2, 1, metrics={"loss": 1.0})]
     text = f"""
 controller_metrics:

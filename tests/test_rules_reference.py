@@ -16,13 +16,16 @@ FIRST = seed()
 def test_random_policies_decide_as_the_reference_page_says(part: int) -> None:
     """At once, with late values, and resumed: the same steps, controllers, values, messages and errors."""
     decided = 0
-    for case in range(FIRST + part * 10_000, FIRST + part * 10_000 + scaled(25)):
+    for number in range(1_000):
+        if number >= scaled(25) and decided > 5:  # A few seeds draw policies that seldom decide.
+            break
+        case = FIRST + part * 10_000 + number
         text, (plan, events) = drawn_policy(case), drawn_run(case)
         told = expected(text, plan, events)
         decided += bool(told)
 
         assert not disagreement(text, plan, events, told, case), f"seed {case}\n{text}"
-    assert decided
+    assert decided > 5
 
 
 @pytest.mark.parametrize("number", range(scaled(8)))
