@@ -12,7 +12,7 @@ REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
 TYPING := $(VENV)/typing
 SECONDS := .coverage-tests.xml
-ROOMS := store rules recorder importers integrations replay retention shipping api cli examples
+ROOMS := store rules recorder importers integrations replay shipping api cli examples
 CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.

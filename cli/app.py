@@ -52,11 +52,13 @@ SUMMARIES: Final = {
     "seal": "Convert the journals of ended runs to Parquet.",
     "push": "Bring runs to a server, another folder or object storage, and prove that both logs are equal.",
     "delete": "Delete runs by name, by age, or all but the newest.",
-    "retain": "Say which checkpoints and runs a keep file lets go, and delete them with --apply.",
     "doctor": "Find damage in a store or a run, and print what to do about it.",
     "serve": "Serve the web pages and the HTTP API of a store.",
     "docs": "Print where the documents are.",
 }
+
+#: What replaces each command that is gone.
+_REMOVED: Final = {"retain": "The how-to 'Free disk space' lists what nothing needs any more by 'steptape query'"}
 
 #: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
@@ -82,6 +84,8 @@ class Commands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; return None if there is no command of that name."""
+        if cmd_name in _REMOVED:
+            raise TelemetryError("this command is gone", where=f"steptape {cmd_name}", fix=_REMOVED[cmd_name])
         if cmd_name not in SUMMARIES:
             near = get_close_matches(cmd_name, SUMMARIES, n=1)
             if near:

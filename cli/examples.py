@@ -41,10 +41,6 @@ EXAMPLES: Final = {
         "steptape replay overfitting digits --store runs",
         "steptape export digits --store runs | steptape replay policy.yaml - --json",
     ),
-    "retain": (
-        "steptape retain runs retention.yaml --root checkpoints",
-        "steptape retain runs retention.yaml --receipt receipt.jsonl --apply --plan 3f9a0c51e2d47b86",
-    ),
     "runs": ("steptape runs runs", "steptape runs runs --json | jq -r .run_id"),
     "samples": ("steptape samples digits --store runs --step 300",),
     "save": ("steptape save digits --store runs --reason 'before the node goes down'",),

@@ -22,14 +22,12 @@ from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.parquet.digests import DIGESTS_JSON, read_digests
-from ..store.run_folder import RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
+from ..store.run_folder import INTAKE_JSON, RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
 from .errors import BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
 from .received_stream import ReceivedStream, next_seq_of
 from .run_state import RunPapers, RunState, StreamDigest, is_news
-
-INTAKE_JSON: Final = "intake.json"
 
 #: Seconds without a word from a pusher after which its run no longer counts as live.
 LEASE_S: Final = 30.0

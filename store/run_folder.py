@@ -17,6 +17,9 @@ from .errors import DamagedLog, NotARun
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
 
+#: The owner of a run that was pushed here; runs that were recorded here have no such file.
+INTAKE_JSON: Final = "intake.json"
+
 #: A valid run id: one path component, no leading dot, at most 128 characters.
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

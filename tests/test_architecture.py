@@ -28,9 +28,8 @@ ROOMS: dict[str, set[str]] = {
     "integrations": {"importers", "recorder", "rules", "store"},
     "replay": {"rules", "store"},
     "api": {"replay", "rules", "shipping", "store"},
-    "retention": {"replay", "rules", "store"},
     "examples": {"recorder", "rules"},
-    "cli": {"api", "examples", "importers", "replay", "retention", "rules", "shipping", "store"},
+    "cli": {"api", "examples", "importers", "replay", "rules", "shipping", "store"},
     # The front door imports what it names, each name at its first use.
     "steptape": {"cli", "recorder", "replay", "rules", "store"},
 }
@@ -68,7 +67,6 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "ranks": {".", "calls", "operations"},
     },
     "shipping": {},
-    "retention": {},
     "importers": {
         ".": {"encodings"},
         "encodings": {"."},
@@ -214,9 +212,7 @@ PUBLIC: dict[str, set[str]] = {
         "metric_catalogue",
         "policy_file/arguments",
         "policy_file/declarations",
-        "policy_file/document",
         "policy_file/expert_metrics",
-        "policy_file/fields",
         "policy_file/lookup",
         "policy_file/message",
         "policy_file/operations",
@@ -230,7 +226,6 @@ PUBLIC: dict[str, set[str]] = {
         "scenarios/run",
         "semantics",
     },
-    "retention": {"deleting", "keep_file", "plan", "receipt"},
     "shipping": {
         "errors",
         "intake",
@@ -290,8 +285,6 @@ PUBLIC: dict[str, set[str]] = {
         "reports/terminal_tables",
         "ray_pool",
         "run_pool",
-        "runs/event_stream",
-        "runs/history",
         "runs/incidents",
         "runs/metric_names",
         "runs/objective",
@@ -329,7 +322,7 @@ OWNERS = {
     # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
     # Stable-Baselines3's evaluations are numpy's arrays.
-    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "retention", "shipping"},
+    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "shipping"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},

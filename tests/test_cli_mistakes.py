@@ -247,6 +247,17 @@ def test_a_misspelt_command_is_answered_with_the_nearest(tmp_path: Path) -> None
     assert (done.returncode, "No such command 'backtst'. Did you mean 'backtest'?" in done.stderr) == (2, True)
 
 
+def test_a_command_that_is_gone_is_answered_with_what_replaces_it(tmp_path: Path) -> None:
+    """Whatever its options were."""
+    done = call(tmp_path, "retain", "runs", "keep.yaml", "--root", ".")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: steptape retain: this command is gone. "
+        "The how-to 'Free disk space' lists what nothing needs any more by 'steptape query'\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("verify", "--all", "--store", ""), ("show", "twice", "--store", " "), ("runs", ""), ("query", "", "SELECT 1")],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import struct
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run import Run
+from steptape.store.run_info import read_run_info, write_run_info
 from steptape.store.sample_losses import TEXT_IDS, SampleLosses
 from steptape.store.sql.statements import VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
@@ -88,6 +91,7 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
         "steps": "2",
         "planned_steps": "12",
         "attempts": "1",
+        "hosts": "[None]",
         "policy_digest": "None",
         "config": '{"lr": 0.1}',
     }
@@ -615,3 +619,20 @@ def test_a_query_that_meets_a_damaged_file_says_so(tmp_path: Path, damage: Calla
 
     with pytest.raises(QueryRefused, match=r"a file of a run is damaged\. Restore it.*'steptape doctor'"):
         open_store(tmp_path).sql("SELECT run_id, attempt, rank, seq, loss FROM steps")
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_runs_names_the_machine_of_each_attempt_but_not_for_pushed_runs(
+    steps: int | None, store_folder: Callable[..., Path], store_path: Path
+) -> None:
+    """A push brings paths of another machine, and says itself which one that is."""
+    for name in ("here", "pushed"):
+        info = read_run_info(store_folder(name, steps=steps))
+        attempts = [replace(info.last, attempt=n, environment=env) for n, env in enumerate(({"host": "a"}, {}))]
+        write_run_info(store_path / name, replace(info, attempts=tuple(attempts)))
+    (store_path / "pushed" / "intake.json").write_text('{"format": 1, "owner": "x"}')
+    for path in (*store_path.iterdir(), *store_path.glob("*/run.json")):
+        os.utime(path, (1, 1))  # Long ago: a scan then lists a run with ``steps`` without its events.
+
+    rows = open_store(store_path).rows("SELECT run_id, hosts FROM runs ORDER BY 1")
+    assert rows == [{"run_id": "here", "hosts": ["a", None]}, {"run_id": "pushed", "hosts": None}]

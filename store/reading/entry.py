@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..columns import Columns, columns_of
-from ..run_folder import Listing, is_sealed, listing_of
+from ..run_folder import INTAKE_JSON, Listing, is_sealed, listing_of
 from ..run_info import run_info_of
 from .folder_content import FolderContent, is_settled
 from .snapshot import Snapshot, read_snapshot
@@ -103,7 +103,8 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
     last = info.last
     if last.status == "running" or last.steps is None:
         return None
-    summary = row_of(info, last.status, last.steps, last.ended_ns)
+    is_pushed = INTAKE_JSON in content.names
+    summary = row_of(info, last.status, last.steps, last.ended_ns, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
     return Entry(store, content.name, content.stamp, summary, files=files, columns_json=content.columns_json)
 

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..run_folder import INTAKE_JSON
 from .snapshot import Snapshot
 from .summary_row import RunSummary, row_of
 from .timeline import PLACE, effective_lineage, effective_rows
@@ -27,6 +28,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("steps", pa.int64()),
         ("planned_steps", pa.int64()),
         ("attempts", pa.int32()),
+        ("hosts", pa.list_(pa.string())),
         ("policy_digest", pa.string()),
         ("config", pa.json_()),
     ]
@@ -39,7 +41,8 @@ def summarize(snapshot: Snapshot) -> RunSummary:
     steps, last_ns = info.last.steps, info.last.ended_ns
     if steps is None:
         steps, last_ns = _progress(snapshot, info.attempts[0].started_ns)
-    return row_of(info, snapshot.status, steps, last_ns)
+    is_pushed = (snapshot.folder / INTAKE_JSON).exists()
+    return row_of(info, snapshot.status, steps, last_ns, is_pushed=is_pushed)
 
 
 def runs_table(summaries: Iterable[RunSummary]) -> pa.Table:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ..event_json import encoded
-from ..run_info import RunInfo
+from ..run_info import Attempt, RunInfo
 
 
 class RunSummary(NamedTuple):
@@ -19,6 +19,7 @@ class RunSummary(NamedTuple):
         duration_s: Seconds from the start to the end or, without one, to the last event.
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
+        hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
         policy_digest: Digest of the newest attempt's policy; None without one.
         config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
     """
@@ -34,6 +35,7 @@ class RunSummary(NamedTuple):
     steps: int
     planned_steps: int | None
     attempts: int
+    hosts: tuple[str | None, ...] | None
     policy_digest: str | None
     config: str
 
@@ -44,10 +46,11 @@ class RunSummary(NamedTuple):
 
     def to_row(self) -> dict[str, Any]:
         """Return the row as a dictionary, in the order of ``RUNS_SCHEMA``."""
-        return {**self._asdict(), "tags": list(self.tags)}
+        hosts = None if self.hosts is None else list(self.hosts)
+        return {**self._asdict(), "tags": list(self.tags), "hosts": hosts}
 
 
-def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSummary:
+def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None, *, is_pushed: bool) -> RunSummary:
     """Return the run's row.
 
     Args:
@@ -55,6 +58,7 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSu
         status: The run's status.
         steps: Optimizer updates finished.
         last_ns: Time of the last event; None when unknown.
+        is_pushed: Whether a push brought the run here. Its machine is then not shown: its paths mean nothing here.
     """
     last, started_ns = info.last, info.attempts[0].started_ns
     return RunSummary(
@@ -69,9 +73,15 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None) -> RunSu
         steps=steps,
         planned_steps=last.newest_plan.max_steps(),
         attempts=len(info.attempts),
+        hosts=None if is_pushed else tuple(map(_host_of, info.attempts)),
         policy_digest=last.policy.digest if last.policy else None,
         config=_json(info.config),
     )
+
+
+def _host_of(attempt: Attempt) -> str | None:
+    host = attempt.environment.get("host")
+    return host if isinstance(host, str) else None
 
 
 def _json(config: dict[str, Any]) -> str:

@@ -1,1 +1,0 @@
-"""Decides which checkpoints and runs to keep, and deletes the others with a receipt."""
