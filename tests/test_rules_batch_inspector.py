@@ -211,6 +211,16 @@ def test_a_batch_loss_that_is_not_finite_is_bad_and_leaves_the_mean_alone(odd: f
     assert is_bad("threshold: 4", batch(odd)) == [True]
 
 
+def test_a_negative_loss_counts_by_its_magnitude() -> None:
+    """Twice -2 is 0, as far above as 2 is from 4; a falling batch is not bad, and a falling sample does not spike."""
+    falling = [batch(-1.0), batch(-3.0), batch(-5.0)]
+    (value,) = inspected("threshold: -9, sample_spike: 2", batch(-2.0, [-2.0, -2.0, -2.0, -3.0, -0.5, 0.5]))
+
+    assert is_bad("window_size: 1", *falling) == [None, False, False]
+    assert is_bad("window_size: 1", batch(-2.0), batch(-0.1), batch(0.5)) == [None, False, True]
+    assert value["sample_ids"] == ["#5"]
+
+
 def test_the_batch_loss_may_go_by_another_name() -> None:
     """Any metric of ``step_end`` will do."""
     event = Event("step_end", metrics={"loss": 1.0, "train/nll": 9.0}, samples=packed([1.0]))

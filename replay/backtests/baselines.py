@@ -36,7 +36,7 @@ _FOLDER: Final = Path(__file__).parent / "baseline_policies"
 #: Name under which baseline files read the objective, and the pattern that finds it.
 _MERIT: Final = re.compile(r"\beval_loss\b")
 
-#: Files whose rule is defined only for errors and losses, which are better low and above zero.
+#: Files whose rule is defined only for errors and losses, which are better low.
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
 
 #: Why a baseline that reads the objective has no score.

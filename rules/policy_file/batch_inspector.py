@@ -25,7 +25,8 @@ class DataBatchInspector(Metric):
 
     A batch is bad when its loss is above the threshold, or not finite. The threshold is the argument, or else ``spike``
     times the mean of the last ``window_size`` finite batch losses before this one. A sample of a bad batch spikes when
-    its loss is above ``sample_spike`` times the median of the batch's finite ones, or not finite.
+    its loss is above ``sample_spike`` times the median of the batch's finite ones, or not finite. A mean or median
+    below zero counts by its magnitude: with a factor of 2, the limit is as far above it as it is from 0.
 
     The value has these keys: ``is_bad``; the ``loss`` of the batch; the ``threshold`` (None when there was nothing to
     compute it from); the number of ``samples``; how many are ``spiking``; the ``share`` of the batch's summed loss that
@@ -78,11 +79,11 @@ class DataBatchInspector(Metric):
     def _threshold(self) -> float | None:
         if self._fixed is not None or not self._recent:
             return self._fixed
-        return self._spike * mean(self._recent)
+        return _above(mean(self._recent), self._spike)
 
     def _spiking(self, samples: SampleLosses) -> dict[str, Any]:
         losses = loss_values(samples)
-        limit = self._sample_spike * _median([loss for loss in losses if math.isfinite(loss)])
+        limit = _above(_median([loss for loss in losses if math.isfinite(loss)]), self._sample_spike)
         spiking = [place for place, loss in enumerate(losses) if loss > limit or not math.isfinite(loss)]
         if not spiking:
             return _nothing_spikes()
@@ -94,6 +95,11 @@ class DataBatchInspector(Metric):
             "sample_ids": [f"#{place}" if ids is None else ids[place] for place in top],
             "losses": [losses[place] for place in top],
         }
+
+
+def _above(usual: float, times: float) -> float:
+    """Return ``times`` the usual value, whose magnitude counts: twice 3.0 is 6.0, and "twice" -3.0 is 0.0."""
+    return times * usual if usual > 0 else (2 - times) * usual
 
 
 def _nothing_spikes() -> dict[str, Any]:
