@@ -11,7 +11,7 @@ LOWEST := .venv-lowest
 REAL_RUNS := $(or $(STEPTAPE_REAL_RUNS),../shared/runs)
 READY := $(VENV)/.ready
 TYPING := $(VENV)/typing
-SECONDS := .coverage-tests.xml
+QUICK_SECONDS := .coverage-quick.xml
 ROOMS := store rules recorder importers integrations replay shipping api cli examples
 CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
 
@@ -20,7 +20,7 @@ FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -d
 	-artifact_prefix=.fuzz/ -create_missing_dirs=1 -print_final_stats=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test explore coverage mutants matrix lowest compat frameworks docs pictures lint format fuzz fuzz-api clean
+.PHONY: help demo test test-all seconds explore coverage mutants matrix lowest compat frameworks docs pictures lint format fuzz fuzz-api clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,27 +40,36 @@ $(READY): pyproject.toml | $(TYPING)
 demo: $(READY)  ## Train on real data, backtest rules on it, train again under them, compare
 	$(BIN)/steptape demo --torch
 
-test: $(READY)  ## Run the tests, on the same examples each time
+test: $(READY)  ## Run the quick suite: tests of up to half a second, and one of each slow kind
+	$(BIN)/python $(PYTEST) --quick
+
+test-all: $(READY)  ## Run all tests, on the same examples each time
 	$(BIN)/python $(PYTEST)
 
-explore: $(READY)  ## Run the tests on new examples, ten times as many
+seconds: $(READY)  ## Run all tests and measure each, for the choice of 'make test'
+	$(BIN)/python $(PYTEST) --record-seconds
+
+explore: $(READY)  ## Run all tests on new examples, ten times as many
 	$(BIN)/python $(PYTEST) --hypothesis-profile explore
 
-coverage: $(READY)  ## Run the tests and print which branches of the code they leave out
+coverage: $(READY)  ## Run all tests and print which branches of the code they leave out
 	$(BIN)/python -m coverage erase
-	$(BIN)/python -m coverage run $(PYTEST) --junitxml=$(SECONDS); tests=$$?; \
+	$(BIN)/python -m coverage run $(PYTEST); tests=$$?; \
 	$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$tests
 
-$(SECONDS):
-	$(MAKE) coverage
+$(QUICK_SECONDS): export COVERAGE_FILE = .coverage-quick
+$(QUICK_SECONDS): $(READY)
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run $(PYTEST) --quick --junitxml=$@
+	$(BIN)/python -m coverage combine --quiet
 
-mutants: $(READY) $(SECONDS)  ## Change the code in 200 places, one at a time, and count the changes that tests notice
+mutants: $(QUICK_SECONDS)  ## Change the code in 200 places, one at a time, and count the changes that 'make test' notices
 	$(BIN)/python tests/mutants.py --processes $(TEST_PROCESSES) $(MUTANTS)
 
 matrix:  ## Run the tests of rules and store on every Python found here, from 3.11 to 3.14
 	TEST_PROCESSES=$(TEST_PROCESSES) bash tests/matrix.sh
 
-lowest: $(LOWEST)/.ready $(TYPING)  ## Run the tests with the lowest version of everything that steptape needs
+lowest: $(LOWEST)/.ready $(TYPING)  ## Run all tests with the lowest version of everything that steptape needs
 	$(LOWEST)/bin/python $(PYTEST)
 
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from object_storage import KEYS, ObjectService, Place
+from suites import WHOLE_SUITE_ALONE, Stopwatch, is_slow, read_seconds
 from waiting import until
 
 from steptape.store.event_json import encoded_attrs
@@ -39,7 +41,50 @@ settings.register_profile("reseeded", settings.get_profile("explore"), max_examp
 settings.register_profile(
     "repeated", settings.get_profile("reseeded"), derandomize=True, database=None, print_blob=True
 )
+settings.register_profile("quick", settings.get_profile("repeated"), max_examples=33)
 settings.load_profile("repeated")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the two suites."""
+    parser.addoption("--quick", action="store_true", help="leave out slow tests, and draw a third of the examples")
+    parser.addoption("--record-seconds", action="store_true", help="measure each test for the choice of --quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples in the quick suite, and when seconds are measured for it."""
+    config.addinivalue_line("markers", "only_one: in the quick suite although it is slow, as the only one of its kind")
+    if config.getoption("record_seconds"):
+        config.pluginmanager.register(Stopwatch())
+    if config.getoption("quick") or config.getoption("record_seconds"):
+        settings.load_profile("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect no garbage while tests are collected, nor look through them later: all stay, and that took 7 s of 22."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import nothing that the quick suite does not run."""
+    return True if config.getoption("quick") and collection_path.name in WHOLE_SUITE_ALONE else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests out of the quick suite."""
+    if not config.getoption("quick"):
+        return
+    seconds = read_seconds()
+    slow = [item for item in items if is_slow(item, seconds)]
+    config.hook.pytest_deselected(items=slow)
+    left_out = set(slow)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -215,9 +260,9 @@ def store_steps() -> Callable[..., list[Event]]:
 
 @pytest.fixture(scope="session")
 def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The store and the output of ``steptape demo --torch``. Made once; tests must not write into it."""
+    """The store and the output of ``steptape demo``. Made once; tests must not write into it."""
     store = tmp_path_factory.mktemp("demo") / "runs"
-    command = [sys.executable, "-m", "steptape", "demo", str(store), "--torch"]
+    command = [sys.executable, "-m", "steptape", "demo", str(store)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     # A busy machine may seal for longer than the program waits.

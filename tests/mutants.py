@@ -4,7 +4,7 @@
     make mutants MUTANTS='--seed 3'       # others
     .venv/bin/python tests/mutants.py --only rules/language/windows.py --count 40
 
-``make coverage`` notes beforehand which test reaches which line, and what it takes.
+``make mutants`` notes beforehand which test of the quick suite reaches which line, and what it takes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from typing import Final
 from coverage import CoverageData
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-REACHED: Final = ROOT / ".coverage"
-SECONDS: Final = ROOT / ".coverage-tests.xml"
+REACHED: Final = ROOT / ".coverage-quick"
+SECONDS: Final = ROOT / ".coverage-quick.xml"
 ROOMS: Final = ("store", "rules", "recorder", "replay")
 
 #: Modules that draw. Their pictures are looked at; where a line of theirs ends is no behaviour.
@@ -462,7 +462,7 @@ def changed(path: Path, source: bytes) -> Iterator[None]:
 
 def failing(tests: Sequence[str], tree: Path) -> list[str]:
     """Return the test that fails first in a copy of the project. Return all tests if they hang, none if they pass."""
-    options = ["--exitfirst", "--quiet", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+    options = ["--quick", "--exitfirst", "--quiet", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
     with tempfile.TemporaryFile("w+") as said:  # A process that the tests leave behind would keep a pipe open.
         process = subprocess.Popen(
             [python_of(tree), "-m", "pytest", *options, *tests],

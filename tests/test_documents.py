@@ -81,7 +81,7 @@ def pages_of(page: Path) -> set[Path]:
 
 
 #: Pages that no other page continues: the blocks of a continued page run with those of the other.
-ENDS = [page for page in PAGES if all(page == other or page not in pages_of(other) for other in PAGES)]
+ENDS = sorted(set(PAGES).difference(*(pages_of(page) - {page} for page in PAGES)))
 
 
 @pytest.mark.parametrize("page", ENDS, ids=names(ENDS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,16 @@ from steptape.replay.choosing.bounds import (
     upper_bound_of_mean,
 )
 
-stats = pytest.importorskip("scipy.stats", reason="scikit-learn brings scipy")
+
+@pytest.fixture(scope="module")
+def stats() -> Any:
+    """Scipy's distributions, which take 0.6 s to import."""
+    return pytest.importorskip("scipy.stats", reason="scikit-learn brings scipy")
 
 
 @pytest.mark.parametrize("runs", [1, 5, 22, 60, 1_000, 5_000])
 @pytest.mark.parametrize("risk", [1e-4, 0.01, 0.1, 0.5, 0.99])
-def test_binomial_tails_are_those_of_scipy(runs: int, risk: float) -> None:
+def test_binomial_tails_are_those_of_scipy(runs: int, risk: float, stats: Any) -> None:
     """Sums of logarithms lose no more than nine digits, also where a tail is far below the smallest float of a sum."""
     expected = stats.binom.cdf(np.arange(runs + 1), runs, risk)
 
@@ -84,7 +89,7 @@ def test_more_runs_are_needed_the_nearer_the_losses_are_to_the_limit() -> None:
     assert runs_needed(0.0, 0.1, 0.1, is_share=False) == math.ceil(math.log(0.1) / math.log(0.9))
 
 
-def test_upper_bounds_are_those_of_the_tests() -> None:
+def test_upper_bounds_are_those_of_the_tests(stats: Any) -> None:
     """A limit above the bound passes, one below does not; the bound of a count is that of Clopper and Pearson."""
     bound, of_mean = upper_bound_of_count(3, 60, 0.1), upper_bound_of_mean(0.05, 60, 0.1)
 

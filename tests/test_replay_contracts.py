@@ -21,8 +21,9 @@ import pytest
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from shipped_rules import RuleFiles
 
-from steptape import Policy, Recorder, load_policy, open_run, verify
+from steptape import Policy, Recorder, open_run, verify
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
 from steptape.replay.runs.run_result import judge_run
@@ -34,7 +35,7 @@ from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
-from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.scenarios.file import parse_tests
 from steptape.rules.scenarios.run import run_test
 from steptape.store.events import Event
@@ -83,9 +84,7 @@ controllers:
     mode: shadow
     operations: [hfcontrols.should_training_stop]
 """
-POLICIES = {"everything": parse_policy(EVERYTHING)} | {
-    name: load_policy(path) for name, path in sorted(shipped_policies().items())
-}
+POLICIES = RuleFiles(everything=EVERYTHING)
 
 _number = st.one_of(st.floats(0, 10), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 1e17]))
 _streams = st.lists(st.tuples(st.sampled_from(["step_end", "step_end", "log", "evaluate"]), _number), max_size=50)
@@ -108,10 +107,10 @@ def outcomes_at(policy: Policy, events: Sequence[Event]) -> list[tuple[int, str]
     return [(entry.event_index, canonical_line(entry.outcome)) for entry in replay(policy, events).outcomes]
 
 
-def record(store: Path, policy: Policy = POLICIES["everything"], steps: int = 120) -> Run:
+def record(store: Path, policy: Policy | None = None, steps: int = 120) -> Run:
     """Record a live run that gives most of the rules an outcome."""
     draw = random.Random(7)
-    with Recorder(store, rules=policy, log_every=10) as rec:
+    with Recorder(store, rules=policy or POLICIES["everything"], log_every=10) as rec:
         for step in range(1, steps + 1):
             rec.step(loss=math.nan if step == 50 else 2 + math.sin(step / 9) + draw.random() + 4 * (step % 37 == 0))
             if step % 10 == 0:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from shipped_rules import shipped
 
 from steptape import Recorder, open_run
 from steptape.replay.health.health import GroupHealth, HealthSummary, group_of, health_of
 from steptape.replay.health.health_state import HealthState
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
-
-PACK = load_policy("nano_train")
 
 POLICY = """
 params: {high: 10, patient: 2}
@@ -212,7 +211,7 @@ def test_every_group_of_the_pack_is_one_of_the_catalogue() -> None:
     """No controller of it is about a metric that the catalogue lacks, but the norm that a loop logs."""
     groups = {entry.group for entry in CATALOGUE}
 
-    for controller in PACK.controllers:
+    for controller in shipped("nano_train").controllers:
         if not controller.name.startswith(("diagnosis_", "loop_norm_")):
             assert group_of(controller) in groups, controller.name
 
@@ -225,7 +224,7 @@ def test_a_watched_run_has_the_same_health_at_every_cadence(every: int, tmp_path
             emitted = {"Gradients/norm": 300.0 if step > 350 else 2.0} if step == 1 or step % every == 0 else {}
             rec.step({"loss": 3.0 / step, **emitted})
 
-    gradients = group(health_of(open_run(rec.folder), PACK), "gradients")
+    gradients = group(health_of(open_run(rec.folder), shipped("nano_train")), "gradients")
 
     assert gradients.state is HealthState.WARNING
     assert gradients.rules[0].controller == "norm_high"

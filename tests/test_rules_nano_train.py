@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from shipped_rules import shipped
 
 from steptape import Recorder, open_run, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.metric_catalogue import CATALOGUE, entry_of
-from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy, shipped_tests
-from steptape.rules.scenarios.file import load_tests
+from steptape.rules.policy_file.declarations import Controller
+from steptape.rules.policy_file.policy import Policy, parse_policy, shipped_tests
+from steptape.rules.scenarios.file import ScenarioTest, load_tests
 from steptape.store.events import Event
 
 STOP = "hfcontrols.should_training_stop"
@@ -138,15 +141,23 @@ ROWS = (
     Row("eval_loss", "not finite", "eval_loss_not_finite", "critical"),
 )
 
-PACK = load_policy("nano_train")
-CONTROLLERS = {controller.name: controller for controller in PACK.controllers}
-SCENARIOS = load_tests(shipped_tests()["nano_train"])
+
+@cache
+def controllers() -> dict[str, Controller]:
+    """Return the controllers of the pack by name."""
+    return {controller.name: controller for controller in shipped("nano_train").controllers}
+
+
+@cache
+def scenarios() -> list[ScenarioTest]:
+    """Return the tests of the pack."""
+    return load_tests(shipped_tests()["nano_train"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.controller)
 def test_a_row_has_the_severity_and_the_persistence_of_its_table(row: Row) -> None:
     """Patience tolerates one point less than it needs, and asks at values of the metric alone."""
-    controller = CONTROLLERS[row.controller]
+    controller = controllers()[row.controller]
 
     assert controller.severity == row.severity
     assert (0 if controller.patience is None else controller.patience.threshold) == row.points - 1
@@ -160,22 +171,22 @@ def test_a_row_has_the_severity_and_the_persistence_of_its_table(row: Row) -> No
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.controller)
 def test_a_row_has_a_scenario_in_which_it_fires_once_its_limit_is_passed(row: Row) -> None:
     """The scenarios begin at the limit itself, and hold back what persists for too short."""
-    expected = [test for test in SCENARIOS if row.controller in {each.controller for each in test.expected or ()}]
+    expected = [test for test in scenarios() if row.controller in {each.controller for each in test.expected or ()}]
 
     assert expected
 
 
 def test_every_controller_is_a_row_or_a_diagnosis() -> None:
     """Nothing in the pack is without a source in the table above."""
-    diagnoses = {name for name in CONTROLLERS if name.startswith("diagnosis_")}
+    diagnoses = {name for name in controllers() if name.startswith("diagnosis_")}
 
     assert len(diagnoses) == 7
-    assert {row.controller for row in ROWS} == CONTROLLERS.keys() - diagnoses
+    assert {row.controller for row in ROWS} == controllers().keys() - diagnoses
 
 
 def test_every_controller_waits_for_the_metrics_that_it_reads() -> None:
     """A run that lacks a metric gets no warning about it."""
-    for controller in PACK.controllers:
+    for controller in shipped("nano_train").controllers:
         read = {key.name for key in controller.rule.bound.series if not key.is_derived}
         required = {key.name for key in controller.requires}
 
@@ -184,7 +195,7 @@ def test_every_controller_waits_for_the_metrics_that_it_reads() -> None:
 
 def shown(expressions: Mapping[str, str], events: list[Event]) -> dict[str, list[float]]:
     """Return the value of each expression after each event at which it has one, with the definitions of the pack."""
-    document = PACK.text.partition("\ncontrollers:\n")[0]
+    document = shipped("nano_train").text.partition("\ncontrollers:\n")[0]
     for number, (name, text) in enumerate(expressions.items()):
         trigger = "on_evaluate" if name in ("PPL/val", "Eval/train_val_gap") else "on_step_end"
         document += ("" if number else "\ncontrollers:\n") + (
@@ -280,7 +291,7 @@ def test_live_decisions_of_the_pack_equal_those_of_a_replay(every: int, tmp_path
     run = open_run(recorded(tmp_path, every).folder)
 
     verdict = verify(run)
-    fired = {judged.outcome.controller for judged in replay(PACK, run).decisions}
+    fired = {judged.outcome.controller for judged in replay(shipped("nano_train"), run).decisions}
     assert verdict.identical
     assert verdict.outcomes
     assert fired > {"norm_high", "clip_without_effect", "residual_grows", "gradient_depth_bad", "gap_widens"}
