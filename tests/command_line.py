@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
+import tempfile
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -14,16 +14,18 @@ import pytest
 from steptape.__main__ import main
 
 
-def call(*arguments: object, folder: Path | None = None) -> CompletedProcess[str]:
-    """Run a command, in a folder if one is named; return what it printed and its exit status.
+def call(*arguments: object, folder: Path | None = None, given: str = "") -> CompletedProcess[str]:
+    """Run a command, in a folder if one is named, with a text on stdin; return what it printed and its exit status.
 
     A test of pipes, signals, locales, memory or start-up runs ``python -m steptape`` instead.
     """
     command = ["steptape", *map(str, arguments)]
     written, told = BytesIO(), BytesIO()
-    with pytest.MonkeyPatch.context() as patch, open(os.devnull, encoding="utf-8") as nothing:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile("w+", encoding="utf-8") as stdin:
+        stdin.write(given)
+        stdin.seek(0)
         patch.setattr(sys, "argv", command)
-        patch.setattr(sys, "stdin", nothing)
+        patch.setattr(sys, "stdin", stdin)
         patch.setattr(sys, "stdout", TextIOWrapper(written, encoding="utf-8"))
         patch.setattr(sys, "stderr", TextIOWrapper(told, encoding="utf-8", errors="backslashreplace"))
         with contextlib.chdir(folder or Path.cwd()):

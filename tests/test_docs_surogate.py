@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from command_line import call
 from real_logs import FOLDER
 
 Report: TypeAlias = dict[str, Any]
@@ -21,7 +19,7 @@ PACKS = ("surogate", "surogate_mended")
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+def reports() -> dict[str, Report]:
     """The reports of the page's command, by policy."""
     if not FOLDER.is_dir():
         pytest.skip(f"the logs of real trainings are not in {FOLDER}")
@@ -29,12 +27,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
     assert found is not None
     words = shlex.split(found[1].replace("\\\n", ""))[1:]
     words[words.index("runs")] = str(FOLDER)
-    environment = {**os.environ, "STEPTAPE_CACHE": str(tmp_path_factory.mktemp("cache"))}
     made = {}
     for pack in PACKS:
         named = [pack if word == PACKS[0] else word for word in words]
-        command = [sys.executable, "-m", "steptape", *named, "--json"]
-        made[pack] = json.loads(subprocess.run(command, capture_output=True, env=environment, check=True).stdout)
+        made[pack] = json.loads(call(*named, "--json").stdout)
     return made
 
 

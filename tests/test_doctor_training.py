@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call
 
 from steptape import Recorder, open_run
 from steptape.integrations.linnaeus import TrainingProgress
@@ -107,9 +106,8 @@ def test_a_resume_without_ids_is_said_to_be_unknown(tmp_path: Path) -> None:
         rec.step(loss=1.0)
     with Recorder(tmp_path, resume="plain", resume_step=1) as rec:
         rec.step(loss=1.0)
-    command = [sys.executable, "-m", "steptape", "doctor", str(rec.folder), "--training"]
 
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = call("doctor", rec.folder, "--training")
 
     assert (result.returncode, "nothing is wrong" in result.stdout) == (0, True)
     assert "the data order after the resume at step 1 is unknown" in result.stderr
@@ -231,12 +229,8 @@ def test_a_clean_run_of_several_epochs_has_no_finding_and_the_command_says_so(tm
             progress.end_epoch()
     with Recorder(tmp_path / "lost") as other:
         lost(other)
-    command = [sys.executable, "-m", "steptape", "doctor", "--training"]
 
-    results = [
-        subprocess.run([*command, str(each.folder)], capture_output=True, text=True, check=False)
-        for each in (rec, other)
-    ]
+    results = [call("doctor", "--training", each.folder) for each in (rec, other)]
 
     assert [result.returncode for result in results] == [0, 1]
     assert "[lost-update]" in results[1].stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
@@ -14,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import call
 from imported_logs import Read, imported, lines
 
 from steptape import open_run
@@ -317,11 +316,8 @@ def test_a_summary_of_hugging_face_is_no_run(reads: Reads) -> None:
 def test_the_command_takes_the_run_column(tmp_path: Path) -> None:
     """A column that the table lacks is named, with those that it has."""
     (tmp_path / "all.csv").write_text("model,step,loss\na,1,4\nb,1,3\n")
-    command = [sys.executable, "-m", "steptape", "import", "table", "all.csv", "--store", "runs", "--run"]
-    told, lacking = (
-        subprocess.run([*command, column], capture_output=True, text=True, check=False, cwd=tmp_path)
-        for column in ("model", "modle")
-    )
+    command = ("import", "table", "all.csv", "--store", "runs", "--run")
+    told, lacking = (call(*command, column, folder=tmp_path) for column in ("model", "modle"))
 
     assert told.stdout.splitlines()[-1] == "2 runs: 2 new"
     assert "no column is named 'modle'; got 'model, step, loss'. Name one that tells the runs apart" in lacking.stderr

@@ -13,7 +13,7 @@ import pytest
 from command_line import call
 from object_storage import Place
 from shipped_runs import RUN, Loop, digests_of
-from waiting import PATIENCE_S, until
+from waiting import until
 
 from steptape import open_run
 from steptape.store.parquet.sealing import seal
@@ -21,8 +21,7 @@ from steptape.store.parquet.sealing import seal
 
 def push(*arguments: object, status: int = 0) -> tuple[str, str]:
     """Run the command; return stdout and stderr."""
-    command = [sys.executable, "-m", "steptape", "push", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    result = call("push", *arguments)
     assert result.returncode == status, result.stdout + result.stderr
     return result.stdout, result.stderr
 

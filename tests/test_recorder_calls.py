@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_line import call as steptape
 
 from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.store.events import Event
@@ -556,8 +557,7 @@ def test_show_prints_the_traceback_of_a_failed_run_and_does_without_in_older_one
     run = failed_run(tmp_path / "runs", "raise ValueError('no data')")
 
     def shown() -> list[str]:
-        command = [sys.executable, "-m", "steptape", "show", str(run.folder)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return steptape("show", run.folder).stdout.splitlines()
 
     new = shown()
     info = run.info

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import call as steptape
 from measuring import not_measured
 from torch.utils.data import DataLoader, Dataset
 from waiting import PATIENCE_S, until
@@ -409,9 +410,8 @@ def test_show_says_which_signal_interrupted_a_run(tmp_path: Path, signal_name: s
             signal.pause()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, check=False)
-    command = [sys.executable, "-m", "steptape", "show", "one", "--store", str(tmp_path)]
 
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = steptape("show", "one", "--store", tmp_path).stdout
 
     assert f"\ninterrupted by {how}\n  Traceback (most recent call last):\n" in shown
     assert "failed" not in shown

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import call as steptape
 
 from steptape import Policy, Recorder, load_policy, open_run, sweep
 from steptape.replay.policies.expert_accounts import expert_accounts
@@ -156,11 +155,9 @@ def test_a_sweep_varies_its_params(tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def call(*arguments: object, given: str | None = None) -> subprocess.CompletedProcess[str]:
+def call(*arguments: object, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run ``steptape replay llep ... --experts``."""
-    command = [sys.executable, "-m", "steptape", "replay", "llep", *map(str, arguments), "--experts"]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, capture_output=True, encoding="utf-8", input=given, check=False, env=environment)
+    return steptape("replay", "llep", *arguments, "--experts", given=given)
 
 
 def test_the_command_prints_a_row_for_each_layer(tmp_path: Path) -> None:
@@ -197,8 +194,7 @@ def test_the_command_prints_a_row_for_each_combination(tmp_path: Path) -> None:
 def test_the_command_reads_an_export(tmp_path: Path) -> None:
     """Events as JSON lines have their vectors."""
     run = recorded(tmp_path, [{"1": PAIR}] * 3)
-    command = [sys.executable, "-m", "steptape", "export", str(run.folder)]
-    exported = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    exported = steptape("export", run.folder).stdout
 
     assert call("-", "--set", "P=4", given=exported).stdout == call(run.folder, "--set", "P=4").stdout != ""
 

@@ -164,7 +164,7 @@ def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[
 @pytest.mark.parametrize("handling", Saves)
 def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(handling: Saves, demo_store: Path) -> None:
     """It has its own checkpoints and times, and the expectation of random stops."""
-    run = open_store(demo_store).run("digits uncontrolled")
+    run = open_store(demo_store).run("clusters uncontrolled")
     rows, saves = rows_of(run)
     expected = plain_of("overfitting", rows, saves, handling)
     found = over("overfitting", [run], handling)
@@ -179,14 +179,14 @@ def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(handling: 
     assert random["relative_deployable_regret"]["mean"] == pytest.approx(deployable_regret)
 
 
-@pytest.mark.parametrize("name", ["digits under trac_fig4", "digits under overfitting"])
+@pytest.mark.parametrize("name", ["clusters under trac_fig4", "clusters under overfitting"])
 def test_the_demo_s_runs_under_rules_are_bounds(name: str, demo_store: Path) -> None:
     """Under Lightning's rule as under their own, which leave them unchanged."""
     run = open_store(demo_store).run(name)
     rows, saves = rows_of(run)
 
     result = over("lightning_early_stopping", [run]).results[0]
-    own = over(name.removeprefix("digits under "), [run]).results[0]
+    own = over(name.removeprefix("clusters under "), [run]).results[0]
 
     check(result, plain_of("lightning_early_stopping", rows, saves))
     assert run.status == "stopped"

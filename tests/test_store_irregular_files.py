@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE_S
+from command_line import call as steptape
 
 from api_serving import recorded, served
 from steptape import Recorder, TelemetryError, open_run, open_store
@@ -68,12 +66,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def bad_runs(store: Path) -> dict[str, bool]:
     """Return the files that are replaced in this store, and whether lists of runs read them."""
     return {name: is_read for name, is_read in FILES.items() if (store / f"bad-{name}").exists()}
-
-
-def steptape(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in its own process."""
-    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def test_every_reader_names_it_and_reads_the_other_runs(store: Path) -> None:
