@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from forked_ranks import forked_ranks, join_group, serve_store
 
-from steptape import Recorder, open_run
+from steptape import Ranks, Recorder, open_run
 
 RULES: Final = """
 controllers:
@@ -106,7 +106,9 @@ class Plan:
 def _train(folder: Path, name: str, plan: Plan, rank: int, timeout_s: float) -> dict[str, Any]:
     """Train one run on one rank."""
     longest_s, step, chance = 0.0, 0, random.Random(f"{name} {rank}")
-    with Recorder(folder, rules=folder / "rules.yaml", run_id=name, agree_timeout_s=timeout_s, quiet=True) as rec:
+    with Recorder(
+        folder, rules=folder / "rules.yaml", run_id=name, ranks=Ranks(agree_timeout_s=timeout_s), quiet=True
+    ) as rec:
         for step in range(1, plan.stop_at + STEPS_AFTER):
             time.sleep(chance.uniform(0.0, 0.003))
             if step == plan.stop_at and rank == plan.rank and plan.event:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from steptape import Recorder
+from steptape import Journal, Recorder
 from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
 from steptape.store.parquet import sealing
 
@@ -45,7 +45,7 @@ class Variety:
         samples: Sample losses of each step.
         has_rules: Whether ``POLICY`` steers it.
         log_every: As the recorder's.
-        durability: As the recorder's.
+        sync_every_s: As the journal's.
         segment_bytes: Size at which the journal begins a new segment, and a sealer is started.
         pause_s: Between two calls.
         life_s: It is killed before this.
@@ -54,7 +54,7 @@ class Variety:
     samples: int = 0
     has_rules: bool = False
     log_every: int | None = None
-    durability: Literal["process", "power"] = "process"
+    sync_every_s: float | None = None
     segment_bytes: int = SEGMENT_BYTES
     pause_s: float = 0.0
     life_s: float = 0.05
@@ -65,7 +65,7 @@ VARIETIES: Final = {
     "paced": Variety(pause_s=0.0005, life_s=0.2),
     "samples": Variety(samples=64, has_rules=True),
     "rules": Variety(has_rules=True, log_every=7),
-    "power": Variety(durability="power", samples=3),
+    "power": Variety(sync_every_s=0.01, samples=3),
     "segments": Variety(segment_bytes=8 * 1024, pause_s=0.001, life_s=1.0),
     "segments, rules and samples": Variety(
         segment_bytes=32 * 1024, samples=16, has_rules=True, log_every=3, pause_s=0.001, life_s=1.0
@@ -119,8 +119,7 @@ def record(name: str, seed: int, store: str, acks: str) -> None:
         name=name,
         rules=policy,
         log_every=variety.log_every,
-        durability=variety.durability,
-        sync_every_s=0.01,
+        journal=Journal(sync_every_s=variety.sync_every_s),
         quiet=True,
     )
     counter[0] = 1

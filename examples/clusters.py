@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..recorder.recorder import Recorder
+from ..store.plan import Plan
 from .settings import Settings
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -126,7 +127,7 @@ def train(
         config=settings,
         rules=rules,
         total_steps=settings.steps,
-        steps_per_epoch=steps_per_epoch,
+        plan=Plan(steps_per_epoch=steps_per_epoch),
         quiet=True,
     ) as rec:
         checkpoints = rec.folder / "checkpoints"

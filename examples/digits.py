@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..recorder.recorder import Recorder
+from ..store.plan import Plan
 from .settings import Settings
 
 NAME: Final = "digits"
@@ -82,7 +83,7 @@ def train(
         config=settings,
         rules=rules,
         total_steps=settings.steps,
-        steps_per_epoch=steps_per_epoch,
+        plan=Plan(steps_per_epoch=steps_per_epoch),
         quiet=True,
     ) as rec:
         checkpoints = rec.folder / "checkpoints"

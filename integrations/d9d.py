@@ -16,10 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ..recorder.arguments import completed
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.lookup import triggering_kinds
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
+from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON
 from .guard import Guard, guarded
 
@@ -218,9 +220,11 @@ class D9dRecorder:
     def _open(self, schedule: Any) -> Recorder:
         """Construct the recorder, on all ranks at the same place."""
         step, run_id = getattr(schedule, "current_step", 0), self._arguments.get("run_id")
-        own = {**self._described, "total_steps": getattr(schedule, "total_steps", None), **self._arguments}
+        own = completed(
+            {**self._described, **self._arguments}, Plan, total_steps=getattr(schedule, "total_steps", None)
+        )
         if run_id is not None and (Path(self._store).expanduser() / run_id / RUN_JSON).exists():
-            own |= {"run_id": None, "resume": run_id, "resume_step": step}
+            own |= {"run_id": None, "resume": (run_id, step)}
         state = self._kept_state(step) if run_id is None else None
         self.rec = self._guard.opened(self._store, state, {"rules": self._rules, **own})
         return self.rec

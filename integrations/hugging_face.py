@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ..recorder.arguments import GROUPS
 from ..rules.policy_file.lookup import triggering_kinds
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
@@ -123,10 +124,20 @@ def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[st
     }
     kept = {}
     for name, value in every.items():
+        if (kind := GROUPS.get(name)) is not None and isinstance(value, kind):
+            value = {field: getattr(value, field) for field in kind.__match_args__}
         with contextlib.suppress(TypeError, ValueError):
             json.dumps(value)
             kept[name] = value
     return kept
+
+
+def with_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of ``Recorder`` whose groups are no longer mappings, as ``exported_arguments`` makes them."""
+    return {
+        name: GROUPS[name](**value) if name in GROUPS and isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+    }
 
 
 def frequent_kinds(kinds: str | Collection[str], rules: Any, *, is_given: bool) -> frozenset[str]:

@@ -15,7 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from ..recorder.arguments import completed
 from ..recorder.recorder import Recorder
+from ..store.plan import Plan
 from .guard import Guard, guarded
 from .steering import handle_skips, leave_out, steer_learning_rate
 from .torch import watch_steps
@@ -106,13 +108,13 @@ class SteptapeCallback(Callback):
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
-        arguments = self._plan_of(trainer, pl_module)
-        arguments["config"] = {**getattr(pl_module, "hparams", {}), **self.config}
+        config = {**getattr(pl_module, "hparams", {}), **self.config}
+        arguments = completed({"config": config, **self._arguments}, Plan, **self._plan_of(trainer, pl_module))
         is_sharded = any(each.__name__ in _SHARDED for each in type(self._ask(trainer, "strategy")).__mro__)
         self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
         self._epochs = self._epochs if trainer.global_step else None
-        self.recorder = self._guard.opened(self._store, state, arguments | self._arguments)
+        self.recorder = self._guard.opened(self._store, state, arguments)
         self._updates = trainer.global_step
         self._epoch: float | None = None
         self._refused.clear()

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..recorder.arguments import Ranks, completed
 from ..recorder.recorder import Recorder
 from . import wandb
 from .step_rows import StepKind, StepRows, step_of, warn_of_rules_without_events, warn_once
@@ -65,7 +66,7 @@ class SummaryWriter:
             self.recorder = shared.recorder
         else:
             # A rank of its own: a writer belongs to one process, and scripts make it on rank 0 alone.
-            own = {"name": f"{'/'.join(parts)}{comment}" or None, "rank": 0, **own}
+            own = completed({"name": f"{'/'.join(parts)}{comment}" or None, **own}, Ranks, rank=0)
             self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
             warn_of_rules_without_events(self.recorder, own.get("rules"), step_kind)
         if log_dir is not None:

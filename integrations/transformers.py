@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..recorder.arguments import Ranks, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, parse_policy
+from ..store.plan import Plan
 from .guard import Guard
 from .hugging_face import (
     Tap,
@@ -28,6 +30,7 @@ from .hugging_face import (
     run_names,
     run_plan,
     stopper,
+    with_groups,
 )
 from .steering import handle_skips, leave_out, steer_learning_rate
 
@@ -93,7 +96,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         completions: Record the rewards of each completion of TRL's ``GRPOTrainer``, if attached.
         recorder: A recorder to use instead of one for each run. It stays the caller's to close.
         arguments: Further arguments of ``Recorder``. By default the run's name, config, planned length and
-            ``agree_timeout_s`` are the trainer's.
+            ``Ranks.agree_timeout_s`` are the trainer's.
 
     Raises:
         PolicyError: The rules do not load.
@@ -111,7 +114,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     ) -> None:
         if isinstance(rules, Mapping):  # As ``state`` keeps a Policy.
             rules = parse_policy(**rules)
-        self._store, self._rules, self._arguments = store, rules, arguments
+        self._store, self._rules, self._arguments = store, rules, with_groups(arguments)
         self._callers_recorder, self._takes_completions = recorder, completions
         self._guard = Guard(strict=bool(arguments.get("strict")))
         self._kinds = frequent_kinds(kinds, rules, is_given=recorder is not None)
@@ -321,10 +324,11 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _opened(self, args: Any, state: Any, resume: Mapping[str, Any] | None) -> Recorder:
         """Return the recorder of a training that begins now, a new one unless the caller gave one."""
-        own: dict[str, Any] = {}
+        config: dict[str, Any] = {}
+        plan: dict[str, Any] = {}
         name: dict[str, str] = {}
         with self._guard.trying("the trainer's arguments cannot be read"):
-            own = {"config": run_config(args, state), **run_plan(args, state)}
+            config, plan = run_config(args, state), run_plan(args, state)
             name = run_names(args, state)
         if resume is not None and resume["run_id"] in _OPEN:
             _OPEN[resume["run_id"]].close()
@@ -332,11 +336,13 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             if resume is not None:
                 with self._guard.trying("the run cannot be resumed"):
                     self._callers_recorder.load_state_dict(resume)
-            self._callers_recorder.declare(**own)
+            self._callers_recorder.declare(config=config, **plan)
             return self._callers_recorder
+        arguments = completed({"rules": self._rules, "config": config, **self._arguments}, Plan, **plan)
         with self._guard.trying("the time that ranks wait for each other cannot be read"):
-            own["agree_timeout_s"] = args.ddp_timeout  # As long as the job itself waits for a rank.
-        return self._guard.opened(self._store, resume, {"rules": self._rules, **own, **self._arguments}, anew=name)
+            # As long as the job itself waits for a rank.
+            arguments = completed(arguments, Ranks, agree_timeout_s=args.ddp_timeout)
+        return self._guard.opened(self._store, resume, arguments, anew=name)
 
     def _record(self, call: str, *values: Any, **named: Any) -> None:
         """Call a method of the run's recorder. Exceptions of the user's own functions reach the training."""

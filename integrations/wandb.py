@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
+from ..recorder.arguments import MOVED_ARGUMENTS, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
@@ -39,7 +40,7 @@ _CALLS: Final = frozenset(
 #: What a run without W&B's service has under these names.
 _LOCAL: Final = {"offline": True} | dict.fromkeys(("entity", "path", "settings", "start_time", "sweep_id"))
 
-_PARAMETERS: Final = inspect.signature(Recorder.__init__).parameters
+_PARAMETERS: Final = {*inspect.signature(Recorder.__init__).parameters, *MOVED_ARGUMENTS}
 
 #: The run that ``log`` and the other functions are about; None before ``init`` and after ``finish``.
 run: WandbRun | None = None
@@ -274,6 +275,7 @@ def init(
     store: str | os.PathLike[str] | None = None,
     step_kind: StepKind = "log",
     step_key: str | None = None,
+    resume_step: int | None = None,
     sync_tensorboard: bool = False,
     passthrough: bool = False,
     **others: Any,
@@ -290,6 +292,7 @@ def init(
         store: The store; by default ``STEPTAPE_STORE`` or ``runs``.
         step_kind: ``step_end`` if the steps of this script are optimizer updates; by default rows become ``log``.
         step_key: The key in the logged data that holds the step.
+        resume_step: Continue the run after this step; after its last one if not given.
         sync_tensorboard: ``SummaryWriter`` of ``steptape.integrations.tensorboard`` writes into this run.
         passthrough: Also log to the real W&B.
         **others: Arguments of ``Recorder``, such as ``rules``, and of W&B.
@@ -313,10 +316,10 @@ def init(
     is_disabled = (mode or os.environ.get("WANDB_MODE")) == "disabled"
     own |= {"mode": "disabled"} if is_disabled else {}
     # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
-    own |= {"rank": 0, **_continued(folder, id, resume, own.pop("resume_step", None)), **own}
+    own = completed({**_continued(folder, id, resume, resume_step), **own}, Ranks, rank=0)
     recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
     warn_of_rules_without_events(recorder, own.get("rules"), step_kind)
-    step = own["resume_step"] + 1 if "resume" in own else 0
+    step = own["resume"][1] + 1 if "resume" in own else 0
     rows = StepRows(recorder, step_kind, step)
     described: dict[str, Any] = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}
     described |= {"tags": tuple(tags or ()), "resumed": step > 0, "disabled": is_disabled}
@@ -397,4 +400,4 @@ def _continued(store: Path, run_id: str | None, resume: bool | str | None, step:
         return {"run_id": run_id}
     if step is None:
         step = max((event.step for event in open_run(store / run_id).events()), default=0)
-    return {"resume": run_id, "resume_step": step}
+    return {"resume": (run_id, step)}

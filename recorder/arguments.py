@@ -1,4 +1,4 @@
-"""Checks what a loop declares when it constructs a recorder, and describes the run and its attempt.
+"""Defines the groups of a recorder's arguments, checks what a loop declares, and describes the run and its attempt.
 
 Arguments in, values of their types out, or an error. Nothing is written.
 """
@@ -12,17 +12,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.redaction import redacted
 from ..store.run_info import Attempt, PolicyRecord, RunInfo
-from .batch_samples import SampleChoice
+from .batch_samples import Samples
 from .control import Callbacks
 from .environment import describe_environment
+from .late_values import VALUE_LAG
 from .process.background_pushing import PushSettings
 from .ranks.rank import Rank, this_rank
 from .values import as_config, as_text, as_whole
@@ -34,8 +35,84 @@ if TYPE_CHECKING:
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
+#: The orders that callbacks can serve.
+_CALLED_BACK: Final = frozenset(("save", "evaluate", "stop"))
+
 #: The address of a server.
 _SERVER: Final = re.compile(r"https?://", re.IGNORECASE)
+
+
+class Push(NamedTuple):
+    """Where a process of its own brings the run while it grows.
+
+    Attributes:
+        to: ``http(s)://HOST[:PORT]``, ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. Leave it out where the store
+            is a server. ``STEPTAPE_TOKEN`` holds the token of a server.
+        wait_s: Maximum number of seconds that the program's exit waits until the run is pushed.
+    """
+
+    to: str | Path | None = None
+    wait_s: float = 60.0
+
+
+class Ranks(NamedTuple):
+    """This process in a distributed job.
+
+    Attributes:
+        rank: This process's rank; detected if not given.
+        world_size: Processes that train together; detected if not given.
+        agree_timeout_s: The most seconds that ``agree`` waits for the other ranks; 30 if not given.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    agree_timeout_s: float | None = None
+
+
+class Journal(NamedTuple):
+    """How the log of the run reaches the disk.
+
+    Attributes:
+        sync_every_s: Seconds between syncs to disk, off the training thread, which are what a power loss can cost. None
+            never syncs. A SIGKILL loses no recorded step in either case.
+        value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
+            only before an event other than ``step`` or ``log``, and in ``state_dict``.
+        seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
+            that, sealing continues without the program. The largest of all recorders counts.
+    """
+
+    sync_every_s: float | None = None
+    value_lag: int = VALUE_LAG
+    seal_wait_s: float = 10.0
+
+
+#: What replaces an argument that ``Recorder`` had; ``{}`` is its value.
+MOVED_ARGUMENTS: Final = {
+    **{name: f"plan=Plan({name}={{}})" for name in ("total_epochs", "steps_per_epoch", "constants")},
+    **{name: f"ranks=Ranks({name}={{}})" for name in ("rank", "world_size", "agree_timeout_s")},
+    **{name: f"journal=Journal({name}={{}})" for name in ("sync_every_s", "value_lag", "seal_wait_s")},
+    **{f"on_{order}": f"callbacks={{{{{order!r}: function}}}}" for order in ("save", "evaluate", "stop")},
+    "durability": "journal=Journal(sync_every_s=1) for durability='power'; 'process' is the default",
+    "samples_every": "samples=Samples(every={})",
+    "samples_top": "samples=Samples(top={})",
+    "token_losses_over": "samples=Samples(tokens_over={})",
+    "push_wait_s": "push=Push(to=..., wait_s={})",
+    "resume_step": "resume=(run_id, {})",
+}
+
+#: Seconds that ``agree`` waits for the other ranks, if the loop says nothing.
+_AGREE_TIMEOUT_S: Final = 30.0
+
+_Group = TypeVar("_Group", Plan, Samples, Push, Ranks, Journal)
+
+#: The class of each group, by the argument of ``Recorder`` that takes it.
+GROUPS: Final[Mapping[str, type[Any]]] = {
+    "plan": Plan,
+    "samples": Samples,
+    "push": Push,
+    "ranks": Ranks,
+    "journal": Journal,
+}
 
 
 def described_run(name: str | None, group: str | None, tags: Sequence[str], config: Any, attempt: Attempt) -> RunInfo:
@@ -108,7 +185,7 @@ def declared_store(store: Any) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def declared_push(store: Any, push: Any, push_wait_s: Any) -> tuple[Any, PushSettings | None]:
+def declared_push(store: Any, push: Any) -> tuple[Any, PushSettings | None]:
     """Return the store of a recorder, and where its run is pushed; None for nowhere.
 
     A server in place of the store means a local spool: ``STEPTAPE_SPOOL``, or a folder in the user's state folder.
@@ -116,20 +193,21 @@ def declared_push(store: Any, push: Any, push_wait_s: Any) -> tuple[Any, PushSet
     Raises:
         TelemetryError: The target is no address and no path, or there are two.
     """
-    if not isinstance(push_wait_s, (int, float)) or not push_wait_s >= 0:
-        raise TelemetryError("push_wait_s must be a number of at least 0", got=push_wait_s)
+    to, wait_s = push if isinstance(push, Push) else Push(push)
+    if not isinstance(wait_s, (int, float)) or not wait_s >= 0:
+        raise TelemetryError("Push.wait_s must be a number of at least 0", got=wait_s)
     if isinstance(store, str) and _SERVER.match(store):
-        if push is not None:
-            raise TelemetryError("a run that is recorded for a server has that server as its target", got=push)
-        return _spool_of(store), PushSettings(store, float(push_wait_s))
+        if to is not None:
+            raise TelemetryError("a run that is recorded for a server has that server as its target", got=to)
+        return _spool_of(store), PushSettings(store, float(wait_s))
     if push is None:
         return store, None
-    target = os.fspath(push) if isinstance(push, (str, os.PathLike)) else push
+    target = os.fspath(to) if isinstance(to, (str, os.PathLike)) else to
     if not isinstance(target, str) or not target.strip():
-        raise TelemetryError("push must be the address of a server, or a folder", got=push)
+        raise TelemetryError("push must be the address of a server, a folder, or Push(to=...)", got=push)
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", target):
         target = os.path.abspath(os.path.expanduser(target))  # The program may change its working directory.
-    return store, PushSettings(target, float(push_wait_s))
+    return store, PushSettings(target, float(wait_s))
 
 
 def _spool_of(server: str) -> Path:
@@ -139,40 +217,46 @@ def _spool_of(server: str) -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "steptape", "spool", name)
 
 
-def declared_plan(
-    total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
-) -> Plan:
-    """Build the plan of a run.
+def declared_plan(given: Any, total_steps: Any = None, world_size: int | None = None) -> Plan:
+    """Return the plan of a run.
 
     Args:
-        total_steps, total_epochs, steps_per_epoch: Its length, as far as the loop knows it.
-        world_size: Processes that train together; detected by ``this_rank`` when None.
-        constants: Numbers that describe the run, by name.
+        given: The plan as the loop knows it; None if it knows none.
+        total_steps, world_size: More of it, given apart. Without any, the world size is detected by ``this_rank``.
 
     Raises:
         InvalidEvent: A value is not a number, or not a valid one.
+        TelemetryError: It is no plan, or a value is given twice.
     """
-    if world_size is None:
-        world_size = this_rank().world_size
+    plan = declared_group(given, Plan)
+    total_steps = _once(total_steps, plan.total_steps, "total_steps", "total_steps=")
+    world_size = _once(world_size, plan.world_size, "world_size", "ranks=Ranks(world_size=...)")
     return Plan(
         declared(total_steps, "total_steps"),
-        declared(total_epochs, "total_epochs"),
-        declared(steps_per_epoch, "steps_per_epoch"),
-        declared(world_size, "world_size"),
-        declared_constants(constants or {}),
+        declared(plan.total_epochs, "total_epochs"),
+        declared(plan.steps_per_epoch, "steps_per_epoch"),
+        declared(this_rank().world_size if world_size is None else world_size, "world_size"),
+        declared_constants(plan.constants or {}),
     )
+
+
+def _once(apart: Any, planned: Any, name: str, where: str) -> Any:
+    if apart is not None and planned is not None:
+        raise TelemetryError(f"{name} is given twice", got=(apart, planned), fix=f"Give it in {where} or in the plan")
+    return planned if apart is None else apart
 
 
 def declared_later(
     total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what is given of a plan as the attributes of a ``plan`` event; arguments as for ``declared_plan``.
+    """Return what is given of a plan as the attributes of a ``plan`` event; arguments as for ``Plan``.
 
     Raises:
         InvalidEvent: A value is not a number, or not a valid one.
     """
     world_size = declared(world_size, "world_size")
-    plan = dataclasses.asdict(declared_plan(total_steps, total_epochs, steps_per_epoch, world_size or 1, constants))
+    given = Plan(total_steps, total_epochs, steps_per_epoch, world_size or 1, constants or {})
+    plan = dataclasses.asdict(declared_plan(given))
     plan["world_size"] = world_size
     return {name: value for name, value in plan.items() if value}
 
@@ -210,17 +294,21 @@ def declared_certificate(certificate: Any, policy: Policy | None, *, strict: boo
     return certified_run(certificate, policy, strict=strict)
 
 
-def declared_callbacks(**callbacks: Callable[[], object] | None) -> Callbacks:
-    """Return the callbacks ``on_save``, ``on_evaluate`` and ``on_stop``.
+def declared_callbacks(given: Any) -> Callbacks:
+    """Return the loop's callbacks by order.
 
     Raises:
-        TelemetryError: One is no function, or needs an argument.
+        TelemetryError: There is no such order, or a callback is no function, or needs an argument.
     """
-    for name, callback in callbacks.items():
+    callbacks = {} if given is None else given
+    if not isinstance(callbacks, Mapping) or not _CALLED_BACK.issuperset(callbacks):
+        fix = "Write callbacks={'save': function}, with any of 'save', 'evaluate' and 'stop'"
+        raise TelemetryError("callbacks must be a mapping of orders to functions", got=given, fix=fix)
+    for order, callback in callbacks.items():
         if callback is not None and not _takes_no_argument(callback):
-            fix = f"Write {name}=function, or {name}=lambda: ..."
-            raise TelemetryError(f"{name} must be a function without arguments", got=callback, fix=fix)
-    return Callbacks({name.removeprefix("on_"): callback for name, callback in callbacks.items()})
+            fix = f"Write callbacks={{{order!r}: function}}, or {{{order!r}: lambda: ...}}"
+            raise TelemetryError(f"the callback {order!r} must be a function without arguments", got=callback, fix=fix)
+    return Callbacks(callbacks)
 
 
 def _takes_no_argument(callback: object) -> bool:
@@ -233,63 +321,6 @@ def _takes_no_argument(callback: object) -> bool:
     except ValueError:  # A built-in function without a signature.
         return True
     return True
-
-
-def declared(value: Any, what: str) -> int | None:
-    """Return a whole number above 0; None if it was not given.
-
-    Raises:
-        InvalidEvent: The value is something else.
-    """
-    return None if value is None else as_whole(value, what, least=1)
-
-
-def declared_sync_s(durability: str, sync_every_s: float) -> float | None:
-    """Return the seconds between syncs of the journal; None if it is never synced.
-
-    Raises:
-        TelemetryError: The durability is unknown, or the interval is not above 0.
-    """
-    if durability not in ("process", "power") or not sync_every_s > 0:
-        what = "durability must be 'process' or 'power', and sync_every_s above 0"
-        raise TelemetryError(what, got=(durability, sync_every_s))
-    return sync_every_s if durability == "power" else None
-
-
-def declared_agree_timeout_s(agree_timeout_s: float) -> float:
-    """Return the seconds that an agreement may take.
-
-    Raises:
-        TelemetryError: They are not a number above 0.
-    """
-    if not isinstance(agree_timeout_s, (int, float)) or not 0 < agree_timeout_s < math.inf:
-        raise TelemetryError("agree_timeout_s must be a finite number above 0", got=agree_timeout_s)
-    return float(agree_timeout_s)
-
-
-def declared_seal_wait_s(seal_wait_s: float) -> float:
-    """Return the seconds that the program's exit waits for sealing.
-
-    Raises:
-        TelemetryError: They are not a number of at least 0.
-    """
-    if not isinstance(seal_wait_s, (int, float)) or not seal_wait_s >= 0:
-        raise TelemetryError("seal_wait_s must be a number of at least 0", got=seal_wait_s)
-    return float(seal_wait_s)
-
-
-def declared_choice(samples_every: Any, samples_top: Any, token_losses_over: Any) -> SampleChoice:
-    """Return the selection of sample losses to keep.
-
-    Raises:
-        InvalidEvent: ``samples_every`` or ``samples_top`` is not a whole number above 0.
-        TypeError, ValueError: ``token_losses_over`` is not a number.
-    """
-    return SampleChoice(
-        as_whole(samples_every, "samples_every", least=1),
-        declared(samples_top, "samples_top"),
-        None if token_losses_over is None else float(token_losses_over),
-    )
 
 
 def declared_constants(constants: Any) -> dict[str, float]:
@@ -311,3 +342,92 @@ def _constant(name: object, value: Any) -> float:
     if number - number != 0.0:
         raise InvalidEvent(f"the constant {name!r} must be finite", got=value)
     return number
+
+
+def declared_group(given: Any, kind: type[_Group]) -> _Group:
+    """Return a group of arguments as given; its defaults when None.
+
+    Raises:
+        TelemetryError: It is something else.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        argument, name = kind.__name__.lower(), kind.__name__
+        fields = ", ".join(f"{field}=..." for field in kind.__match_args__)
+        fix = f"Write {argument}={name}(...), with any of {fields}"
+        raise TelemetryError(f"{argument} must be a {name}", got=given, fix=fix)
+    return given
+
+
+def completed(arguments: Mapping[str, Any], kind: type[_Group], **values: Any) -> dict[str, Any]:
+    """Return arguments of ``Recorder`` with these values in a group where the caller gave none.
+
+    Args:
+        arguments: The caller's. What they name outside of the group is not added, and a wrong group is left alone.
+        kind: The group.
+        **values: Of its fields.
+    """
+    argument = kind.__name__.lower()
+    given = arguments.get(argument)
+    own = kind() if given is None else given
+    if not isinstance(own, kind):
+        return {**arguments}
+    fields: dict[str, Any] = {name: getattr(own, name) for name in kind.__match_args__}
+    fields |= {name: value for name, value in values.items() if fields[name] is None and name not in arguments}
+    return {**arguments, argument: kind(**fields)}
+
+
+def declared_samples(given: Any) -> Samples:
+    """Return the selection of sample losses to keep.
+
+    Raises:
+        InvalidEvent: ``every`` or ``top`` is not a whole number above 0.
+        TypeError, ValueError: ``tokens_over`` is not a number.
+    """
+    group = declared_group(given, Samples)
+    return Samples(
+        as_whole(group.every, "Samples.every", least=1),
+        declared(group.top, "Samples.top"),
+        None if group.tokens_over is None else float(group.tokens_over),
+    )
+
+
+def declared_ranks(given: Any) -> tuple[int | None, int | None, float]:
+    """Return rank and world size, None for those to detect, and the seconds that an agreement may take.
+
+    Raises:
+        InvalidEvent: The rank is not a whole number from 0, or the world size none from 1.
+        TelemetryError: The timeout is not a finite number above 0.
+    """
+    rank, world_size, timeout_s = declared_group(given, Ranks)
+    timeout_s = _AGREE_TIMEOUT_S if timeout_s is None else timeout_s
+    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+        raise TelemetryError("Ranks.agree_timeout_s must be a finite number above 0", got=timeout_s)
+    rank = None if rank is None else as_whole(rank, "Ranks.rank")
+    return rank, declared(world_size, "Ranks.world_size"), float(timeout_s)
+
+
+def declared_journal(given: Any) -> Journal:
+    """Return how the log reaches the disk.
+
+    Raises:
+        InvalidEvent: ``value_lag`` is not a whole number from 0.
+        TelemetryError: Seconds are not a number above 0, or of at least 0 for ``seal_wait_s``.
+    """
+    group = declared_group(given, Journal)
+    sync_every_s, seal_wait_s = group.sync_every_s, group.seal_wait_s
+    if sync_every_s is not None and not (isinstance(sync_every_s, (int, float)) and sync_every_s > 0):
+        raise TelemetryError("Journal.sync_every_s must be a number above 0, or None", got=sync_every_s)
+    if not isinstance(seal_wait_s, (int, float)) or not seal_wait_s >= 0:
+        raise TelemetryError("Journal.seal_wait_s must be a number of at least 0", got=seal_wait_s)
+    return Journal(sync_every_s, as_whole(group.value_lag, "Journal.value_lag"), float(seal_wait_s))
+
+
+def declared(value: Any, what: str) -> int | None:
+    """Return a whole number above 0; None if it was not given.
+
+    Raises:
+        InvalidEvent: The value is something else.
+    """
+    return None if value is None else as_whole(value, what, least=1)

@@ -12,8 +12,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..store.errors import InvalidEvent
 from ..store.reading.tally import DATA_ORDER, ids_digest
@@ -49,8 +48,7 @@ def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = Non
     return SampleLosses(losses, ids, id_kind, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleChoice:
+class Samples(NamedTuple):
     """The selection of sample losses that a run keeps.
 
     Attributes:

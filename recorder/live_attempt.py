@@ -21,7 +21,8 @@ from ..store.events import PLAN, RANKS
 from ..store.journal.writer import AT_ONCE
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import RunInfo
-from .batch_samples import SampleChoice
+from .arguments import Journal
+from .batch_samples import Samples
 from .calls.warnings import CallWarnings
 from .console_lines import ConsoleLines
 from .control import Callbacks, Control
@@ -62,8 +63,9 @@ class RecorderSettings:
         described: The run as the loop describes it, with the attempt that begins first.
         has_name: Whether the loop gave the name.
         callbacks: The loop's.
-        choice: The selection of sample losses.
-        value_lag, seal_wait_s, agree_timeout_s: As for ``Recorder``.
+        samples: The selection of sample losses.
+        journal: How the log reaches the disk.
+        agree_timeout_s: As for ``Ranks``.
         push: Where the run is pushed; None for nowhere.
         certified: The certificate with which the run is compared; None without one.
         is_strict: Whether wrong calls and failures raise.
@@ -74,9 +76,8 @@ class RecorderSettings:
     described: RunInfo
     has_name: bool
     callbacks: Callbacks
-    choice: SampleChoice
-    value_lag: int
-    seal_wait_s: float
+    samples: Samples
+    journal: Journal
     agree_timeout_s: float
     push: PushSettings | None
     certified: CertifiedRun | None
@@ -183,7 +184,7 @@ class LiveAttempt:
     def begin(self) -> None:
         """Record the start of the attempt, and register the handlers for its end."""
         self._lines.begin()
-        SEALING.wait_at_exit(self._settings.seal_wait_s)
+        SEALING.wait_at_exit(self._settings.journal.seal_wait_s)
         if self._settings.push is not None:
             rank = self._settings.rank
             PUSHING.start(str(self.folder), self._settings.push, rank.rank if rank.world_size > 1 else None)
@@ -340,9 +341,8 @@ class LiveAttempt:
                 steering=self._steering,
                 strict=settings.is_strict,
                 warnings=self.warnings,
-                sync_every_s=attempt.sync_every_s,
-                choice=settings.choice,
-                value_lag=settings.value_lag,
+                samples=settings.samples,
+                settings=settings.journal,
                 on_begun_anew=self._begin_anew,
                 tally=self.position.tally,
                 on_moved=self._move,

@@ -18,7 +18,7 @@ from ..store.run_info import RunInfo
 from .control import Callbacks, Control
 from .position import Position
 from .ranks.rank import Rank
-from .resume_point import Opening, ResumePoint
+from .resume_point import Opening, Resume, ResumePoint
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Decision
@@ -33,8 +33,7 @@ def open_run(
     policy: Policy | None,
     rank: Rank,
     run_id: str | None,
-    resume: str | Mapping[str, Any] | None,
-    resume_step: int | None,
+    resume: Resume | None,
 ) -> Opening:
     """Open an attempt of any run, on any rank.
 
@@ -43,15 +42,13 @@ def open_run(
         info: The run as the loop describes it, with the new attempt.
         policy: Its rules.
         rank: The rank of this process. With a process group this is a collective call.
-        run_id, resume, resume_step: As ``Recorder`` takes them.
+        run_id, resume: As ``Recorder`` takes them.
 
     Raises:
         TelemetryError: The run cannot be opened, or an argument is wrong.
     """
-    if (resume is None and resume_step is not None) or (resume is not None and run_id is not None):
-        raise TelemetryError(
-            "resume_step is only for resume=, and run_id only for a new run", got=(run_id, resume_step)
-        )
+    if resume is not None and run_id is not None:
+        raise TelemetryError("run_id is only for a new run, and resume= names the run", got=run_id)
     if not rank.decides:
         return (
             _followed_run(store, rank.broadcast(None), info)
@@ -65,7 +62,7 @@ def open_run(
             # Reading a run needs pyarrow. A new run does without it.
             from .resuming import resumed_run
 
-            opening = resumed_run(store, ResumePoint.from_argument(resume, resume_step), info.last, policy)
+            opening = resumed_run(store, ResumePoint.from_argument(resume), info.last, policy)
         if opening.engine is not None:
             opening = opening._replace(calls=opening.engine.policy.calls)
     except BaseException as error:

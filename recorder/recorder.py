@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
 from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
-from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.reading.tally import ProgressCounts
 from .arguments import (
     declared,
-    declared_agree_timeout_s,
     declared_callbacks,
     declared_certificate,
-    declared_choice,
     declared_config,
+    declared_journal,
     declared_later,
     declared_plan,
     declared_policy,
     declared_push,
-    declared_seal_wait_s,
+    declared_ranks,
+    declared_samples,
     declared_store,
-    declared_sync_s,
     described_attempt,
     described_run,
 )
@@ -38,15 +36,11 @@ from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .control import Control
 from .disabled import disable
-from .late_values import VALUE_LAG
 from .live_attempt import LiveAttempt, RecorderSettings
 from .opening import open_run
 from .probes.emission import NO_EMISSION, Emission
-from .process.background_pushing import PUSH_WAIT_S
-from .process.background_sealing import SEAL_WAIT_S
-from .ranks.agreement import AGREE_TIMEOUT_S
 from .ranks.rank import this_rank
-from .resume_point import Opening, ResumePoint, place_in
+from .resume_point import Opening, Resume, ResumePoint, place_in
 from .spans import Spans, TimedSpan
 from .values import as_epoch, as_whole, path_text
 
@@ -55,6 +49,9 @@ if TYPE_CHECKING:
 
     from ..rules.certificate import Certificate
     from ..rules.policy_file.policy import Policy
+    from ..store.plan import Plan
+    from .arguments import Journal, Push, Ranks
+    from .batch_samples import Samples
     from .operations.carrying_out import Operations
     from .operations.handlers import Handler, Handlers, OperationRequest
     from .operations.learning_rate import LearningRate
@@ -115,34 +112,22 @@ class Recorder:
         certificate: The certificate of these rules, or its file. A run that its promise does not cover is warned of
             once, and a note of the run says why.
         total_steps: The planned length of the run in optimizer updates, if the loop knows it.
-        total_epochs: The planned length in epochs.
-        steps_per_epoch: Updates in an epoch; epochs then have a fraction.
-        world_size: Processes that train together; detected if not given.
-        constants: Numbers that describe the run, such as ``num_params``. Rules can read them by name.
+        plan: More of the plan: ``Plan(total_epochs=, steps_per_epoch=, constants=)``. With ``steps_per_epoch``, epochs
+            have a fraction. Rules can read constants by name, such as ``num_params``.
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
-        resume: Resume a run of this store as its next attempt: a run id, or the ``state_dict`` that the checkpoint
-            kept. Events recorded after the checkpoint are rolled back: they stay on disk and no longer belong to the
-            run. The run keeps its name, group, tags and config; a config that differs is recorded as a note.
-        resume_step: With a run id: the step to resume from; that of the newest checkpoint if not given.
-        rank: This process's rank in its job; detected if not given.
+        resume: Resume a run of this store as its next attempt, from the ``state_dict`` that the checkpoint kept. Or
+            give a run id, for its newest recorded checkpoint, or ``(run_id, step)``. Events recorded after the
+            checkpoint are rolled back: they stay on disk and no longer belong to the run. The run keeps its name,
+            group, tags and config; a config that differs is recorded as a note.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
-        durability: ``process`` (default): a SIGKILL loses no recorded step. ``power``: the journal is also synced to
-            disk every ``sync_every_s`` seconds, off the training thread; a power loss can cost that much.
-        sync_every_s: Seconds between syncs with ``power``.
-        on_save: Called when a rule asks for a checkpoint, so that the loop need not check the flag.
-        on_evaluate: Called when a rule asks for an evaluation.
-        on_stop: Called when a rule asks for the end of the training.
-        samples_every: Keep the sample losses of every n-th step only.
-        samples_top: Keep only this many sample losses of each batch, the highest.
-        token_losses_over: Keep token losses of samples whose loss is above this; of all if not given.
-        agree_timeout_s: The most seconds that ``agree`` waits for the other ranks.
-        value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
-            only before an event other than ``step`` or ``log``, and in ``state_dict``.
-        seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
-            that, sealing continues without the program. The largest of all recorders counts.
+        callbacks: Functions that are called when a rule asks for ``save``, ``evaluate`` or ``stop``, by these names.
+            The loop then need not check the flags.
+        samples: Which sample losses are kept, as ``Samples(every=, top=, tokens_over=)``; all if not given.
         push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``,
-            ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. ``STEPTAPE_TOKEN`` holds the token of a server.
-        push_wait_s: Maximum number of seconds that the program's exit waits until the run is pushed.
+            ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. ``Push(to=, wait_s=)`` also says how long the program's
+            exit waits for it. ``STEPTAPE_TOKEN`` holds the token of a server.
+        ranks: What is not to be detected of a distributed job, as ``Ranks(rank=, world_size=, agree_timeout_s=)``.
+        journal: How the log reaches the disk, as ``Journal(sync_every_s=, value_lag=, seal_wait_s=)``.
         mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
             every call works.
         quiet: Print no line on stderr at the start and the end of the run, as with ``STEPTAPE_QUIET=1`` in the
@@ -171,56 +156,42 @@ class Recorder:
         rules: str | Path | Policy | None = None,
         certificate: str | Path | Certificate | None = None,
         total_steps: int | None = None,
-        total_epochs: int | None = None,
-        steps_per_epoch: int | None = None,
-        world_size: int | None = None,
-        constants: Mapping[str, float] | None = None,
+        plan: Plan | None = None,
         run_id: str | None = None,
-        resume: str | Mapping[str, Any] | None = None,
-        resume_step: int | None = None,
-        rank: int | None = None,
+        resume: Resume | None = None,
         log_every: int | None = None,
-        on_save: Callable[[], object] | None = None,
-        on_evaluate: Callable[[], object] | None = None,
-        on_stop: Callable[[], object] | None = None,
-        durability: Literal["process", "power"] = "process",
-        sync_every_s: float = SYNC_EVERY_S,
-        samples_every: int = 1,
-        samples_top: int | None = None,
-        token_losses_over: float | None = None,
-        value_lag: int = VALUE_LAG,
-        seal_wait_s: float = SEAL_WAIT_S,
-        agree_timeout_s: float = AGREE_TIMEOUT_S,
-        push: str | Path | None = None,
-        push_wait_s: float = PUSH_WAIT_S,
+        callbacks: Mapping[str, Callable[[], object] | None] | None = None,
+        samples: Samples | None = None,
+        push: str | Path | Push | None = None,
+        ranks: Ranks | None = None,
+        journal: Journal | None = None,
         mode: Literal["disabled"] | None = None,
         strict: bool = False,
         quiet: bool = False,
         **unknown: Never,
     ) -> None:
         for argument in unknown:
-            raise TypeError(unknown_argument(argument, inspect.signature(Recorder).parameters))
-        store, pushed = declared_push(store, push, push_wait_s)
+            raise TypeError(unknown_argument(argument, unknown[argument], inspect.signature(Recorder).parameters))
+        store, pushed = declared_push(store, push)
         folder = declared_store(store)
         if disable(self, folder, mode):
             return
-        agree_timeout_s, seal_wait_s = declared_agree_timeout_s(agree_timeout_s), declared_seal_wait_s(seal_wait_s)
-        sync_s = declared_sync_s(durability, sync_every_s)
-        policy = declared_policy(rules, resumes=resume is not None)
-        plan = declared_plan(total_steps, total_epochs, steps_per_epoch, world_size, constants)
-        choice = declared_choice(samples_every, samples_top, token_losses_over)
-        callbacks = declared_callbacks(on_save=on_save, on_evaluate=on_evaluate, on_stop=on_stop)
-        own = this_rank(None if rank is None else as_whole(rank, "rank"))
-        described = described_run(name, group, tags, config, described_attempt(plan, policy, sync_s, own))
-        self._log_every, value_lag = declared(log_every, "log_every"), as_whole(value_lag, "value_lag")
+        rank, world_size, agree_timeout_s = declared_ranks(ranks)
+        policy, own, journal = (
+            declared_policy(rules, resumes=resume is not None),
+            this_rank(rank),
+            declared_journal(journal),
+        )
+        attempt = described_attempt(declared_plan(plan, total_steps, world_size), policy, journal.sync_every_s, own)
+        described = described_run(name, group, tags, config, attempt)
+        self._log_every = declared(log_every, "log_every")
         self._settings = RecorderSettings(
             own,
             described,
             bool(name),
-            callbacks,
-            choice,
-            value_lag,
-            seal_wait_s,
+            declared_callbacks(callbacks),
+            declared_samples(samples),
+            journal,
             agree_timeout_s,
             pushed,
             declared_certificate(certificate, policy, strict=strict),
@@ -235,7 +206,7 @@ class Recorder:
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
-        self._begin(open_run(folder, described, policy, own, run_id, resume, resume_step))
+        self._begin(open_run(folder, described, policy, own, run_id, resume))
 
     def step(
         self,
@@ -565,8 +536,8 @@ class Recorder:
         """Bring ``control`` to the same state on all ranks. Every rank calls it, at the same place in its loop.
 
         In a job with a process group, this call alone asks for anything. Callbacks are called here, on every rank that
-        has them. Call it once a step, or every few steps, from one thread. It takes ``agree_timeout_s`` at most. If a
-        rank does not come in time, rules steer the ranks no more, and later calls return at once.
+        has them. Call it once a step, or every few steps, from one thread. It takes ``Ranks.agree_timeout_s`` at
+        most. If a rank does not come in time, rules steer the ranks no more, and later calls return at once.
 
         Without a process group it does nothing, and ``control`` changes when rules decide.
 
@@ -725,7 +696,7 @@ class Recorder:
         attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
         described = dataclasses.replace(own.described, config=begun.config, attempts=(attempt,))
         self._settings = dataclasses.replace(own, described=described)
-        opening = open_run(self._store, described, self._policy, own.rank, None, state, None)
+        opening = open_run(self._store, described, self._policy, own.rank, None, state)
         live.take_back()
         self._begin(opening)
 
@@ -844,7 +815,7 @@ class Recorder:
         live.give_way(f"rolled back to step {save.step}")
         try:
             place = place_in(begun.run_id, save.step, state)
-            self._begin(open_run(self._store, described, self._policy, own.rank, None, *place))
+            self._begin(open_run(self._store, described, self._policy, own.rank, None, place))
         except Exception:  # The loop trains on with the checkpoint.
             live.position.step = save.step
             logger.exception("the run cannot be recorded after its rollback to step %d", save.step)
@@ -866,7 +837,7 @@ class Recorder:
         self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans, system=system)
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
-            general, keeps_samples = Recorder.step.__get__(self), self._settings.choice.is_everything
+            general, keeps_samples = Recorder.step.__get__(self), self._settings.samples.is_everything
             parts = (live.tape, live.position, self.control, self._log_every)
             self._quick_step = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
             self.__dict__["step"] = self._quick_step

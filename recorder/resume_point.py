@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..store.errors import TelemetryError
 from ..store.events import Event
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..rules.engine.engine import Engine
 
 logger = logging.getLogger("steptape")
+
+#: What ``Recorder(resume=...)`` takes.
+Resume: TypeAlias = str | tuple[str, int] | Mapping[str, Any]
 
 #: The format of ``Recorder.state_dict``; it grows when the meaning changes.
 STATE_FORMAT: Final = 1
@@ -48,25 +51,25 @@ class ResumePoint:
     epochs_begun: float | None = None
 
     @classmethod
-    def from_argument(cls, resume: str | Mapping[str, Any], step: int | None) -> ResumePoint:
-        """Read the user's ``resume`` argument: a run id, or the return value of ``Recorder.state_dict``.
+    def from_argument(cls, resume: Resume) -> ResumePoint:
+        """Read the user's ``resume`` argument: a run id, a run id with a step, or a ``Recorder.state_dict``.
 
         Raises:
-            TelemetryError: It is neither, has another format, holds an invalid value, or contradicts ``step``.
+            TelemetryError: It is none of them, has another format, or holds an invalid value.
         """
-        step = None if step is None else as_whole(step, "resume_step")
         if isinstance(resume, str):
-            return cls(resume, step=step)
+            return cls(resume)
+        if isinstance(resume, (tuple, list)) and len(resume) == 2 and isinstance(resume[0], str):
+            return cls(resume[0], step=as_whole(resume[1], "the step to resume from"))
         fields = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
-            raise TelemetryError("resume must be a run id or the return value of Recorder.state_dict()", got=resume)
+            what = "resume must be a run id, (run_id, step) or the return value of Recorder.state_dict()"
+            raise TelemetryError(what, got=resume)
         if resume["format"] != STATE_FORMAT:
             raise TelemetryError(
                 f"the recorder's state has format {resume['format']}; this steptape reads format {STATE_FORMAT}",
-                fix="Resume with the version of steptape that made it, or by run id and resume_step",
+                fix="Resume with the version of steptape that made it, or with resume=(run_id, step)",
             )
-        if step is not None and step != resume["step"]:
-            raise TelemetryError(f"the recorder's state belongs to step {resume['step']}", got=f"resume_step={step}")
         return cls(
             as_text(resume["run_id"]),
             as_whole(resume["attempt"], "the state's attempt"),
@@ -82,8 +85,8 @@ class ResumePoint:
         return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
 
 
-def place_in(run_id: str, step: int, state: Any) -> tuple[str | Mapping[str, Any], int | None]:
-    """Return the ``resume`` and ``resume_step`` with which a run continues from a checkpoint that the loop has loaded.
+def place_in(run_id: str, step: int, state: Any) -> Resume:
+    """Return the ``resume`` with which a run continues from a checkpoint that the loop has loaded.
 
     Args:
         run_id: The run.
@@ -93,8 +96,8 @@ def place_in(run_id: str, step: int, state: Any) -> tuple[str | Mapping[str, Any
     if state is None:
         return run_id, step
     try:
-        if ResumePoint.from_argument(state, None).run_id == run_id:
-            return state, None
+        if ResumePoint.from_argument(state).run_id == run_id:
+            return state  # type: ignore[no-any-return]
         why = "it belongs to another run"
     except TelemetryError as error:
         why = error.what

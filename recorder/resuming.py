@@ -114,10 +114,10 @@ def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None
         return last.attempt, last.seq, last.step, last.epoch
     reached = max((event.step for event in events), default=0)
     if point.step is None:
-        fix = f"Give the step to continue from, as resume_step=; the run reached step {reached}"
+        fix = f"Give the step to continue from, as resume=(run_id, step); the run reached step {reached}"
         raise TelemetryError("the run recorded no checkpoint", where=where, fix=fix)
     if point.step > reached:
-        raise TelemetryError(f"the run reached only step {reached}", where=where, got=f"resume_step={point.step}")
+        raise TelemetryError(f"the run reached only step {reached}", where=where, got=point.step)
     epoch = next((event.epoch for event in reversed(events) if event.step <= point.step), None)
     return attempts[-1].attempt, None, point.step, epoch
 

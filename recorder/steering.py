@@ -199,7 +199,9 @@ class Steering:
         if event.step >= asked_at + _IGNORED_STEPS and event.kind == "step_end":
             self.observe = self._engine.observe
             what = f"a rule asked for a stop at step {asked_at}, but the loop continues at step {event.step}"
-            logger.warning("%s. End it when rec.step(...).should_stop is true, or give on_stop=", what)
+            logger.warning(
+                "%s. End it when rec.step(...).should_stop is true, or give callbacks={'stop': function}", what
+            )
         return self._engine.observe(event)
 
     def _act(self, operation: str, decision: Decision) -> list[str]:

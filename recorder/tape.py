@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
 from ..store.events import AWAITED, BY_CALL, LATE_FOR, LOST, SAMPLES, SPAN, SYSTEM, VECTORS, Event
-from ..store.journal.syncing import SYNC_EVERY_S
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
 from ..store.sample_losses import SampleLosses
 from ..store.vectors import NO_VECTORS, Vectors
-from .batch_samples import SampleChoice
+from .arguments import Journal
+from .batch_samples import Samples
 from .calls.vectors import fitting_vectors, packed_vectors
 from .calls.warnings import CallWarnings, values_by_name
 from .environment import describe_process
-from .late_values import VALUE_LAG, Awaited, Bundle, LateValues, ToBeBrought, bundled_names, start_copy
+from .late_values import Awaited, Bundle, LateValues, ToBeBrought, bundled_names, start_copy
 from .process.background_sealing import SEALING
 from .process.locking import forkable_lock
 from .values import Payload, is_on_device, payload_of
@@ -72,9 +72,8 @@ class Tape:
         steering: The live rules, if any.
         strict: Raise failures of the tape instead of counting them.
         warnings: The warnings about calls.
-        sync_every_s: Seconds between syncs of the journal to disk, off the training thread; never synced when None.
-        choice: The selection of sample losses to keep.
-        value_lag: Updates after which late values are recorded.
+        samples: The selection of sample losses to keep.
+        settings: How the log reaches the disk.
         tally: Takes what events count.
         on_begun_anew, on_looked: As for ``JournalWriter``.
         on_moved: Called with the new path of the run's folder when it was moved.
@@ -103,9 +102,8 @@ class Tape:
         steering: Steering | None = None,
         strict: bool = False,
         warnings: CallWarnings,
-        sync_every_s: float | None = None,
-        choice: SampleChoice = SampleChoice(),  # noqa: B008 - a SampleChoice is immutable
-        value_lag: int = VALUE_LAG,
+        samples: Samples,
+        settings: Journal,
         tally: RankTally,
         on_begun_anew: Callable[[str], None],
         on_moved: Callable[[Path], None],
@@ -130,12 +128,12 @@ class Tape:
         self._tally = tally
         self._strict = strict
         self._warnings = warnings
-        self._choice = choice
+        self._choice = samples
         self._gap = 0
         self._gap_error = ""
         self._decided: list[Outcome] = []
         self._written: list[Outcome] = []
-        self._late = LateValues(value_lag)
+        self._late = LateValues(settings.value_lag)
         self._to_be_brought = ToBeBrought()
         self._newest_brought = -1
         self.journal = JournalWriter(
@@ -145,8 +143,7 @@ class Tape:
             rank=rank,
             writer=describe_process(),
             on_segment_closed=lambda _: SEALING.seal_segments(self._sealed_as),
-            durability="process" if sync_every_s is None else "power",
-            sync_every_s=SYNC_EVERY_S if sync_every_s is None else sync_every_s,
+            sync_every_s=settings.sync_every_s,
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),
             on_begun_anew=on_begun_anew,
             on_moved=self._move,
@@ -208,7 +205,7 @@ class Tape:
 
         Args:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
-            samples: The arguments of ``SampleChoice.kept``, by name.
+            samples: The arguments of ``Samples.kept``, by name.
             vectors: The vectors of a call. Those that do not fit leave the event itself recorded.
             awaits: Names of values that ``bring`` will bring.
             bundles: Metrics that are computed from tensors.

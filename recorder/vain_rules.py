@@ -89,7 +89,8 @@ def unserved(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
     for effect, (what, fix) in _REQUESTS.items():
         if asked_at.get(effect, step) < step:
             asked = f"a rule asked for {what} at step {asked_at[effect]}"
-            yield f"{asked}, but the run ended at step {step} without one. {fix}, or give on_{effect.value}="
+            fix += f", or give callbacks={{{effect.value!r}: ...}}"
+            yield f"{asked}, but the run ended at step {step} without one. {fix}"
 
 
 def _subject(names: list[str]) -> str:

@@ -10,19 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .recorder.arguments import Journal, Push, Ranks
+    from .recorder.batch_samples import Samples
     from .recorder.recorder import Recorder, active
     from .replay.backtests.backtesting import backtest
     from .replay.runs.verification import verify
     from .replay.sweeps.sweeping import sweep
     from .rules.policy_file.policy import Policy, load_policy
     from .store.errors import TelemetryError
+    from .store.plan import Plan
     from .store.store import open_run, open_store
 
     __version__: str
 
 __all__ = [
+    "Journal",
+    "Plan",
     "Policy",
+    "Push",
+    "Ranks",
     "Recorder",
+    "Samples",
     "TelemetryError",
     "__version__",
     "active",
@@ -36,8 +44,13 @@ __all__ = [
 
 #: The module that defines each name.
 _MODULES: Final = {
+    "Journal": ".recorder.arguments",
+    "Plan": ".store.plan",
     "Policy": ".rules.policy_file.policy",
+    "Push": ".recorder.arguments",
+    "Ranks": ".recorder.arguments",
     "Recorder": ".recorder.recorder",
+    "Samples": ".recorder.batch_samples",
     "TelemetryError": ".store.errors",
     "active": ".recorder.recorder",
     "backtest": ".replay.backtests.backtesting",

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from forked_ranks import forked, forked_ranks, join_group, serve_store
 
-from steptape import Recorder
+from steptape import Ranks, Recorder
 
 #: The loop's own collectives give up after this many seconds.
 GROUP_S = 20.0
@@ -125,8 +125,10 @@ def _train(job: Job, rank: int) -> dict[str, Any]:
     def serve(name: str) -> Callable[[], None]:
         return lambda: served[name].append(step)
 
-    callbacks: dict[str, Any] = {f"on_{name}": serve(name) for name in served} if job.has_callbacks else {}
-    with Recorder(job.store, rules=job.rules, agree_timeout_s=job.timeout_s, quiet=True, **callbacks) as rec:
+    callbacks = {name: serve(name) for name in served} if job.has_callbacks else None
+    with Recorder(
+        job.store, rules=job.rules, ranks=Ranks(agree_timeout_s=job.timeout_s), quiet=True, callbacks=callbacks
+    ) as rec:
         for step in range(job.first_steps.get(str(rank), 1), job.steps + 1):
             if job.reduces:
                 dist.all_reduce(torch.zeros(1))

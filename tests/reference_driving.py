@@ -175,15 +175,15 @@ def disagreement(text: str, plan: Plan, events: Sequence[Event], told: Sequence[
 def record(store: Path, text: str, plan: Plan, events: Sequence[Event], cut: int | None = None) -> Run:
     """Record events by a real recorder under the policy; resume it at the cut, after some steps in vain."""
     policy = parse_policy(text)
-    given: dict[str, Any] = {"total_steps": plan.total_steps, "total_epochs": plan.total_epochs, "world_size": 1}
-    with Recorder(store, rules=policy, **given) as rec:
+    given = Plan(plan.total_steps, plan.total_epochs, world_size=1)
+    with Recorder(store, rules=policy, plan=given) as rec:
         _feed(rec, events[:cut])
         if cut is None:
             return _closed(rec)
         state = rec.state_dict()
         rec.save("checkpoint", size_bytes=1)
         _feed(rec, events[cut : cut + 3])
-    with Recorder(store, rules=policy, resume=state, **given) as again:
+    with Recorder(store, rules=policy, resume=state, plan=given) as again:
         _feed(again, events[cut:])
         return _closed(again)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from steered_loops import Training
 from torch.nn.parallel import DistributedDataParallel
 
-from steptape import Recorder
+from steptape import Ranks, Recorder
 
 
 class RankTraining(Training):
@@ -100,7 +100,7 @@ def train(
         return training.load(request.save.path)
 
     state = training.load(resume) if resume else None
-    with Recorder(store, rules=rules, resume=state, quiet=True, agree_timeout_s=60.0) as rec:
+    with Recorder(store, rules=rules, resume=state, quiet=True, ranks=Ranks(agree_timeout_s=60.0)) as rec:
         if dist.get_rank() not in lacks:
             rec.learning_rate(training.optimizer, training.scheduler)
             rec.handle("batch.skip")

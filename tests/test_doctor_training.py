@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command_line import call
 
-from steptape import Recorder, open_run
+from steptape import Plan, Ranks, Recorder, open_run
 from steptape.integrations.linnaeus import TrainingProgress
 from steptape.store.reading.training import check_training
 from steptape.store.run import Run
@@ -104,7 +104,7 @@ def test_a_resume_without_ids_is_said_to_be_unknown(tmp_path: Path) -> None:
     """It is no finding: the exit status stays 0."""
     with Recorder(tmp_path, run_id="plain") as rec:
         rec.step(loss=1.0)
-    with Recorder(tmp_path, resume="plain", resume_step=1) as rec:
+    with Recorder(tmp_path, resume=("plain", 1)) as rec:
         rec.step(loss=1.0)
 
     result = call("doctor", rec.folder, "--training")
@@ -194,7 +194,7 @@ def test_an_epoch_that_a_resume_trains_again_is_told(tmp_path: Path) -> None:
 
 def test_an_epoch_that_begins_at_the_fraction_at_which_the_one_before_was_cut_is_none_again(tmp_path: Path) -> None:
     """An epoch that was cut short says nothing about the plan. One that begins earlier is told."""
-    with Recorder(tmp_path, steps_per_epoch=6) as rec:
+    with Recorder(tmp_path, plan=Plan(steps_per_epoch=6)) as rec:
         for begun, steps, finished in ((0, 3, 0.5), (0.5, 6, None), (None, 6, None)):
             rec.epoch_begin(begun)
             for _ in range(steps):
@@ -209,7 +209,7 @@ def test_an_epoch_that_begins_at_the_fraction_at_which_the_one_before_was_cut_is
 def test_ranks_that_made_other_updates_are_told(tmp_path: Path) -> None:
     """A run that broke off may end at another step on each rank."""
     for rank, steps in ((0, 5), (1, 4)):
-        with Recorder(tmp_path, run_id="job", rank=rank, world_size=2) as rec:
+        with Recorder(tmp_path, run_id="job", ranks=Ranks(rank=rank, world_size=2)) as rec:
             for _ in range(steps):
                 rec.step(loss=1.0)
 
@@ -220,7 +220,7 @@ def test_ranks_that_made_other_updates_are_told(tmp_path: Path) -> None:
 
 def test_a_clean_run_of_several_epochs_has_no_finding_and_the_command_says_so(tmp_path: Path) -> None:
     """Every other finding is an exit status of 1."""
-    with Recorder(tmp_path / "clean", total_epochs=2) as rec:
+    with Recorder(tmp_path / "clean", plan=Plan(total_epochs=2)) as rec:
         progress = TrainingProgress(total_epochs=2, accumulation_steps=2, recorder=rec)
         for _ in range(2):
             progress.start_epoch()

@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         rec.step(loss=math.nan, lr=0.1)
         rec.save("checkpoint-2")
         rec.step(loss=9.0, lr=0.1)
-    with Recorder(store, resume=rec.run_id, resume_step=2) as again:
+    with Recorder(store, resume=(rec.run_id, 2)) as again:
         again.step(loss=1.0)
         again.evaluate({"eval, loss": 1.5})
     return open_run(again.folder)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steptape import Recorder, TelemetryError, open_store
+from steptape import Plan, Push, Ranks, Recorder, TelemetryError, open_store
 from steptape.integrations.guard import Guard, guarded
+from steptape.integrations.hugging_face import exported_arguments, with_groups
 from steptape.rules.policy_file.lookup import triggering_kinds
 
 
@@ -86,3 +88,15 @@ def test_the_kinds_of_a_policy_are_those_of_its_triggers() -> None:
     """By the name of a shipped policy."""
     assert triggering_kinds("overfitting") == {"evaluate", "step_end"}
     assert triggering_kinds(None) == set()
+
+
+def test_the_groups_among_a_callback_s_arguments_survive_json() -> None:
+    """The Hugging Face trainer keeps a callback's arguments in the checkpoint as JSON; functions are lost."""
+    given = {"plan": Plan(total_epochs=2), "ranks": Ranks(agree_timeout_s=4.0), "push": Push("archive", 5.0)}
+    kept = exported_arguments("runs", "loss_spike", "all", {**given, "name": "a", "callbacks": {"save": print}})
+
+    restored = with_groups(json.loads(json.dumps(kept)))
+
+    own = {"store": "runs", "rules": "loss_spike", "kinds": "all"}
+    assert restored == {**own, **given, "name": "a"}
+    assert all(type(restored[name]) is type(group) for name, group in given.items())

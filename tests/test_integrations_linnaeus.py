@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S
 
-from steptape import Recorder, open_run
+from steptape import Ranks, Recorder, Samples, open_run
 from steptape.integrations.linnaeus import (
     DistributedContext,
     TrainingConsistencyChecker,
@@ -78,7 +78,7 @@ def test_samples_are_the_sum_over_ranks_with_uneven_last_batches(tmp_path: Path)
     """They are recorded, so no product of batch size, ranks and steps stands in for them."""
     given = {0: [8, 8, 5], 1: [8, 8, 3]}
     for rank, sizes in given.items():
-        with Recorder(tmp_path, run_id="job", rank=rank, world_size=2) as rec:
+        with Recorder(tmp_path, run_id="job", ranks=Ranks(rank=rank, world_size=2)) as rec:
             for size in sizes:
                 rec.step(num_samples=size, num_tokens=10 * size)
             assert (rec.progress.samples, rec.progress.tokens) == (sum(sizes), 10 * sum(sizes))
@@ -93,7 +93,7 @@ def test_a_last_batch_that_the_loader_drops_counts_for_nothing(tmp_path: Path, d
     """Ranks with 21 and 19 samples, in batches of 8."""
     loading = pytest.importorskip("torch.utils.data")
     for rank, count in enumerate((21, 19)):
-        with Recorder(tmp_path, run_id="job", rank=rank, world_size=2) as rec:
+        with Recorder(tmp_path, run_id="job", ranks=Ranks(rank=rank, world_size=2)) as rec:
             progress = TrainingProgress(world_size=2, total_epochs=1, recorder=rec)
             progress.start_epoch()
             for batch in loading.DataLoader(range(count), batch_size=8, drop_last=drop_last):
@@ -106,8 +106,8 @@ def test_a_last_batch_that_the_loader_drops_counts_for_nothing(tmp_path: Path, d
 @pytest.mark.parametrize("form", ["losses", "ids", "every third", "highest two"])
 def test_samples_are_counted_however_they_are_recorded(tmp_path: Path, form: str) -> None:
     """Sample losses that are kept in part, or ids alone, count whole batches; live as from the sealed log."""
-    choice: dict[str, Any] = {"every third": {"samples_every": 3}, "highest two": {"samples_top": 2}}.get(form, {})
-    with Recorder(tmp_path, **choice) as rec:
+    choice = {"every third": Samples(every=3), "highest two": Samples(top=2)}.get(form)
+    with Recorder(tmp_path, samples=choice) as rec:
         for step in range(7):
             losses = None if form == "ids" else [1.0] * (step + 1)
             rec.step(loss=1.0, sample_ids=[*range(step + 1)], samples=losses)
@@ -120,10 +120,10 @@ def test_samples_are_counted_however_they_are_recorded(tmp_path: Path, form: str
 def test_world_size_and_accumulation_may_change_between_attempts(tmp_path: Path) -> None:
     """What was rolled back does not count, and each attempt counts what it recorded."""
     for rank in (0, 1):
-        with Recorder(tmp_path, run_id="job", rank=rank, world_size=2) as rec:
+        with Recorder(tmp_path, run_id="job", ranks=Ranks(rank=rank, world_size=2)) as rec:
             for _ in range(10):
                 rec.step(loss=1.0, num_samples=4, micro_step=2)
-    with Recorder(tmp_path, resume="job", resume_step=6) as rec:
+    with Recorder(tmp_path, resume=("job", 6)) as rec:
         for _ in range(4):
             rec.step(loss=1.0, num_samples=8, micro_step=3)
         live = rec.progress

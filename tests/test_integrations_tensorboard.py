@@ -207,7 +207,7 @@ def test_purge_step_is_for_the_real_writer_alone() -> None:
     with SummaryWriter(run_id="ppo") as writer:
         for step in range(1, 6):
             writer.add_scalar("loss", 1.0, step)
-    with SummaryWriter(purge_step=4, resume="ppo", resume_step=3) as writer:
+    with SummaryWriter(purge_step=4, resume=("ppo", 3)) as writer:
         for step in (4, 5):
             writer.add_scalar("loss", 2.0, step)
     with SummaryWriter(purge_step=4) as writer:

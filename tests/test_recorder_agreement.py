@@ -14,7 +14,7 @@ import pytest
 from agreeing import Job, Launcher
 from drawing import scaled, seed
 
-from steptape import Recorder, TelemetryError, open_store, verify
+from steptape import Ranks, Recorder, TelemetryError, open_store, verify
 
 RULES = """
 controllers:
@@ -236,7 +236,7 @@ def test_ranks_without_a_process_group_steer_rank_0_only_and_say_so(
 def test_a_timeout_that_is_none_is_refused(tmp_path: Path, timeout_s: Any) -> None:
     """Before anything is written."""
     with pytest.raises(TelemetryError, match="agree_timeout_s must be a finite number above 0"):
-        Recorder(tmp_path, agree_timeout_s=timeout_s)
+        Recorder(tmp_path, ranks=Ranks(agree_timeout_s=timeout_s))
 
     assert not list(tmp_path.iterdir())
 

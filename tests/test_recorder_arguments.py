@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from steptape import Recorder, TelemetryError, open_run, open_store, verify
+from steptape import Plan, Ranks, Recorder, TelemetryError, open_run, open_store, verify
+from steptape.recorder.arguments import GROUPS, completed
 from steptape.store.errors import InvalidEvent
 from steptape.store.events import Event
 
@@ -151,7 +152,7 @@ def test_the_loop_s_own_exception_is_the_one_that_comes_out(tmp_path: Path, erro
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"total_steps": -1}, {"total_steps": "5"}, {"steps_per_epoch": 2.5}, {"log_every": 0}],
+    [{"total_steps": -1}, {"total_steps": "5"}, {"plan": Plan(steps_per_epoch=2.5)}, {"log_every": 0}],  # type: ignore[arg-type]
     ids=lambda arguments: str(arguments),
 )
 def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Path, arguments: dict[str, Any]) -> None:
@@ -162,14 +163,14 @@ def test_a_plan_that_is_none_is_refused_before_anything_is_written(tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name", ["on_save", "on_evaluate", "on_stop"])
+@pytest.mark.parametrize("order", ["save", "evaluate", "stop"])
 @pytest.mark.parametrize("callback", [3, "save", lambda control: control], ids=["number", "text", "takes an argument"])
 def test_a_callback_that_cannot_be_called_is_refused_before_anything_is_written(
-    tmp_path: Path, name: str, callback: Any
+    tmp_path: Path, order: str, callback: Any
 ) -> None:
     """The rule that calls it may fire hours later."""
-    with pytest.raises(TelemetryError, match=f"{name} must be a function without arguments; got "):
-        Recorder(tmp_path / "runs", **{name: callback})
+    with pytest.raises(TelemetryError, match=f"the callback {order!r} must be a function without arguments; got "):
+        Recorder(tmp_path / "runs", callbacks={order: callback})
 
     assert not (tmp_path / "runs").exists()
 
@@ -177,7 +178,7 @@ def test_a_callback_that_cannot_be_called_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("callback", [print, dict, lambda: None], ids=["optional", "without a signature", "none"])
 def test_a_callback_may_be_any_function_that_needs_no_argument(tmp_path: Path, callback: Any) -> None:
     """Python does not know the arguments of some built-in functions."""
-    with Recorder(tmp_path, on_save=callback) as rec:
+    with Recorder(tmp_path, callbacks={"save": callback}) as rec:
         rec.step(loss=1.0)
 
     assert open_run(rec.folder).status == "completed"
@@ -244,7 +245,7 @@ def test_a_callback_that_raises_at_the_very_end_leaves_the_run_ended(tmp_path: P
         rec.close()
         raise ValueError("no room")
 
-    rec = Recorder(tmp_path / "runs", rules=policy, on_save=on_save)
+    rec = Recorder(tmp_path / "runs", rules=policy, callbacks={"save": on_save})
     with pytest.raises(ValueError, match="no room"), rec:
         rec.step(loss=1.0)
 
@@ -286,3 +287,64 @@ def test_the_commit_of_a_loop_is_kept_wherever_in_the_repository_it_runs(
         kept.append(open_run(rec.folder).info.last.environment["git"])
 
     assert kept == [{"commit": head, "dirty": False}] * 3 + [None]
+
+
+@pytest.mark.parametrize("argument", sorted(GROUPS))
+@pytest.mark.parametrize("wrong", [7, {"every": 2}], ids=["number", "mapping"])
+def test_a_group_of_another_type_is_refused_before_anything_is_written(
+    tmp_path: Path, argument: str, wrong: Any
+) -> None:
+    """The error names the class of the group."""
+    with pytest.raises(TelemetryError, match=GROUPS[argument].__name__):
+        Recorder(tmp_path / "runs", **{argument: wrong})
+
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"total_steps": 5, "plan": Plan(total_steps=5)}, "total_steps is given twice; got .*Give it in total_steps="),
+        ({"ranks": Ranks(world_size=1), "plan": Plan(world_size=1)}, r"world_size is given twice; got .*ranks=Ranks\("),
+    ],
+    ids=["total_steps", "world_size"],
+)
+def test_a_part_of_the_plan_that_is_given_twice_is_refused(tmp_path: Path, given: dict[str, Any], where: str) -> None:
+    """Otherwise one of two numbers would be dropped without a word."""
+    with pytest.raises(TelemetryError, match=where):
+        Recorder(tmp_path / "runs", **given)
+
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("callbacks", [{"sve": print}, print], ids=["unknown order", "no mapping"])
+def test_callbacks_for_no_order_are_refused(tmp_path: Path, callbacks: Any) -> None:
+    """A misspelt order would never be served."""
+    with pytest.raises(TelemetryError, match="callbacks must be a mapping of orders to functions; got "):
+        Recorder(tmp_path / "runs", callbacks=callbacks)
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_loop_says_more_of_its_plan_than_the_number_of_steps(tmp_path: Path) -> None:
+    """Both become the plan of the attempt."""
+    plan = Plan(total_epochs=2, steps_per_epoch=5, constants={"n": 3})
+    with Recorder(tmp_path, total_steps=9, plan=plan, ranks=Ranks(world_size=4)) as rec:
+        pass
+
+    assert open_run(rec.folder).info.last.plan == Plan(9, 2, 5, 4, {"n": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"plan": Plan(9, 3)}),
+        ({"plan": Plan(total_epochs=1)}, {"plan": Plan(9, 1)}),
+        ({"total_steps": 5}, {"total_steps": 5, "plan": Plan(total_epochs=3)}),
+        ({"plan": 7}, {"plan": 7}),
+    ],
+    ids=["nothing", "another length", "steps", "no plan"],
+)
+def test_a_framework_adds_to_a_group_what_the_user_left_out(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """What the user gives counts; a value that is no group is the recorder's to refuse."""
+    assert completed(given, Plan, total_steps=9, total_epochs=3) == expected

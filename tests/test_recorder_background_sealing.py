@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S, until
 
-from steptape import Recorder, TelemetryError, open_run, open_store, verify
+from steptape import Journal, Recorder, TelemetryError, open_run, open_store, verify
 from steptape.recorder.process import activity as standstill
 from steptape.recorder.process.activity import Standstill
 from steptape.recorder.process.background_sealing import SEALING
@@ -207,7 +207,7 @@ def held(folder: Path) -> Iterator[None]:
 #: Records a run, and says so before it ends.
 PROGRAM = """
 import os, sys, time
-from steptape import Recorder
+from steptape import Journal, Recorder
 with Recorder(sys.argv[1], run_id="a-run"{arguments}) as rec:
     for step in range(20):
         rec.step(loss=1.0)
@@ -245,9 +245,9 @@ def test_a_program_that_has_ended_leaves_parquet(tmp_path: Path) -> None:
     """Its exit waits for all runs, also after an exception, and the exit status is the program's own."""
     code = """
         import sys
-        from steptape import Recorder
+        from steptape import Journal, Recorder
         for run in range(5):
-            with Recorder(sys.argv[1], seal_wait_s=1e6) as rec:
+            with Recorder(sys.argv[1], journal=Journal(seal_wait_s=1e6)) as rec:
                 rec.step(loss=1.0)
         never_closed = Recorder(sys.argv[1])
         never_closed.step(loss=1.0)
@@ -263,7 +263,7 @@ def test_a_program_that_has_ended_leaves_parquet(tmp_path: Path) -> None:
 
 def test_sealing_goes_on_alone_when_the_program_does_not_wait(held_run: Path) -> None:
     """The program has ended, with all its output, before its run can be sealed."""
-    process = program(held_run.parent, "seal_wait_s=0")
+    process = program(held_run.parent, "journal=Journal(seal_wait_s=0)")
     _, errors = process.communicate("\n", timeout=PATIENCE_S)
 
     assert (process.returncode, errors) == (0, "")
@@ -275,13 +275,13 @@ def test_sealing_that_takes_longer_than_the_exit_waits_goes_on_alone(tmp_path: P
     folder = tmp_path / "a-run"
     folder.mkdir()
     with held(folder):
-        process = program(tmp_path, "seal_wait_s=0.3")
+        process = program(tmp_path, "journal=Journal(seal_wait_s=0.3)")
         _, errors = process.communicate("\n", timeout=PATIENCE_S)
         left = journals(tmp_path)
 
     assert process.returncode == 0
     assert errors.count("\n") == 1
-    assert "1 run is not sealed within 0.3 s (seal_wait_s)" in errors
+    assert "1 run is not sealed within 0.3 s (Journal.seal_wait_s)" in errors
     assert left
     until(lambda: not journals(tmp_path))
     until(lambda: open_run(folder).log_digest)
@@ -289,9 +289,9 @@ def test_sealing_that_takes_longer_than_the_exit_waits_goes_on_alone(tmp_path: P
 
 def test_the_longest_wait_of_several_recorders_counts(tmp_path: Path) -> None:
     """The others gave 0."""
-    other = "Recorder(sys.argv[1], seal_wait_s={}).close()\n"
+    other = "Recorder(sys.argv[1], journal=Journal(seal_wait_s={})).close()\n"
     code = PROGRAM.replace('print("closed"', other.format(600) + other.format(0) + 'print("closed"')
-    process = program(tmp_path, "seal_wait_s=0", code=code)
+    process = program(tmp_path, "journal=Journal(seal_wait_s=0)", code=code)
     process.communicate("\n", timeout=PATIENCE_S)
 
     assert not journals(tmp_path)
@@ -301,14 +301,14 @@ def test_the_longest_wait_of_several_recorders_counts(tmp_path: Path) -> None:
 def test_a_wait_that_is_no_number_of_seconds_is_refused(tmp_path: Path, seal_wait_s: Any) -> None:
     """Nothing has been written then."""
     with pytest.raises(TelemetryError, match="seal_wait_s must be"):
-        Recorder(tmp_path / "runs", seal_wait_s=seal_wait_s)
+        Recorder(tmp_path / "runs", journal=Journal(seal_wait_s=seal_wait_s))
 
     assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_ends_the_wait_at_exit(held_run: Path) -> None:
     """The terminal sends it to the sealer too, which continues."""
-    process = program(held_run.parent, "seal_wait_s=1e6")
+    process = program(held_run.parent, "journal=Journal(seal_wait_s=1e6)")
     process.send_signal(signal.SIGSTOP)  # So that the signal finds it waiting, or about to.
     assert process.stdin is not None
     process.stdin.write("\n")
@@ -358,7 +358,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
     # Parquet takes 150 bytes a column, a journal 8 bytes a value.
     code = code.replace("range(20)", "range(2)")
     code = code.replace("rec.step(", "rec.step({f'm{number}': 1.0 for number in range(400)}, ")
-    process = program(tmp_path, "seal_wait_s=1e6", code=code)
+    process = program(tmp_path, "journal=Journal(seal_wait_s=1e6)", code=code)
     _, errors = process.communicate(timeout=PATIENCE_S)
     run = open_run(tmp_path / "a-run")
 

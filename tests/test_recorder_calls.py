@@ -196,7 +196,7 @@ def test_steps_that_begin_again_after_a_resume_are_warned_of_once(
 
     message = (
         "step 1 follows step 7, from which this attempt resumes: step numbers repeat or go backwards; recorded as "
-        "given. Count on from the checkpoint, or resume from an earlier one with resume_step="
+        "given. Count on from the checkpoint, or resume from an earlier one with resume=(run_id, step)"
     )
     assert caplog.messages == ([] if is_strict else [message])
 
@@ -323,11 +323,15 @@ def test_a_miscall_is_answered_with_the_call_to_use(
         ({"project": "x"}, "Recorder takes no argument 'project'. Use group= for related runs, name= for this one"),
         ({"entity": "x"}, "Recorder takes no argument 'entity'. Use group="),
         ({"id": "x"}, "Recorder takes no argument 'id'. Use run_id="),
+        ({"samples_every": 2}, "Recorder takes no argument 'samples_every'. Write samples=Samples(every=2)"),
+        ({"on_save": print}, "Recorder takes no argument 'on_save'. Write callbacks={'save': function}"),
+        ({"constants": {"n": 1}}, "Recorder takes no argument 'constants'. Write plan=Plan(constants={'n': 1})"),
+        ({"resume_step": 3}, "Recorder takes no argument 'resume_step'. Write resume=(run_id, 3)"),
         ({"total_step": 5}, "Recorder takes no argument 'total_step'. Did you mean 'total_steps'?"),
     ],
     ids=lambda argument: next(iter(argument)) if isinstance(argument, dict) else "",
 )
-def test_a_constructor_argument_of_another_tool_is_answered_with_steptape_s(
+def test_a_constructor_argument_of_another_tool_or_an_earlier_one_is_answered_with_steptape_s(
     tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     """Nothing is written."""
@@ -582,7 +586,7 @@ def printed(program: str, *arguments: str, environment: Mapping[str, str] = Mapp
 
 LOOP = """
     import sys
-    from steptape import Recorder
+    from steptape import Ranks, Recorder
     with Recorder(sys.argv[1], name="one") as rec:
         for step in range(1, 51):
             rec.step(loss=1 / step, lr=0.1)
@@ -618,7 +622,7 @@ def test_the_lines_name_a_failed_run_and_a_run_without_steps(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "environment"),
-    [("quiet=True", {}), ("", {"STEPTAPE_QUIET": "1"}), ("rank=1, run_id='x'", {})],
+    [("quiet=True", {}), ("", {"STEPTAPE_QUIET": "1"}), ("ranks=Ranks(rank=1), run_id='x'", {})],
     ids=["quiet", "variable", "rank 1"],
 )
 def test_the_lines_can_be_silenced_and_other_ranks_print_none(

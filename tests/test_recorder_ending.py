@@ -26,7 +26,7 @@ pytestmark = not_measured
 
 HEAD = """
 import os, signal, sys, threading, time
-from steptape import Recorder
+from steptape import Journal, Recorder
 """
 
 _started: list[subprocess.Popen[bytes]] = []
@@ -106,7 +106,7 @@ def test_a_second_sigterm_does_not_end_the_program_after_its_run(tmp_path: Path)
         tmp_path,
         """
         try:
-            with Recorder(sys.argv[1], seal_wait_s=1e6) as rec:
+            with Recorder(sys.argv[1], journal=Journal(seal_wait_s=1e6)) as rec:
                 rec.step(loss=1.0)
                 os.kill(os.getpid(), signal.SIGTERM)
                 rec.step(loss=1.0)

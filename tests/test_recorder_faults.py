@@ -246,7 +246,7 @@ def test_a_callback_may_record(tmp_path: Path) -> None:
         rec.save("checkpoint", size_bytes=1)
         rec.step(loss=9.0)
 
-    with Recorder(tmp_path / "runs", rules=rules, on_save=on_save) as rec:
+    with Recorder(tmp_path / "runs", rules=rules, callbacks={"save": on_save}) as rec:
         for _ in range(5):
             rec.step(loss=1.0)
 

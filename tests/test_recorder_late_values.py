@@ -15,7 +15,7 @@ import torch
 from probed_models import ResidualModel
 from waiting import PATIENCE_S
 
-from steptape import Recorder, load_policy, open_run, verify
+from steptape import Journal, Recorder, Samples, load_policy, open_run, verify
 from steptape.recorder.late_values import COPIES, VALUE_LAG, Bundle
 from steptape.recorder.probes.norms import Measurements
 from steptape.replay.runs.replaying import replay
@@ -185,14 +185,14 @@ def test_a_decision_on_a_late_value_says_both_steps(
 @pytest.mark.parametrize("lag", [0, 1, 5, 100])
 def test_the_lag_may_be_chosen(tmp_path: Path, rules: Path, lag: int, device: Callable[[Any], OnDevice]) -> None:
     """A lag of zero waits for each copy."""
-    run = train(tmp_path / "runs", rules, device, value_lag=lag)
+    run = train(tmp_path / "runs", rules, device, journal=Journal(value_lag=lag))
 
     assert [event.value_lag for event in late(run)][:5] == [min(lag, 5 - step) for step in range(1, 6)]
 
 
 def test_sample_losses_of_a_device_come_late_too(tmp_path: Path, device: Callable[[Any], OnDevice]) -> None:
     """They have their ids, which may be on the host, and the values of their step."""
-    with Recorder(tmp_path, samples_top=2) as rec:
+    with Recorder(tmp_path, samples=Samples(top=2)) as rec:
         for step in range(1, 5):
             losses = device([1.0 * step, 5.0 * step, 3.0 * step])
             rec.step(lr=0.1, samples=losses, sample_ids=["a", "b", "c"])

@@ -15,7 +15,7 @@ import pytest
 from waiting import PATIENCE_S
 
 import steptape
-from steptape import Recorder, TelemetryError, open_run, verify
+from steptape import Plan, Recorder, TelemetryError, open_run, verify
 from steptape.recorder.disabled import Disabled
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import load_policy
@@ -181,8 +181,8 @@ def test_awaited_values_wait_over_events_of_any_kind(store: Path, tmp_path: Path
         elif step == 6:
             rec.declare(total_steps=8, constants={"k": 2.0})
 
-    plan: dict[str, Any] = {"total_steps": 100, "world_size": 1, "constants": {"k": 1.0}}
-    with Recorder(store, rules=rules, **plan) as punctual, Recorder(store, rules=rules, **plan) as late:
+    plan = Plan(total_steps=100, world_size=1, constants={"k": 1.0})
+    with Recorder(store, rules=rules, plan=plan) as punctual, Recorder(store, rules=rules, plan=plan) as late:
         for step in range(1, 13):
             punctual.step(loss=float(step))
             late.step(awaits="loss")
@@ -234,7 +234,7 @@ def test_late_values_of_a_step_that_awaits_none_are_a_log_of_that_step(store: Pa
 
 def test_what_a_loop_declares_late_is_an_event_and_stands_in_the_run(store: Path) -> None:
     """The plan of the start is kept, because rules began with it."""
-    with Recorder(store, config={"lr": 0.1}, total_epochs=3) as rec:
+    with Recorder(store, config={"lr": 0.1}, plan=Plan(total_epochs=3)) as rec:
         rec.step(loss=1.0)
         rec.declare(total_steps=30, steps_per_epoch=10, constants={"num_params": 12}, config={"dropout": 0.5})
         rec.step(loss=1.0)
@@ -293,7 +293,7 @@ def test_an_epoch_that_was_cut_short_ends_at_its_fraction(store: Path) -> None:
 
 def test_an_epoch_that_begins_at_a_fraction_ends_one_epoch_later(store: Path) -> None:
     """The next one begins there, also after a resume."""
-    with Recorder(store, steps_per_epoch=4) as rec:
+    with Recorder(store, plan=Plan(steps_per_epoch=4)) as rec:
         rec.epoch_begin()
         rec.epoch_end(0.5)
         rec.epoch_begin(0.5)
@@ -303,7 +303,7 @@ def test_an_epoch_that_begins_at_a_fraction_ends_one_epoch_later(store: Path) ->
         rec.step(loss=1.0)
         rec.epoch_end()
         rec.epoch_begin()
-    with Recorder(store, steps_per_epoch=4, resume=state) as rec:
+    with Recorder(store, plan=Plan(steps_per_epoch=4), resume=state) as rec:
         rec.step(loss=1.0)
         rec.epoch_end()
         rec.epoch_begin()
@@ -348,7 +348,7 @@ def test_an_exception_that_the_loop_caught_ends_the_run_as_failed(store: Path) -
     run = open_run(rec.folder)
     assert run.info.last.status == "failed"
     assert events(run, "failure")[0].attrs["message"] == "CUDA out of memory"
-    with Recorder(store, resume=rec.run_id, resume_step=1) as resumed:
+    with Recorder(store, resume=(rec.run_id, 1)) as resumed:
         assert resumed.run_id == rec.run_id
     other = Recorder(store)
     other.fail("out of memory")  # type: ignore[arg-type] # A text in place of the exception must not hide it.

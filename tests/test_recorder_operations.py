@@ -145,7 +145,7 @@ def test_a_callback_that_raises_at_the_very_begin_ends_the_run(tmp_path: Path) -
         raise OSError("no room for the checkpoint")
 
     with pytest.raises(OSError, match="no room for the checkpoint"):
-        Recorder(tmp_path / "runs", rules=rules, on_save=fail)
+        Recorder(tmp_path / "runs", rules=rules, callbacks={"save": fail})
 
     (folder,) = (tmp_path / "runs").iterdir()
     assert open_run(folder).status == "failed"
@@ -180,7 +180,7 @@ def test_a_loop_that_ignores_a_stop_is_warned_once_and_at_its_end(
 ) -> None:
     """Ten steps are patience enough. The status remains ``stopped``, and the run verifies."""
     monkeypatch.setenv("STEPTAPE_QUIET", "0")
-    with Recorder(tmp_path, name="run", rules=parse_policy(STOP), on_stop=callback) as rec:
+    with Recorder(tmp_path, name="run", rules=parse_policy(STOP), callbacks={"stop": callback}) as rec:
         for loss in (1.0, 1.0, *[3.0] * (ignored + 1)):
             rec.step(loss=loss)
     said = [message for message in caplog.messages if "should_stop" in message]

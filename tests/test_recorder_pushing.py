@@ -12,12 +12,13 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from api_serving import served
-from steptape import Recorder, TelemetryError, open_run
+from steptape import Push, Recorder, TelemetryError, open_run
 
 LOOP = """
 import os, sys
-from steptape import Recorder
-with Recorder(sys.argv[1], name="pushed", push=sys.argv[2] or None, push_wait_s=float(sys.argv[3])) as rec:
+from steptape import Push, Recorder
+to = Push(sys.argv[2] or None, wait_s=float(sys.argv[3]))
+with Recorder(sys.argv[1], name="pushed", push=to) as rec:
     for step in range(50):
         rec.step(loss=step)
 print(rec.folder, flush=True)
@@ -52,8 +53,8 @@ def test_runs_that_nobody_closed_are_ended_before_their_pushes_are_waited_for(tm
     """The order of exit handlers is that of the first run."""
     code = """
 import sys
-from steptape import Recorder
-left_open = [Recorder(sys.argv[1], push=sys.argv[2], push_wait_s=float(sys.argv[3])) for _ in range(2)]
+from steptape import Push, Recorder
+left_open = [Recorder(sys.argv[1], push=Push(sys.argv[2], wait_s=float(sys.argv[3]))) for _ in range(2)]
 for rec in left_open:
     rec.step(loss=1.0)
 """
@@ -119,9 +120,9 @@ def test_a_run_of_the_same_process_is_live_at_the_target(tmp_path: Path) -> None
         ("http://h", "http://x", 1, "has that server as its target"),
         ("a", "", 1, "push must be the address"),
         ("a", 7, 1, "push must be the address"),
-        ("a", "b", -1, "push_wait_s must be"),
-        ("a", "b", "x", "push_wait_s must be"),
-        ("s3://bucket", None, 1, "the store must be"),
+        ("a", "b", -1, "Push.wait_s must be"),
+        ("a", "b", "x", "Push.wait_s must be"),
+        ("a", None, 1, "push must be the address"),
     ],
 )
 def test_a_wrong_argument_is_said_at_once(
@@ -130,6 +131,6 @@ def test_a_wrong_argument_is_said_at_once(
     """Nothing is written then."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TelemetryError, match=what):
-        Recorder(store, push=push, push_wait_s=wait)  # type: ignore[arg-type]
+        Recorder(store, push=Push(push, wait))  # type: ignore[arg-type]
 
     assert os.listdir(tmp_path) == []

@@ -24,7 +24,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from measuring import not_measured
 
-from steptape import Recorder, open_run, verify
+from steptape import Plan, Recorder, open_run, verify
 from steptape.recorder.control import Control
 from steptape.recorder.tape import Tape
 from steptape.store.events import Event
@@ -91,7 +91,7 @@ def recorded(
 ) -> tuple[list[str], str]:
     """Return what a run holds after these calls: its events without clocks, and its samples."""
     with tempfile.TemporaryDirectory() as store:
-        with Recorder(store, rules=rules, steps_per_epoch=5) as rec:
+        with Recorder(store, rules=rules, plan=Plan(steps_per_epoch=5)) as rec:
             rec.epoch_begin()
             for given in calls:
                 # The first of a kind takes the general path.
@@ -297,7 +297,7 @@ def test_a_callback_that_raises_is_heard_once_and_its_step_is_recorded_once(tmp_
     def fail() -> None:
         raise OSError("no room for the checkpoint")
 
-    with Recorder(tmp_path / "runs", rules=rules, on_save=fail) as rec:
+    with Recorder(tmp_path / "runs", rules=rules, callbacks={"save": fail}) as rec:
         for _ in range(3):
             rec.step(loss=0.5)
         with pytest.raises(OSError, match="no room for the checkpoint"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE_S
 
-from steptape import Recorder, TelemetryError, open_store, verify
+from steptape import Ranks, Recorder, TelemetryError, open_store, verify
 
 LOOP = """
     import os, sys
@@ -133,11 +133,11 @@ def test_a_rank_that_is_none_of_the_job_s_is_told(
 def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
     """A second recording under the same numbers would be skipped as known."""
     for rank in (0, 1):
-        with Recorder(tmp_path, run_id="job-9", rank=rank) as rec:
+        with Recorder(tmp_path, run_id="job-9", ranks=Ranks(rank=rank)) as rec:
             rec.step(loss=float(rank))
 
     with pytest.raises(TelemetryError, match="rank 1 has already recorded part of this run"):
-        Recorder(tmp_path, run_id="job-9", rank=1)
+        Recorder(tmp_path, run_id="job-9", ranks=Ranks(rank=1))
 
 
 BLOCKED = """

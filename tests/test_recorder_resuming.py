@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from steptape import Recorder, TelemetryError, open_run, verify
+from steptape import Plan, Recorder, TelemetryError, open_run, verify
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.semantics import SEMANTICS_VERSION
@@ -119,14 +119,14 @@ def test_a_state_belongs_to_the_attempt_that_made_it(tmp_path: Path) -> None:
 
 def test_the_state_is_plain_and_travels_in_a_torch_checkpoint(tmp_path: Path) -> None:
     """It loads with torch's weights-only loader and as JSON."""
-    with Recorder(tmp_path, steps_per_epoch=4) as rec:
+    with Recorder(tmp_path, plan=Plan(steps_per_epoch=4)) as rec:
         rec.epoch_begin()
         for _ in range(6):
             rec.step(loss=1.0)
         torch.save({"recorder": rec.state_dict()}, tmp_path / "checkpoint.pt")
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["recorder"]
 
-    with Recorder(tmp_path, resume=json.loads(json.dumps(state)), steps_per_epoch=4) as again:
+    with Recorder(tmp_path, resume=json.loads(json.dumps(state)), plan=Plan(steps_per_epoch=4)) as again:
         again.step(loss=1.0)
         again.epoch_begin()
 
@@ -237,15 +237,15 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
         ({"resume": "nowhere"}, "no such run"),
         ({"resume": "../escape"}, "not a valid run id"),
         ({"resume": "my loop"}, "resume takes a run's id; got 'my loop'. The newest run of this name is a-run"),
-        ({"resume": 3}, "resume must be a run id or"),
-        ({"resume": {"format": 1}}, "resume must be a run id or"),
-        ({"resume_step": 3}, "resume_step is only for resume="),
+        ({"resume": 3}, "resume must be a run id, "),
+        ({"resume": {"format": 1}}, "resume must be a run id, "),
         ({"resume": "RUN"}, "recorded no checkpoint"),
-        ({"resume": "RUN", "resume_step": 9}, "reached only step 2"),
-        ({"resume": "RUN", "resume_step": -1}, r"resume_step must be a whole number from 0 to 2\*\*53; got -1"),
-        ({"resume": "RUN", "resume_step": "1"}, "resume_step must be a whole number; got '1'"),
-        ({"resume": "RUN", "resume_step": True}, "resume_step must be a whole number.*; got True"),
-        ({"resume": "RUN", "run_id": "another"}, "run_id only for a new run"),
+        ({"resume": ("a-run", 9)}, "reached only step 2; got 9"),
+        ({"resume": ("a-run", -1)}, r"the step to resume from must be a whole number from 0 to 2\*\*53; got -1"),
+        ({"resume": ("a-run", "1")}, "the step to resume from must be a whole number; got '1'"),
+        ({"resume": ("a-run", True)}, "the step to resume from must be a whole number.*; got True"),
+        ({"resume": ("a-run", 1, 2)}, "resume must be a run id, "),
+        ({"resume": "RUN", "run_id": "another"}, "run_id is only for a new run"),
         ({"run_id": "RUN"}, "a run with this id already"),
         ({"run_id": ".hidden"}, "a run id starts with"),
     ],
@@ -300,7 +300,7 @@ def test_a_step_alone_says_where_a_run_without_checkpoints_goes_on(tmp_path: Pat
         for _ in range(5):
             rec.step(loss=1.0)
 
-    with Recorder(tmp_path, resume=rec.run_id, resume_step=3) as again:
+    with Recorder(tmp_path, resume=(rec.run_id, 3)) as again:
         again.step(loss=2.0)
 
     assert steps(open_run(rec.folder)) == [(0, 1), (0, 2), (0, 3), (1, 4)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from steptape import Recorder, TelemetryError, open_run
+from steptape import Recorder, Samples, TelemetryError, open_run
 
 
 def rows(rec: Recorder, *columns: str) -> list[tuple[Any, ...]]:
@@ -20,7 +20,7 @@ def rows(rec: Recorder, *columns: str) -> list[tuple[Any, ...]]:
 
 def test_samples_of_every_nth_step_alone_may_be_kept(tmp_path: Path) -> None:
     """The steps themselves are all recorded."""
-    with Recorder(tmp_path, samples_every=3) as rec:
+    with Recorder(tmp_path, samples=Samples(every=3)) as rec:
         for step in range(1, 8):
             rec.step(loss=float(step), samples=[1.0 * step, 2.0])
 
@@ -31,7 +31,7 @@ def test_samples_of_every_nth_step_alone_may_be_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ids", [[10, 11, 12, 13], ["a", "ß", "c", "d"], None], ids=["integers", "text", "none"])
 def test_the_highest_of_a_batch_alone_may_be_kept(tmp_path: Path, ids: Any) -> None:
     """They keep ids, tokens and positions in the batch; NaN is above all numbers."""
-    with Recorder(tmp_path, samples_top=2) as rec:
+    with Recorder(tmp_path, samples=Samples(top=2)) as rec:
         for _ in range(3):
             rec.step(samples=[1.0, 4.0, math.nan, 2.0], sample_ids=ids, sample_tokens=[5, 6, 7, 8])
 
@@ -52,7 +52,7 @@ def test_the_highest_of_a_batch_alone_may_be_kept(tmp_path: Path, ids: Any) -> N
 )
 def test_token_losses_are_kept_of_samples_above_a_threshold(tmp_path: Path, token_losses: Any) -> None:
     """Each sample has its own number of tokens."""
-    with Recorder(tmp_path, token_losses_over=2.0) as rec:
+    with Recorder(tmp_path, samples=Samples(tokens_over=2.0)) as rec:
         rec.step(samples=[1.0, 9.0, 3.0], sample_tokens=[2, 3, 1], token_losses=token_losses)
 
     assert rows(rec, "loss", "token_losses") == [(1.0, None), (9.0, [8.0, 9.0, 10.0]), (3.0, [3.0])]
@@ -60,7 +60,7 @@ def test_token_losses_are_kept_of_samples_above_a_threshold(tmp_path: Path, toke
 
 def test_token_losses_without_a_threshold_are_kept_of_all(tmp_path: Path) -> None:
     """They follow their samples if only the highest are kept."""
-    with Recorder(tmp_path, samples_top=1) as rec:
+    with Recorder(tmp_path, samples=Samples(top=1)) as rec:
         rec.step(samples=[1.0, 9.0, 3.0], token_losses=[[1.0], [8.0, 10.0], []])
 
     assert rows(rec, "position", "token_losses") == [(1, [8.0, 10.0])]
@@ -91,10 +91,10 @@ def test_samples_that_do_not_fit_cost_a_warning_and_not_the_step(
     assert caplog.text.count("sample losses were not recorded") == 1
 
 
-@pytest.mark.parametrize("odd", [{"samples_every": 0}, {"samples_top": -1}, {"samples_every": "x"}], ids=str)
+@pytest.mark.parametrize("odd", [{"every": 0}, {"top": -1}, {"every": "x"}], ids=str)
 def test_a_choice_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     """The error comes before anything is written."""
-    with pytest.raises(TelemetryError):
-        Recorder(tmp_path / "runs", **odd)
+    with pytest.raises(TelemetryError, match=rf"Samples\.{next(iter(odd))} must be a whole number"):
+        Recorder(tmp_path / "runs", samples=Samples(**odd))
 
     assert not (tmp_path / "runs").exists()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from steptape import Recorder
+from steptape import Plan, Ranks, Recorder
 from steptape.rules.policy_file.policy import parse_policy
 
 Call = Callable[[Any], object]
@@ -119,7 +119,7 @@ def test_a_rule_that_reads_the_epoch_of_a_loop_without_one_is_named_at_the_end(
         "controller 'late': 'epoch' is read, but this run never had one. Call rec.epoch_begin(), or rec.step(epoch=...)"
     )
 
-    said = ended(tmp_path, rules, *calls, caplog=caplog, steps_per_epoch=2)
+    said = ended(tmp_path, rules, *calls, caplog=caplog, plan=Plan(steps_per_epoch=2))
 
     assert said == ([message] if is_named else [])
 
@@ -156,9 +156,9 @@ def test_checkpoints_and_evaluations_that_rules_asked_for_in_vain_are_named_at_t
     if len(calls) == 3 and len(said) == 2 and calls[1] is HIGH:
         assert said == [
             "a rule asked for a checkpoint at step 1, but the run ended at step 3 without one. Save one when "
-            "rec.step(...).should_save is true and call rec.save(path), or give on_save=",
+            "rec.step(...).should_save is true and call rec.save(path), or give callbacks={'save': ...}",
             "a rule asked for an evaluation at step 1, but the run ended at step 3 without one. Evaluate when "
-            "rec.step(...).should_evaluate is true and call rec.evaluate(...), or give on_evaluate=",
+            "rec.step(...).should_evaluate is true and call rec.evaluate(...), or give callbacks={'evaluate': ...}",
         ]
 
 
@@ -189,7 +189,7 @@ def test_rules_on_all_ranks_that_nothing_feeds_are_named_at_the_end(
     tmp_path: Path, world_size: int, is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One process of eight gathers nothing. A job of one process needs no agreement."""
-    said = ended(tmp_path, ALL_RANKS, *[HIGH] * 3, caplog=caplog, world_size=world_size)
+    said = ended(tmp_path, ALL_RANKS, *[HIGH] * 3, caplog=caplog, ranks=Ranks(world_size=world_size))
 
     assert (
         said
@@ -208,7 +208,7 @@ def test_a_resumed_run_of_one_process_gathers_nothing_and_has_no_rule_to_name(
     """Its own values are those of all ranks, and what did not come in this attempt came in the one before."""
     ended(tmp_path, ALL_RANKS, HIGH, caplog=caplog, run_id="job")
 
-    assert ended(tmp_path, ALL_RANKS, HIGH, caplog=caplog, resume="job", resume_step=1) == []
+    assert ended(tmp_path, ALL_RANKS, HIGH, caplog=caplog, resume=("job", 1)) == []
 
 
 def test_rules_on_all_ranks_without_a_process_group_are_named_at_the_end(

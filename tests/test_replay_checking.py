@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from steptape import Recorder, open_run
+from steptape import Plan, Recorder, open_run
 from steptape.replay.policies.findings_on_runs import findings_against
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
@@ -84,7 +84,7 @@ def test_what_no_run_has_is_found(rule: str, message: str, runs: list[Run]) -> N
 )
 def test_what_rules_can_read_beside_plain_series_is_no_finding(rule: str, tmp_path: Path, runs: list[Run]) -> None:
     """The cases: constants of the run, another name of the learning rate, windows by steps, series of expressions."""
-    with Recorder(tmp_path, constants={"num_params": 1e6}) as rec:
+    with Recorder(tmp_path, plan=Plan(constants={"num_params": 1e6})) as rec:
         rec.log(learning_rate=0.1)
 
     assert told(rule, [*runs, open_run(rec.folder)]) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from steptape import Recorder, backtest, open_run, verify
+from steptape import Plan, Ranks, Recorder, backtest, open_run, verify
 from steptape.cli.app import app
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision, outcome_from_event
@@ -114,7 +114,9 @@ def test_what_a_loop_declares_is_kept_and_read_by_rules(tmp_path: Path) -> None:
         "controllers:\n  - {name: c, triggers: [on_step_end], operations: [],"
         " rule: num_params > 1.0e+6 and world_size == 8}\n"
     )
-    with Recorder(tmp_path, rules=policy, world_size=8, constants={"num_params": 2_000_000}) as rec:
+    with Recorder(
+        tmp_path, rules=policy, ranks=Ranks(world_size=8), plan=Plan(constants={"num_params": 2_000_000})
+    ) as rec:
         rec.step(loss=1.0)
     run = open_run(rec.folder)
 

@@ -89,7 +89,7 @@ def test_a_run_in_which_every_trigger_decided_and_failed_verifies(tmp_path: Path
         for rec in begun:
             rec.save("checkpoint", is_final=True)
 
-    with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml", on_save=save) as rec:
+    with Recorder(tmp_path / "runs", rules=tmp_path / "policy.yaml", callbacks={"save": save}) as rec:
         begun.append(rec)
         rec.epoch_begin()
         for loss in (1.0, 2.0):

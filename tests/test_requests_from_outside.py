@@ -105,8 +105,7 @@ def test_a_run_stops_on_request_and_records_who_asked(tmp_path: Path, policy: Po
 def test_what_is_asked_for_sets_its_flag_until_it_is_served(tmp_path: Path, what: str) -> None:
     """Its callback is called as for a rule's order, once."""
     called: list[str] = []
-    callbacks: dict[str, Any] = {f"on_{what}": lambda: called.append(what)}
-    with Recorder(tmp_path, **callbacks) as rec:
+    with Recorder(tmp_path, callbacks={what: lambda: called.append(what)}) as rec:
         rec.step(loss=1.0)
         ask_recorder(rec.folder, what, author="me")
         step_until(rec, lambda: bool(called))
@@ -129,8 +128,8 @@ def test_several_requests_at_once_are_carried_out_in_the_order_in_which_they_cam
         rec.log(calls=len(called))
         called.append(what)
 
-    callbacks: dict[str, Any] = {f"on_{what}": partial(serve, what) for what in ("stop", "save", "evaluate")}
-    with Recorder(tmp_path, **callbacks) as rec:
+    callbacks = {what: partial(serve, what) for what in ("stop", "save", "evaluate")}
+    with Recorder(tmp_path, callbacks=callbacks) as rec:
         rec.step(loss=1.0)
         for what in ("evaluate", "stop", "save"):
             ask_recorder(rec.folder, what, author="me")
@@ -159,7 +158,7 @@ def test_a_request_of_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:
     with Recorder(tmp_path, run_id="twice") as rec:
         rec.step(loss=1.0)
         ask_recorder(rec.folder, "stop", author="me")
-    with Recorder(tmp_path, resume="twice", resume_step=1) as rec:
+    with Recorder(tmp_path, resume=("twice", 1)) as rec:
         ask_recorder(rec.folder, "save", author="me")
         step_until(rec, lambda: rec.control.should_save)
         assert not rec.control.should_stop

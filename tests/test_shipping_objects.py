@@ -342,7 +342,7 @@ def test_a_resumed_run_is_pushed_on(bucket: Place, tmp_path: Path) -> None:
     pushed(tmp_path / "a" / RUN, bucket)
     store = open_store(bucket.address)
     first = set(bucket.names())
-    with Recorder(tmp_path / "a", resume=RUN, resume_step=5, quiet=True) as rec:
+    with Recorder(tmp_path / "a", resume=(RUN, 5), quiet=True) as rec:
         for _ in range(10):
             rec.step(loss=0.5)
     pushed(tmp_path / "a" / RUN, bucket)

@@ -202,7 +202,7 @@ def test_digests_of_the_first_format_are_found_again_forever(tmp_path: Path) -> 
     folder = tmp_path / FIRST.name
     shutil.copytree(FIRST, folder)
     before = read_digests(folder)
-    with Recorder(tmp_path, resume=folder.name, resume_step=8) as rec:
+    with Recorder(tmp_path, resume=(folder.name, 8)) as rec:
         rec.step(loss=1.0)
     rec.close(seal=True)
 
@@ -376,7 +376,7 @@ def test_sealing_again_does_not_bless_what_was_changed(recorded: Path) -> None:
 def test_a_resumed_run_keeps_the_digests_of_its_earlier_attempts(recorded: Path) -> None:
     """The newest attempt gets its own."""
     before = read_digests(recorded)
-    with Recorder(recorded.parent, resume=recorded.name, resume_step=20) as rec:
+    with Recorder(recorded.parent, resume=(recorded.name, 20)) as rec:
         rec.step(loss=1.0)
     rec.close(seal=True)
 

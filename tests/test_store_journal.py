@@ -367,7 +367,7 @@ def test_a_journal_with_durability_power_is_synced_off_the_writing_thread(
         first_sync.set()
 
     monkeypatch.setattr(os, "fsync", noted)
-    writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, segment_bytes=400)
+    writer = JournalWriter(tmp_path, run_id="run-1", sync_every_s=0.01, segment_bytes=400)
     assert first_sync.wait(PATIENCE_S)
     for index in range(20):
         append(writer, index)
@@ -391,7 +391,7 @@ def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monke
         failed.set()
 
     monkeypatch.setattr(os, "fsync", refuse)
-    writer = JournalWriter(tmp_path, run_id="run-1", durability="power", sync_every_s=0.01, on_sync_failed=report)
+    writer = JournalWriter(tmp_path, run_id="run-1", sync_every_s=0.01, on_sync_failed=report)
     append(writer, 0)
     assert failed.wait(PATIENCE_S)
     append(writer, 1)
@@ -403,7 +403,7 @@ def test_a_sync_that_fails_is_reported_and_writing_goes_on(tmp_path: Path, monke
 
 def test_a_forked_child_of_a_synced_journal_ends_without_waiting_for_its_parents_thread(tmp_path: Path) -> None:
     """The thread does not exist in the child; the parent's journal continues."""
-    script = FORKED.replace('run_id="run-1"', 'run_id="run-1", durability="power"')
+    script = FORKED.replace('run_id="run-1"', 'run_id="run-1", sync_every_s=1.0')
 
     assert (int(run_script(script, tmp_path)), seqs(tmp_path)) == (42, [0, 1])
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from ...store.errors import shortened
+from ..arguments import MOVED_ARGUMENTS
+
 #: What replaces an argument of another tool's run.
 _ARGUMENTS: Final = {
     **dict.fromkeys(("project", "experiment"), "Use group= for related runs, name= for this one"),
@@ -50,8 +53,10 @@ OWN_METHODS: Final = {
 }
 
 
-def unknown_argument(name: str, known: Iterable[str]) -> str:
+def unknown_argument(name: str, value: object, known: Iterable[str]) -> str:
     """Return the message for an argument that ``Recorder`` does not take."""
+    if name in MOVED_ARGUMENTS:
+        return f"Recorder takes no argument {name!r}. Write {MOVED_ARGUMENTS[name].format(shortened(repr(value)))}"
     return f"Recorder takes no argument {name!r}. {_ARGUMENTS.get(name) or _nearest(name, known)}".rstrip()
 
 

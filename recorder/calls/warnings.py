@@ -124,7 +124,7 @@ class CallWarnings:
                 self._first_step(step)
                 return
             resumed = ", from which this attempt resumes"
-            fix = "Count on from the checkpoint, or resume from an earlier one with resume_step="
+            fix = "Count on from the checkpoint, or resume from an earlier one with resume=(run_id, step)"
         position.is_ordered = False
         what = f"step {step} follows step {position.step}{resumed}: step numbers repeat or go backwards"
         self.object_to(f"{what}; recorded as given", fix=fix)

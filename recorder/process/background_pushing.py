@@ -21,9 +21,6 @@ from .locking import forkable_lock
 
 logger = logging.getLogger("steptape")
 
-#: Seconds that the program's exit waits for pushes, if no recorder says otherwise.
-PUSH_WAIT_S: Final = 60.0
-
 
 class PushSettings(NamedTuple):
     """Where a recorder pushes its run, and how long the program's exit waits for it."""
@@ -91,7 +88,7 @@ class BackgroundPushing:
 
     def _wait(self, folder: str, process: ChildProcess, settings: PushSettings, until_s: float) -> None:
         if not process.has_answered(within_s=until_s - time.monotonic()):
-            what = f"the run was not pushed to {settings.target} within {settings.wait_s:g} s (push_wait_s)"
+            what = f"the run was not pushed to {settings.target} within {settings.wait_s:g} s (Push.wait_s)"
             logger.warning("%s. %s", what, _how_to_push(folder, settings))
             return
         try:

@@ -28,9 +28,6 @@ from .locking import forkable_lock
 
 logger = logging.getLogger("steptape")
 
-#: Seconds that the program's exit waits for sealing, if no recorder says otherwise.
-SEAL_WAIT_S: Final = 10.0
-
 #: Seconds within which the process takes a request, unless it is stalled: it reads them in a thread of its own.
 _TAKEN_WITHIN_S: Final = 1.0
 
@@ -101,7 +98,7 @@ class BackgroundSealing:
 
     def _finish(self) -> None:
         """Wait for pending runs at the program's exit; after that the process continues alone."""
-        limit = f"within {self._wait_s:g} s (seal_wait_s)"
+        limit = f"within {self._wait_s:g} s (Journal.seal_wait_s)"
         try:
             self._wait(lambda: bool(self._pending), until_s=time.monotonic() + self._wait_s)
         except KeyboardInterrupt:

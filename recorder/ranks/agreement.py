@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ..steering import Steering
     from .private_group import Agreed, PrivateGroup
 
-#: The most seconds that an agreement takes, unless the loop gives another number.
-AGREE_TIMEOUT_S: Final = 30.0
-
 #: The most operations with arguments that ranks can agree on: their bits, and those of the flags, are one integer.
 MAX_CALLS: Final = 56
 
@@ -263,7 +260,7 @@ class Agreement:
         error = TelemetryError(
             f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
             got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",
-            fix="Call rec.agree() at the same place on every rank, or give a longer agree_timeout_s",
+            fix="Call rec.agree() at the same place on every rank, or give a longer Ranks(agree_timeout_s=...)",
         )
         self._warnings.once(str(error))
 

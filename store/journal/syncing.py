@@ -6,12 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from ..run_folder import sync_folder
-
-#: Seconds between two syncs: what a power loss can cost.
-SYNC_EVERY_S: Final = 1.0
 
 
 class Syncer:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..descriptors import above_streams, inode_of
 from ..run_folder import journal_name
@@ -19,7 +19,7 @@ from ..sample_losses import SampleLosses
 from ..vectors import NO_VECTORS, Vectors
 from .checksum import framed
 from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, header_record, layout_record
-from .syncing import SYNC_EVERY_S, Syncer
+from .syncing import Syncer
 
 #: A segment is closed at this size. So it can be sealed while the run continues, and readers of a live run parse less
 #: than this.
@@ -69,8 +69,8 @@ class JournalWriter:
         writer: Identity of the process (host, boot id, pid); stored in each segment's header.
         segment_bytes: Size at which a segment is closed and the next one begins.
         on_segment_closed: Called with the path of each segment closed before the end. Must not raise.
-        durability: ``process`` loses nothing at a ``SIGKILL``; ``power`` also syncs the journal from a separate thread,
-            so that a power loss costs only the last ``sync_every_s`` seconds or so.
+        sync_every_s: Seconds between syncs from a separate thread, which a power loss can cost. None never syncs; a
+            ``SIGKILL`` loses nothing in either case.
         on_sync_failed: Called in that thread with the error of a sync. Must not raise.
         on_begun_anew: Called when a segment replaced one that was lost, with ``DELETED`` or ``CLOSED``. Must not raise.
         on_moved: Called with the new path of a folder that was moved. Must not raise.
@@ -96,8 +96,7 @@ class JournalWriter:
         writer: dict[str, Any] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         on_segment_closed: Callable[[Path], None] | None = None,
-        durability: Literal["process", "power"] = "process",
-        sync_every_s: float = SYNC_EVERY_S,
+        sync_every_s: float | None = None,
         on_sync_failed: Callable[[OSError], None] | None = None,
         on_begun_anew: Callable[[str], None] | None = None,
         on_moved: Callable[[Path], None] | None = None,
@@ -123,7 +122,7 @@ class JournalWriter:
         self._layout_count = 0
         self.seq = first_seq
         self._open_segment()
-        if durability == "power":
+        if sync_every_s is not None:
             self._syncer = Syncer(sync_every_s, on_sync_failed)
             self._syncer.follow(self._path)
         _open_writers.add(self)

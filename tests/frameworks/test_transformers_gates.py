@@ -253,7 +253,13 @@ def test_a_slow_checkpoint_of_rank_0_does_not_end_the_steering(tmp_path: Path) -
 
     ended = on_two_ranks(
         tmp_path,
-        {"folder": "a", "policy": policies[0], "save_s": 6.0, "save_steps": 3, "arguments": {"agree_timeout_s": 4.0}},
+        {
+            "folder": "a",
+            "policy": policies[0],
+            "save_s": 6.0,
+            "save_steps": 3,
+            "arguments": {"ranks": {"agree_timeout_s": 4.0}},
+        },
         {"folder": "b", "policy": policies[1], "save_s": 27.0, "save_steps": 10, "num_train_epochs": 4},
     )
 
