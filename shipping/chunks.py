@@ -1,8 +1,8 @@
 """Encodes and checks chunks, the unit of a push: whole checksummed frames of one stream, keyed by their ``seq``.
 
 A chunk is a small journal segment: preamble, header, the layouts that its events use, then the events. So each chunk
-can be read alone, wherever it is kept. Its header has one more key, ``after``: the ``seq`` that the pusher expects to
-be the target's next. A chunk without events announces that a writer is alive.
+can be read alone, wherever it is kept. Its header has more keys: ``after``, the ``seq`` that the pusher expects to be
+the target's next, and those of its ``Recording``. A chunk without events announces that a writer is alive.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from ..store.errors import DamagedLog
 from ..store.events import is_kind
 from ..store.journal.checksum import FRAME
 from ..store.journal.format import (
+    EVENT,
+    EVENT_FIELDS,
     HAS_ATTRS,
     HAS_SAMPLES,
     HAS_VECTORS,
@@ -46,6 +48,20 @@ _MOST_INT32: Final = 2**31 - 1
 _MOST_INT64: Final = 2**63 - 1
 _MOST_TEXT: Final = 256
 
+_TIME_NS: Final = EVENT_FIELDS.index("time_ns")
+
+
+class Recording(NamedTuple):
+    """What tells a recording from another one with the same run id and attempt.
+
+    Attributes:
+        started_ns: When its attempt began, by ``run.json``; None on a host that has none.
+        first_ns: The time of the stream's first event; None without events, and next to ``started_ns``.
+    """
+
+    started_ns: int | None = None
+    first_ns: int | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -55,6 +71,7 @@ class Chunk:
         stream: Attempt and rank.
         first_seq: ``seq`` of its first event, or of the next event if it has none.
         after: The target's expected next ``seq``; lower than ``first_seq`` where the log has a hole.
+        recording: What tells its recording from others.
         writer: Identity of the process that recorded the events.
         layouts: The layout records by their ids.
         segment: Its events.
@@ -63,6 +80,7 @@ class Chunk:
     stream: Stream
     first_seq: int
     after: int
+    recording: Recording
     writer: dict[str, Any]
     layouts: dict[int, bytes]
     segment: Segment
@@ -86,20 +104,28 @@ def chunk_of(
     first_seq: int,
     *,
     after: int,
+    recording: Recording,
     writer: Mapping[str, Any],
     layouts: bytes = b"",
     events: bytes = b"",
 ) -> bytes:
     """Encode a chunk from layout records and event frames."""
     header = {"run_id": run_id, "attempt": stream[0], "rank": stream[1], "first_seq": first_seq, "after": after}
-    return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, "writer": dict(writer)}) + layouts + events
+    known = {name: number for name, number in recording._asdict().items() if number is not None}
+    return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, **known, "writer": dict(writer)}) + layouts + events
 
 
-def first_seq_of(chunk: bytes) -> int:
-    """Return the ``seq`` of the first event of a chunk that this process has encoded."""
+def header_of(chunk: bytes) -> dict[str, Any]:
+    """Return the header of a chunk that a pusher has encoded."""
     length = FRAME.unpack_from(chunk, PREAMBLE.size)[0]
     start = PREAMBLE.size + FRAME.size
-    return int(json.loads(chunk[start + 1 : start + length])["first_seq"])
+    header: dict[str, Any] = json.loads(chunk[start + 1 : start + length])
+    return header
+
+
+def first_time_of(segment: Segment) -> int | None:
+    """Return the time of the first event of a segment; None without events."""
+    return int(EVENT.unpack_from(segment.data, int(segment.start[0]))[_TIME_NS]) if len(segment) else None
 
 
 def checked_chunk(data: bytes, run_id: str) -> Chunk:
@@ -150,13 +176,21 @@ def _with_header(segment: Segment, layouts: dict[int, bytes], run_id: str) -> Ch
     first, after = (_number(header, name, _MOST_INT64 - len(segment)) for name in ("first_seq", "after"))
     if after > first:
         raise BadFrames("its first event precedes the one that it expects", where=run_id, got=(first, after))
-    return Chunk((attempt, rank), first, after, _writer(header.get("writer") or {}), layouts, segment)
+    recording = Recording(*(_time(header, name) for name in Recording._fields))
+    return Chunk((attempt, rank), first, after, recording, _writer(header.get("writer") or {}), layouts, segment)
 
 
 def _number(header: Mapping[str, Any], name: str, most: int) -> int:
     value = header.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise BadFrames(f"{name} must be a whole number from 0 to {most}", got=value)
+    return value
+
+
+def _time(header: Mapping[str, Any], name: str) -> int | None:
+    value = header.get(name)
+    if value is not None and type(value) is not int:
+        raise BadFrames(f"{name} must be a whole number", got=value)
     return value
 
 

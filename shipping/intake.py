@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -21,13 +21,23 @@ from ..store.annotations import annotations_in, append_annotation, read_annotati
 from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
+from ..store.lineage import DECIDING_RANK
 from ..store.parquet.digests import DIGESTS_JSON, read_digests
 from ..store.run_folder import INTAKE_JSON, RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
 from .errors import BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
 from .received_stream import ReceivedStream, next_seq_of
-from .run_state import RunPapers, RunState, StreamDigest, is_news
+from .run_state import (
+    OTHER_ID,
+    AttemptState,
+    RunPapers,
+    RunState,
+    StreamDigest,
+    attempt_states,
+    check_recording,
+    is_news,
+)
 
 #: Seconds without a word from a pusher after which its run no longer counts as live.
 LEASE_S: Final = 30.0
@@ -54,11 +64,12 @@ class IntakeLimits:
 
 @dataclass(slots=True)
 class _ReceivedRun:
-    """A run with open streams, when each was last heard of, and the attempts that ``run.json`` names."""
+    """A run with open streams, when each was last heard of, and the attempts that ``run.json`` names as of a stamp."""
 
     streams: dict[Stream, ReceivedStream] = field(default_factory=dict)
     heard_s: dict[Stream, float] = field(default_factory=dict)
-    attempts: frozenset[int] = frozenset()
+    attempts: Mapping[int, AttemptState] = field(default_factory=dict)
+    stamp: tuple[int, int] = (0, 0)
 
 
 class Intake:
@@ -101,7 +112,7 @@ class Intake:
             return RunState(
                 positions,
                 hashlib.sha256(content).hexdigest() if content else "",
-                () if info is None else tuple(attempt.attempt for attempt in info.attempts),
+                attempt_states(info),
                 digests,
             )
 
@@ -111,7 +122,8 @@ class Intake:
         Raises:
             BadFrames: It is not a chunk of this run.
             OutOfStep: Earlier events, or the attempt's entry in ``run.json``, are missing.
-            RunConflict, ForeignRun: The run was recorded here, or begun with another token.
+            RunConflict: The run was recorded here, the events are of another recording, or their attempt has ended.
+            ForeignRun: The run was begun with another token.
             QuotaExceeded: The token's runs are too large.
             IntakeBusy: Another process writes to the stream.
             NotWritten: The disk has no room.
@@ -124,11 +136,15 @@ class Intake:
             self._claim(folder, owner)
             self._check_room(owner, len(data))
             run = self._runs.get(run_id) or _ReceivedRun()
-            if len(chunk.segment) and chunk.stream[0] not in run.attempts:
-                run.attempts = _attempts_in(folder, chunk)
-            stream = run.streams.get(chunk.stream)
-            if stream is None:
-                stream = run.streams[chunk.stream] = ReceivedStream(folder, run_id, chunk.stream)
+            attempt = _attempt_of(folder, run, chunk)
+            stream = run.streams.get(chunk.stream) or ReceivedStream(folder, run_id, chunk.stream)
+            if attempt is not None:
+                _check_recording(run_id, chunk, stream, attempt)
+                if attempt.has_ended and not _is_behind_end(folder, chunk, stream):
+                    return chunk.stream, stream.next_seq
+            if chunk.stream not in run.streams:
+                stream.check(chunk)
+                run.streams[chunk.stream] = stream
                 _forget_digest(folder, chunk.stream)
             self._runs[run_id] = run
             run.heard_s[chunk.stream] = time.monotonic()
@@ -267,13 +283,57 @@ def _run_in(folder: Path) -> tuple[bytes, RunInfo | None]:
         return b"", None
 
 
-def _attempts_in(folder: Path, chunk: Chunk) -> frozenset[int]:
-    """Return the attempts of a run. Events of another attempt would count as part of every resumed run."""
-    info = _run_in(folder)[1]
-    attempts = frozenset(attempt.attempt for attempt in info.attempts) if info else frozenset()
-    if chunk.stream[0] not in attempts:
+def _attempt_of(folder: Path, run: _ReceivedRun, chunk: Chunk) -> AttemptState | None:
+    """Return the attempt of a chunk; None if ``run.json`` does not name it yet, and the chunk holds no event.
+
+    Raises:
+        OutOfStep: ``run.json`` is missing. Events of another attempt would count as part of every resumed run.
+    """
+    try:
+        status = os.stat(folder / RUN_JSON)
+        stamp = status.st_mtime_ns, status.st_ino
+    except FileNotFoundError:
+        stamp = (0, 0)
+    if stamp != run.stamp:
+        run.attempts, run.stamp = {a.attempt: a for a in attempt_states(_run_in(folder)[1])}, stamp
+    attempt = run.attempts.get(chunk.stream[0])
+    if attempt is None and len(chunk.segment):
         raise OutOfStep(f"run.json with attempt {chunk.stream[0]} comes before its events", where=folder.name)
-    return attempts
+    return attempt
+
+
+def _check_recording(run_id: str, chunk: Chunk, stream: ReceivedStream, attempt: AttemptState) -> None:
+    """Check that a chunk continues the recording that is there.
+
+    Raises:
+        RunConflict: It is of another one.
+        OutOfStep: Rank 0 does not say yet which one it is of.
+    """
+    own, rank = chunk.recording, chunk.stream[1]
+    if own.started_ns is not None:
+        check_recording(run_id, attempt.attempt, own.started_ns, attempt.started_ns)
+    elif rank == DECIDING_RANK:
+        raise OutOfStep("a chunk of rank 0 says when its attempt began", where=run_id)
+    elif stream.next_seq and own.first_ns != stream.first_ns:
+        what = f"rank {rank} of attempt {attempt.attempt} at the target is another one, which began at another time"
+        raise RunConflict(what, where=run_id, got=own.first_ns, fix=OTHER_ID)
+
+
+def _is_behind_end(folder: Path, chunk: Chunk, stream: ReceivedStream) -> bool:
+    """Whether a chunk has events that a stream lacks although its attempt has ended. Other ranks may be late.
+
+    Raises:
+        RunConflict: The log of the stream has ended, too: it takes no event and no writer.
+    """
+    is_behind = chunk.next_seq > stream.next_seq
+    if chunk.stream[1] == DECIDING_RANK:
+        is_closed = is_behind or not len(chunk.segment)
+    else:
+        is_closed = is_behind and stream.has_ended and chunk.stream in read_digests(folder).logs
+    if is_closed:
+        what = f"attempt {chunk.stream[0]} has ended at the target, so no event may follow"
+        raise RunConflict(what, where=folder.name, got=chunk.next_seq, fix=OTHER_ID)
+    return is_behind
 
 
 def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:

@@ -32,13 +32,13 @@ from ..store.objects.manifest import (
 )
 from ..store.parquet.digests import DIGESTS_JSON, Digests, digests_of, read_digests
 from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files, read_file
-from ..store.run_info import run_info_of
-from .chunks import CHUNK_BYTES, Stream, first_seq_of
+from ..store.run_info import RunInfo, run_info_of
+from .chunks import CHUNK_BYTES, Stream, header_of
 from .ending import check_equal, why_unsealed
 from .errors import PushRefused, RunConflict, TargetAway
 from .object_target import ObjectTarget, translated
 from .run_push import PushProgress, streams_of
-from .run_state import StreamDigest, is_news, live_streams
+from .run_state import OTHER_ID, StreamDigest, is_news, live_streams
 from .stream_frames import StreamFrames
 
 #: Seconds between two commits of a run that grows: each is two requests or more, which cost money.
@@ -77,6 +77,7 @@ class ObjectPush:
         self._sha256: dict[tuple[str, int, int], str] = {}
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._put_parts: set[LogPart] = set()
+        self._compared: set[Stream] = set()
         self._committed_s = self._again_s = float("-inf")
         self._until_s = 0.0
         self.run_id = folder.name
@@ -161,12 +162,15 @@ class ObjectPush:
     def _planned(self, old: Manifest, live: frozenset[Stream]) -> Manifest:
         """Put the parts that the target lacks, and return the manifest that names them."""
         # Before the events: the end of an attempt follows its last event.
-        files = dict(old.files) | self._papers(old)
+        content, info = self._run()
         listing = list_files(self._folder)
         digests = read_digests(self._folder)
         for stream in streams_of(listing, self._rank):
             known = self._streams.setdefault(stream, StreamFrames(self._folder, self.run_id, stream))
             known.open(listing)
+            known.identify(info, listing)
+        files = dict(old.files) | self._papers(old, content, info)
+        self._check_streams(old, info)
         columns, are_shared = self._columns(old)
         kept = (
             Digests() if DIGESTS_JSON not in old.files else digests_of(old.files[DIGESTS_JSON].encode(), self._folder)
@@ -199,23 +203,47 @@ class ObjectPush:
                 what = f"the target has more events of attempt {stream[0]}, rank {stream[1]} than this folder"
                 raise PushRefused(what, where=self.run_id, fix="Push from the machine that has all of them")
 
-    def _papers(self, old: Manifest) -> dict[str, str]:
-        """Return ``run.json`` and the notes, which come from the machine of rank 0."""
-        if self._rank:
-            return {}
-        found: dict[str, str] = {}
-        with contextlib.suppress(FileNotFoundError):
+    def _run(self) -> tuple[bytes, RunInfo | None]:
+        """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created."""
+        try:
             content = read_file(self._folder, RUN_JSON)
-            info = run_info_of(content, self._folder)
-            if info.run_id != self.run_id:
-                what = "the folder is not named after its run"
-                raise PushRefused(what, where=str(self._folder), got=info.run_id)
+        except FileNotFoundError:
+            return b"", None
+        info = run_info_of(content, self._folder)
+        if info.run_id != self.run_id:
+            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
+        return content, info
+
+    def _check_streams(self, old: Manifest, info: RunInfo | None) -> None:
+        """Check that the streams continue those of the target: positions alone do not say so.
+
+        Raises:
+            PushRefused: They are of another recording.
+        """
+        if info is not None:
+            return  # ``_papers`` has compared the attempts.
+        for stream, frames in self._streams.items():
+            part = next((part for part in old.parts if _stream_of(part) == stream and is_journal(part.name)), None)
+            if part is None or stream in self._compared:
+                continue
+            stored = self._bucket.get(part_key(self.run_id, part.name, part.sha256))
+            if stored is not None and header_of(stored.content).get("first_ns") != frames.recording.first_ns:
+                what = f"rank {stream[1]} of attempt {stream[0]} at the target is another one"
+                raise PushRefused(what, where=self.run_id, fix=OTHER_ID)
+            self._compared.add(stream)
+
+    def _papers(self, old: Manifest, content: bytes, info: RunInfo | None) -> dict[str, str]:
+        """Return ``run.json`` and the notes, which come from the machine of rank 0."""
+        found: dict[str, str] = {}
+        if info is not None:
             before = old.files.get(RUN_JSON)
             try:
                 if is_news(None if before is None else run_info_of(before.encode(), self._folder), info):
                     found[RUN_JSON] = content.decode()
             except RunConflict as error:
                 raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
+        if self._rank:
+            return {}
         with contextlib.suppress(FileNotFoundError):
             found[ANNOTATIONS] = read_file(self._folder, ANNOTATIONS, MAX_BYTES).decode(errors="replace")
         return found
@@ -277,7 +305,7 @@ class ObjectPush:
             seq = max(seq, int(shortest.name.rpartition("-")[2]))
         seq = max([seq, *(part.next_seq for part in chunks)])
         for content, following in self._streams[stream].chunks(seq, listing, CHUNK_BYTES, is_live=is_live):
-            name, sha256 = journal_name(*stream, first_seq_of(content)), hashlib.sha256(content).hexdigest()
+            name, sha256 = journal_name(*stream, header_of(content)["first_seq"]), hashlib.sha256(content).hexdigest()
             chunk = LogPart(name, sha256, len(content), following)
             if self._lacks(chunk, held):
                 self._bucket.put(part_key(self.run_id, name, sha256), content, sha256)

@@ -8,14 +8,24 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from ..store.errors import NotWritten
+from ..store.events import is_loop_kind
 from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, VERSION, header_record
 from ..store.journal.reading import read_segment
+from ..store.journal.segment import Segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
+from ..store.parquet.reading import read_parquet
 from ..store.run_folder import JournalFile, journal_name, list_files
-from .chunks import Chunk, Stream
-from .errors import IntakeBusy, OutOfStep
+from .chunks import Chunk, Stream, first_time_of
+from .errors import IntakeBusy, OutOfStep, RunConflict
+from .run_state import OTHER_ID
+
+#: The event that ends a loop. Only what rules and the recorder add may follow.
+_END: Final = "train_end"
 
 
 class ReceivedStream:
@@ -28,6 +38,8 @@ class ReceivedStream:
 
     Attributes:
         next_seq: ``seq`` of the next event that is missing.
+        first_ns: The time of its first event; None without events.
+        has_ended: Whether the loop has ended in it.
         metrics: The metrics of events that it has appended.
         has_closed: Whether it has closed a segment, which can be sealed.
 
@@ -40,23 +52,51 @@ class ReceivedStream:
         self._fd, self._size, self._path = -1, 0, folder
         self._layouts: dict[int, bytes] = {}
         self.metrics: dict[str, None] = {}
+        self.first_ns: int | None = None
+        self.has_ended = False
         _cut_torn(folder, stream)
+        for file in list_files(folder).table("events"):
+            if file[2:4] == stream:
+                table = read_parquet(file.path, ("seq", "kind", "time_ns"))
+                self.first_ns = table["time_ns"][0].as_py() if self.first_ns is None else self.first_ns
+                self.has_ended |= _END in table["kind"].unique().to_pylist()
         for journal in _journals(folder, stream):
-            self.metrics |= dict.fromkeys(read_segment(journal.path).metric_names())
+            segment = read_segment(journal.path)
+            self.first_ns = first_time_of(segment) if self.first_ns is None else self.first_ns
+            self.has_ended |= _has_end(segment)
+            self.metrics |= dict.fromkeys(segment.metric_names())
         self.next_seq = next_seq_of(folder, stream)
         self.has_closed = False
+
+    def check(self, chunk: Chunk) -> Segment:
+        """Return the events of a chunk that are missing.
+
+        Raises:
+            OutOfStep: Events before the chunk are missing.
+            RunConflict: The loop goes on behind its end.
+        """
+        if chunk.after > self.next_seq:
+            what = f"event {self.next_seq} of attempt {self._stream[0]}, rank {self._stream[1]} comes next"
+            raise OutOfStep(what, where=self._run_id, got=chunk.after)
+        news = chunk.segment.from_seq(self.next_seq)
+        has_ended = self.has_ended
+        for index in news.layout.tolist() if has_ended or _has_end(news) else ():
+            kind = news.layouts[index].kind
+            if has_ended and is_loop_kind(kind):
+                what = "the log at the target has ended, so no step may follow"
+                raise RunConflict(what, where=self._run_id, got=kind, fix=OTHER_ID)
+            has_ended |= kind == _END
+        return news
 
     def append(self, chunk: Chunk) -> int:
         """Append the events that are missing, and return the number of bytes written.
 
         Raises:
-            OutOfStep: Events before the chunk are missing.
+            OutOfStep, RunConflict: As ``check``.
             IntakeBusy: Another process holds the segment.
             NotWritten: The disk has no room. Nothing of the chunk is kept then.
         """
-        if chunk.after > self.next_seq:
-            what = f"event {self.next_seq} of attempt {self._stream[0]}, rank {self._stream[1]} comes next"
-            raise OutOfStep(what, where=self._run_id, got=chunk.after)
+        news = self.check(chunk)
         first = max(chunk.first_seq, self.next_seq)
         events = chunk.events_from(first)
         try:
@@ -74,6 +114,8 @@ class ReceivedStream:
         except OSError as error:
             raise NotWritten(f"the events cannot be written ({error.strerror})", where=str(self._path)) from None
         self._layouts |= others
+        self.has_ended |= _has_end(news)
+        self.first_ns = first_time_of(news) if self.first_ns is None else self.first_ns
         self.next_seq = chunk.next_seq
         self.metrics |= {name: None for layout in chunk.segment.layouts for name in layout.names}
         return len(data)
@@ -115,6 +157,12 @@ class ReceivedStream:
                 self.close()
             raise
         self._size += len(data)
+
+
+def _has_end(segment: Segment) -> bool:
+    """Whether the loop ends in a segment, whose layouts may be of events that it leaves out."""
+    ends = [index for index, layout in enumerate(segment.layouts) if layout.kind == _END]
+    return bool(ends) and bool(np.isin(segment.layout, ends).any())
 
 
 def next_seq_of(folder: Path, stream: Stream) -> int:

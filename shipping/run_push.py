@@ -18,11 +18,11 @@ from typing import Final
 from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import read_columns
 from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
-from ..store.run_info import RunInfo, run_info_of
+from ..store.run_info import Attempt, RunInfo, run_info_of
 from .chunks import CHUNK_BYTES, Stream
 from .ending import check_equal, why_unsealed
-from .errors import OutOfStep, PushRefused, TargetAway
-from .run_state import RunPapers, RunState, StreamDigest, live_streams
+from .errors import OutOfStep, PushRefused, RunConflict, TargetAway
+from .run_state import RunPapers, RunState, StreamDigest, attempt_states, check_attempts, live_streams
 from .stream_frames import StreamFrames
 from .target import Target
 
@@ -113,13 +113,9 @@ class RunPush:
                 known = self._streams[stream] = StreamFrames(self._folder, self.run_id, stream)
             known.open(listing)
         content, info = self._run()
-        if info is not None and info.run_id != self.run_id:
-            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
-        if self._state is None:
-            self._state = self._target.state(self.run_id)
-            self._next = dict(self._state.next_seq)
+        self._check_recording(info, listing)
         self._announce(live)
-        self._begin_attempts(content, info)
+        self._begin_attempts(info)
         until_s = time.monotonic() + _LOOK_S
         events, is_all = 0, True
         for stream in sorted(self._streams):
@@ -135,10 +131,26 @@ class RunPush:
             return PushProgress(events, is_live=True, is_done=False)
         return self._finish(events)
 
+    def _check_recording(self, info: RunInfo | None, listing: Listing) -> None:
+        """Check that the target has this recording, as far as it has one, before anything is sent.
+
+        Raises:
+            PushRefused: It has another one.
+        """
+        if info is not None and info.run_id != self.run_id:
+            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
+        for stream in self._streams.values():
+            stream.identify(info, listing)
+        if self._state is None:
+            self._state = self._target.state(self.run_id)
+            self._next = dict(self._state.next_seq)
+        try:
+            check_attempts(info, self._state.attempts)
+        except RunConflict as error:
+            raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
+
     def _run(self) -> tuple[bytes, RunInfo | None]:
         """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created."""
-        if self._rank:
-            return b"", None
         try:
             content = read_file(self._folder, RUN_JSON)
         except FileNotFoundError:
@@ -151,27 +163,22 @@ class RunPush:
             if stream in self._streams and time.monotonic() >= self._alive_s.get(stream, 0.0):
                 self._put(stream, self._streams[stream].alive(self._next.get(stream, 0)))
 
-    def _begin_attempts(self, content: bytes, info: RunInfo | None) -> None:
-        """Send ``run.json`` before the events of an attempt that the target does not know, as it was at their start."""
-        if info is None or self._state is None or {a.attempt for a in info.attempts} <= set(self._state.attempts):
+    def _begin_attempts(self, info: RunInfo | None) -> None:
+        """Send ``run.json`` before the events of an attempt that the target does not know, as it was at their start.
+
+        Attempts that have not ended at the target may lack events there.
+        """
+        known = {} if self._state is None else {each.attempt: each for each in self._state.attempts}
+        if self._rank or info is None or self._state is None or {a.attempt for a in info.attempts} <= known.keys():
             return
-        if info.last.status != "running":
-            last = dataclasses.replace(
-                info.last,
-                status="running",
-                ended_ns=None,
-                steps=None,
-                failure=None,
-                reason=None,
-                decision_digest=None,
-            )
-            content = dataclasses.replace(info, attempts=(*info.attempts[:-1], last)).to_json()
-        self._put_run(content)
-        self._state = dataclasses.replace(self._state, attempts=tuple(a.attempt for a in info.attempts))
+        ended = {number for number, each in known.items() if each.has_ended}
+        begun = dataclasses.replace(info, attempts=tuple(a if a.attempt in ended else _begun(a) for a in info.attempts))
+        self._put_run(begun.to_json())
+        self._state = dataclasses.replace(self._state, attempts=attempt_states(begun))
 
     def _put_run(self, content: bytes) -> None:
         sha256 = hashlib.sha256(content).hexdigest()
-        if self._state is not None and content and self._state.run_sha256 != sha256:
+        if self._state is not None and content and not self._rank and self._state.run_sha256 != sha256:
             self._target.put_papers(self.run_id, RunPapers(content.decode()))
             self._state = dataclasses.replace(self._state, run_sha256=sha256)
 
@@ -235,6 +242,15 @@ class RunPush:
 
     def _is_sealed_there(self, streams: Collection[Stream], digests: Mapping[Stream, StreamDigest]) -> bool:
         return all(stream in digests and digests[stream].last_seq == self._next[stream] - 1 for stream in streams)
+
+
+def _begun(attempt: Attempt) -> Attempt:
+    """Return an attempt as it was at its start."""
+    if attempt.status == "running":
+        return attempt
+    return dataclasses.replace(
+        attempt, status="running", ended_ns=None, steps=None, failure=None, reason=None, decision_digest=None
+    )
 
 
 def streams_of(listing: Listing, rank: int | None) -> set[Stream]:

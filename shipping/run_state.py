@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..store.journal.reading import is_being_written
 from ..store.run_folder import list_files
 from ..store.run_info import RunInfo
 from .chunks import Stream
 from .errors import RunConflict
+
+#: How to go on after a conflict.
+OTHER_ID: Final = "Give one of the two another run id, or push to another store"
 
 
 class StreamDigest(NamedTuple):
@@ -19,6 +23,14 @@ class StreamDigest(NamedTuple):
     last_seq: int
     sha256: str
     format: int
+
+
+class AttemptState(NamedTuple):
+    """An attempt in a target's ``run.json``: its number, when it began, and whether it has ended there."""
+
+    attempt: int
+    started_ns: int
+    has_ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class RunState:
 
     next_seq: dict[Stream, int] = field(default_factory=dict)
     run_sha256: str = ""
-    attempts: tuple[int, ...] = ()
+    attempts: tuple[AttemptState, ...] = ()
     digests: dict[Stream, StreamDigest] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -42,7 +54,7 @@ class RunState:
         return {
             "streams": [{"attempt": a, "rank": r, "next_seq": n} for (a, r), n in sorted(self.next_seq.items())],
             "run_sha256": self.run_sha256,
-            "attempts": list(self.attempts),
+            "attempts": [attempt._asdict() for attempt in self.attempts],
             "digests": [{"attempt": a, "rank": r, **d._asdict()} for (a, r), d in sorted(self.digests.items())],
         }
 
@@ -58,7 +70,10 @@ class RunState:
             for d in document["digests"]
         }
         streams = {(int(s["attempt"]), int(s["rank"])): int(s["next_seq"]) for s in document["streams"]}
-        return cls(streams, str(document["run_sha256"]), tuple(map(int, document["attempts"])), digests)
+        attempts = tuple(
+            AttemptState(int(a["attempt"]), int(a["started_ns"]), bool(a["has_ended"])) for a in document["attempts"]
+        )
+        return cls(streams, str(document["run_sha256"]), attempts, digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,35 @@ def live_streams(folder: Path) -> set[Stream]:
     }
 
 
+def attempt_states(info: RunInfo | None) -> tuple[AttemptState, ...]:
+    """Return the attempts of a ``run.json``; none without one."""
+    attempts = () if info is None else info.attempts
+    return tuple(AttemptState(a.attempt, a.started_ns, a.status != "running") for a in attempts)
+
+
+def check_recording(run_id: str, attempt: int, started_ns: int, at_target_ns: int) -> None:
+    """Check that an attempt is the one of this number at the target.
+
+    Raises:
+        RunConflict: It is of another recording.
+    """
+    if started_ns != at_target_ns:
+        what = f"attempt {attempt} at the target is another one, which began at another time"
+        raise RunConflict(what, where=run_id, got=started_ns, fix=OTHER_ID)
+
+
+def check_attempts(info: RunInfo | None, theirs: Iterable[AttemptState]) -> None:
+    """Check that the attempts of a run are those of the same numbers at the target.
+
+    Raises:
+        RunConflict: One is of another recording.
+    """
+    known = {each.attempt: each.started_ns for each in theirs}
+    for attempt, started_ns, _ in attempt_states(info):
+        if info is not None and attempt in known:
+            check_recording(info.run_id, attempt, started_ns, known[attempt])
+
+
 def is_news(old: RunInfo | None, new: RunInfo) -> bool:
     """Whether a document says more than the one that is there.
 
@@ -99,15 +143,14 @@ def is_news(old: RunInfo | None, new: RunInfo) -> bool:
     """
     if old is None:
         return True
-    fix = "Give one of the two another run id, or push to another store"
+    check_attempts(new, attempt_states(old))
     later = {attempt.attempt: attempt for attempt in new.attempts}
     for attempt in old.attempts:
         other = later.get(attempt.attempt)
-        if other is not None and other.started_ns != attempt.started_ns:
-            what = f"attempt {attempt.attempt} at the target is another one, which began at another time"
-            raise RunConflict(what, where=new.run_id, got=other.started_ns, fix=fix)
         if other is None or (other.status == "running" and attempt.status != "running"):
             return False
         if attempt.status != "running" and other != attempt:
-            raise RunConflict(f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=fix)
+            raise RunConflict(
+                f"attempt {attempt.attempt} ended otherwise at the target", where=new.run_id, fix=OTHER_ID
+            )
     return True

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ..store.journal.reading import read_segment
 from ..store.run_folder import Listing
-from .chunks import Stream, chunk_of
+from ..store.run_info import RunInfo
+from .chunks import Recording, Stream, chunk_of, first_time_of
 from .growing_segment import Frames, GrowingSegment
 
 #: Deleted segments that stay open. Each takes up to 16 MiB of disk until it is closed; its events are sealed by then.
@@ -23,11 +25,15 @@ class StreamFrames:
         folder: The run's folder.
         run_id: The run.
         stream: Attempt and rank.
+
+    Attributes:
+        recording: What tells the recording from others, as far as ``identify`` knows it.
     """
 
     def __init__(self, folder: Path, run_id: str, stream: Stream) -> None:
         self._folder, self._run_id, self._stream = folder, run_id, stream
         self._segments: dict[int, GrowingSegment] = {}
+        self.recording = Recording()
 
     def close(self) -> None:
         """Close the segments."""
@@ -53,9 +59,25 @@ class StreamFrames:
         for first in deleted[: -MOST_DELETED or None]:
             self._segments.pop(first).close()
 
+    def identify(self, info: RunInfo | None, listing: Listing) -> None:
+        """Find out which recording the stream belongs to.
+
+        Args:
+            info: The run's ``run.json``; None on a host that has none. Nobody seals the streams there.
+            listing: The run's files.
+        """
+        if info is not None:
+            started = (attempt.started_ns for attempt in info.attempts if attempt.attempt == self._stream[0])
+            self.recording = Recording(started_ns=next(started, None))
+        elif self.recording == Recording():
+            journals = (journal.path for journal in listing.journals if journal[1:3] == self._stream)
+            if (path := next(journals, None)) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    self.recording = Recording(first_ns=first_time_of(read_segment(path)))
+
     def alive(self, seq: int) -> bytes:
         """Return a chunk without events, which says that the stream has a writer."""
-        return chunk_of(self._run_id, self._stream, seq, after=seq, writer=self.writer)
+        return chunk_of(self._run_id, self._stream, seq, after=seq, recording=self.recording, writer=self.writer)
 
     def chunks(self, seq: int, listing: Listing, most_bytes: int, *, is_live: bool) -> Iterator[tuple[bytes, int]]:
         """Yield all chunks that are there now, each with the ``seq`` behind it.
@@ -103,8 +125,16 @@ class StreamFrames:
                 self._segments.pop(first).close()
 
     def _chunk(self, frames: Frames, after: int) -> bytes:
-        more = {"layouts": frames.layouts, "events": frames.events}
-        return chunk_of(self._run_id, self._stream, frames.first_seq, after=after, writer=self.writer, **more)
+        return chunk_of(
+            self._run_id,
+            self._stream,
+            frames.first_seq,
+            after=after,
+            recording=self.recording,
+            writer=self.writer,
+            layouts=frames.layouts,
+            events=frames.events,
+        )
 
     def _take(self, first: int, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
         segment = self._segments.get(first)

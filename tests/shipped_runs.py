@@ -43,6 +43,7 @@ class Loop:
         first_seq: The ``seq`` that it begins with.
         segment_bytes: Size of its segments.
         run_id: The run.
+        began_ns: The time of its first event.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Loop:
         first_seq: int = 0,
         segment_bytes: int = 20_000,
         run_id: str = RUN,
+        began_ns: int = 10**18,
     ) -> None:
         self.folder = store / run_id
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._attempt, self._rank, self._run_id = attempt, rank, run_id
+        self._attempt, self._rank, self._run_id, self._began_ns = attempt, rank, run_id, began_ns
         self.writer = JournalWriter(
             self.folder,
             run_id=run_id,
@@ -90,7 +92,7 @@ class Loop:
                 [NAN if step % 6 == 0 else step / 7, -0.0, float("inf"), *map(float, range(len(names) - 3))],
                 step=step,
                 epoch=step / 10 if step % 4 else NAN,
-                time_ns=10**18 + step,
+                time_ns=self._began_ns + step,
                 elapsed_ns=step * 10**6,
                 value_lag=step % 2,
                 attrs=json.dumps(attrs).encode() if attrs else b"",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shipped_runs import RUN, Loop
 
-from steptape.shipping.chunks import Chunk, checked_chunk, chunk_of
+from steptape.shipping.chunks import Chunk, Recording, checked_chunk, chunk_of
 from steptape.shipping.errors import BadFrames
 from steptape.shipping.stream_frames import StreamFrames
 from steptape.store.journal.checksum import framed
@@ -151,6 +151,7 @@ def test_a_chunk_with_any_byte_changed_or_missing_is_refused(tmp_path: Path) -> 
         ({"layouts": layout_record(0, "log", ["a"]), "events": framed(b"\x02" + bytes(20))}, "shorter than its layout"),
         ({"events": framed(b"\x07" * 80)}, "unexpected kind"),
         ({"events": b"\xff\xff\xff\xff" * 30}, "cut or its checksum"),
+        ({"recording": Recording("now")}, "started_ns must be a whole number"),  # type: ignore[arg-type]
         ({"layouts": layout_record(0, "no_such_kind", ["a"]), "kind": 1}, "unknown kind"),
         ({"layouts": layout_record(0, "log", ["a", "a"]), "kind": 2}, "a metric twice"),
     ],
@@ -159,6 +160,7 @@ def test_a_hostile_chunk_is_refused(header: dict[str, object], what: str) -> Non
     """No number, name, length or kind is trusted."""
     kind = header.pop("kind", 0)
     given: dict[str, object] = {"run_id": RUN, "stream": (0, 0), "first_seq": 0, "after": 0, "writer": {}, **header}
+    given["recording"] = given.get("recording", Recording())
     if kind:
         given["events"] = event(int(str(kind)))
     run_id, stream, first = given.pop("run_id"), given.pop("stream"), given.pop("first_seq")
@@ -190,5 +192,6 @@ def event(values: int, seq: int = 0, tail: bytes = b"", flags: int = 0) -> bytes
 )
 def test_an_event_that_no_reader_could_read_is_refused(events: bytes) -> None:
     """A right checksum does not make the content right."""
+    given = {"after": 0, "recording": Recording(), "writer": {}, "layouts": LAYOUT, "events": events}
     with pytest.raises(BadFrames):
-        checked_chunk(chunk_of(RUN, (0, 0), 0, after=0, writer={}, layouts=LAYOUT, events=events), RUN)
+        checked_chunk(chunk_of(RUN, (0, 0), 0, **given), RUN)  # type: ignore[arg-type]

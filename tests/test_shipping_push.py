@@ -14,7 +14,7 @@ import pytest
 from shipped_runs import RUN, Loop, digests_of
 
 from steptape import Recorder, open_run
-from steptape.shipping.chunks import chunk_of
+from steptape.shipping.chunks import Recording, Stream, chunk_of
 from steptape.shipping.errors import (
     ForeignRun,
     IntakeBusy,
@@ -161,9 +161,12 @@ def test_a_resumed_run_and_a_crashed_one_arrive_as_they_are(tmp_path: Path) -> N
     second.steps(20)
     second.end("stopped")
     progress = pushed(second.folder, tmp_path / "b")
+    at_once = pushed(second.folder, tmp_path / "c")
 
     assert was == "crashed"
     assert progress.is_done
+    assert at_once.is_done
+    assert digests_of(tmp_path / "c" / RUN) == digests_of(tmp_path / "b" / RUN)
     assert open_run(tmp_path / "b" / RUN).status == "stopped"
     assert digests_of(tmp_path / "b" / RUN) == digests_of(tmp_path / "a" / RUN)
 
@@ -228,11 +231,21 @@ PAPERS = RunPapers(
 )
 
 
-def a_chunk(first: int, count: int, *, after: int | None = None, attempt: int = 0) -> bytes:
+def a_chunk(
+    first: int,
+    count: int,
+    *,
+    after: int | None = None,
+    stream: Stream = (0, 0),
+    kind: str = "log",
+    started_ns: int | None = 1,
+    first_ns: int | None = None,
+) -> bytes:
     """Make a chunk of ``count`` events."""
     events = b"".join(framed(EVENT.pack(2, 0, 0, first + n, n, 0, 0, 0, 0, 0.0) + bytes(8)) for n in range(count))
-    more = {"layouts": layout_record(0, "log", ["a"]), "events": events} if count else {}
-    return chunk_of(RUN, (attempt, 0), first, after=first if after is None else after, writer={}, **more)
+    more = {"layouts": layout_record(0, kind, ["a"]), "events": events} if count else {}
+    at = {"after": first if after is None else after, "recording": Recording(started_ns, first_ns)}
+    return chunk_of(RUN, stream, first, **at, writer={}, **more)  # type: ignore[arg-type]
 
 
 def test_replayed_overlapping_and_jumping_chunks_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -368,7 +381,7 @@ def test_a_log_that_differs_at_the_target_is_found(tmp_path: Path) -> None:
     loop.steps(10)
     loop.end()
     other = Loop(tmp_path / "x")
-    other.steps(5, metrics=4)
+    other.steps(10, metrics=4)
     other.end()
     pushed(other.folder, tmp_path / "b")
 

@@ -38,14 +38,22 @@ class StreamDigestItem(Model):
     """Format of the digest."""
 
 
+class ReceivedAttempt(Model):
+    """An attempt that `run.json` names."""
+
+    attempt: int
+    started_ns: int
+    """When it began. A pusher whose attempt began at another time has another recording, and sends nothing."""
+    has_ended: bool
+
+
 class IntakeState(Model):
     """How much of a run is there."""
 
     streams: list[StreamPosition]
     run_sha256: str
     """SHA-256 of its `run.json`; empty without one."""
-    attempts: list[int]
-    """The attempts that `run.json` names."""
+    attempts: list[ReceivedAttempt]
     digests: list[StreamDigestItem]
 
 
@@ -102,6 +110,8 @@ def put_papers(request: Request, run_id: RunId, body: NewPapers) -> IntakeState:
 )
 async def post_frames(request: Request, run_id: RunId) -> StreamPosition:
     """Append the events of a chunk that are missing. A chunk that was sent before changes nothing.
+
+    A chunk of another recording with the same id is refused, and so are events behind the end of an attempt.
 
     A chunk is a small journal segment; the store format describes it.
     """
