@@ -12,12 +12,12 @@ from ..importers.importing import Outcome, State, import_sources
 from ..importers.registry import all_readers, unusable_readers
 from ..importers.source import Reader, ReadOptions
 from ..replay.run_pool import Pool
+from ..store.cache.user_cache import cache_folder
 from ..store.errors import TelemetryError
 from ..store.reading.deletion import delete_run
 from ..store.run import Run
 from ..store.store import open_run
 from .output import messages_on_stderr, progress
-from .policy_options import user_cache
 from .streams import complain
 
 #: The store in the user's cache that holds logs imported by ``--history``.
@@ -75,10 +75,10 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     Raises:
         TelemetryError: The user has no cache, or no log can be read.
     """
-    cache = user_cache()
+    cache = cache_folder()
     if cache is None:
         raise TelemetryError("there is no cache folder", fix="Name one in STEPTAPE_CACHE")
-    store = cache.folder / HISTORY
+    store = cache / HISTORY
     readers = every_reader()
     outcomes = list(find_and_import(paths, readers, store, ReadOptions(), {}))
     if rewritten := {outcome.rewritten: outcome.path for outcome in outcomes if outcome.rewritten is not None}:

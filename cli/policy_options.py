@@ -5,7 +5,6 @@ They are apart from those about stores: loading the rule language takes as long 
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -13,12 +12,10 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from ..replay.cache import Cache
 from ..replay.ray_pool import RayPool
 from ..replay.runs.metric_names import Mode
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
-from ..store.cache.user_cache import cache_folder
 from ..store.errors import TelemetryError
 
 _Word = TypeVar("_Word", bound=StrEnum)
@@ -76,13 +73,14 @@ SavesOption = Annotated[
         help="Whether checkpoints that rules order are added to the loop's own, or replace them.",
     ),
 ]
-NoCacheOption = Annotated[bool, typer.Option("--no-cache", help="Neither use nor store cached results.")]
-CoresOption = Annotated[
-    int | None,
-    typer.Option("--processes", metavar="N", min=1, help="Maximum number of processes; by default one per core."),
-]
 ProcessesOption = Annotated[
-    int | None, typer.Option("--processes", metavar="N", min=1, help="Number of processes that read runs.")
+    int | None,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=1,
+        help="Number of processes that read runs; by default as many as are worth their start, up to one per core.",
+    ),
 ]
 
 FamilyOption = Annotated[
@@ -105,9 +103,6 @@ RayOption = Annotated[
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
 
-#: Number of runs that makes one more process worth its start.
-_RUNS_A_PROCESS: Final = 8
-
 
 def objectives_of(metrics: Sequence[str] | None, mode: Mode | None) -> tuple[Objective, ...]:
     """Return the objectives that --objective and --mode declare, in the user's order; empty if none is given."""
@@ -127,11 +122,6 @@ def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
         if not old or not new:
             raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
     return {old: new for old, _, new in pairs}
-
-
-def processes_for(runs: int, asked: int | None) -> int:
-    """Return how many processes to read runs with: as many as asked for, else as many as are worth their start."""
-    return asked or max(1, min(os.cpu_count() or 1, runs // _RUNS_A_PROCESS))
 
 
 def ray_pool(address: str | None, processes: int | None = None) -> RayPool | None:
@@ -154,13 +144,3 @@ def _check_reachable(address: str) -> None:
     except (OSError, OverflowError) as error:
         fix = "'ray status' prints the address of a running cluster"
         raise TelemetryError(f"no Ray cluster answers ({error})", where=address, fix=fix) from None
-
-
-def user_cache() -> Cache | None:
-    """Return the cache in the user's cache folder; None without a home.
-
-    Commands cache results by default, because people repeat questions. The library caches only if a program passes a
-    cache.
-    """
-    folder = cache_folder()
-    return None if folder is None else Cache(folder)

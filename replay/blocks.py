@@ -74,6 +74,18 @@ def timed_answers(function: Callable[[_Asked], _Answer], block: Sequence[_Asked]
     return answers, time.monotonic() - began_s
 
 
+def worked_answer(function: Callable[[_Asked], _Answer], asked: _Asked) -> tuple[_Answer, float]:
+    """Call a function; return its result, and the seconds of processor time that this thread took.
+
+    Raises:
+        Exception: Whatever the function raises, with a note that names its argument.
+    """
+    began_s = time.thread_time()
+    with named_in_errors(asked):
+        answer = function(asked)
+    return answer, time.thread_time() - began_s
+
+
 @contextmanager
 def named_in_errors(asked: object) -> Iterator[None]:
     """Name the argument in any error that the block raises."""

@@ -23,7 +23,7 @@ from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetch_logs
 from .blocks import Blocks, timed_answers
-from .cache import code_digest
+from .code_digest import code_digest
 from .run_pool import folders_in
 
 _Answer = TypeVar("_Answer")
@@ -199,7 +199,7 @@ def _code_looker() -> Callable[[], str | None]:
 
     def look() -> str | None:
         try:
-            from .cache import code_digest as digest
+            from .code_digest import code_digest as digest
         except ImportError:
             return None
         return digest()

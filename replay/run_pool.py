@@ -7,7 +7,7 @@ import multiprocessing
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,18 +17,23 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ..rules.policy_file.policy import Policy
+from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.cache.mirrored import is_mirror
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetching_ahead
 from ..store.processes.limits import end_with_parent
 from ..store.run import Run
-from .blocks import Blocks, named_in_errors, timed_answers
+from .blocks import Blocks, named_in_errors, timed_answers, worked_answer
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 
 #: Blocks of results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
 _AHEAD: Final = 2
+#: Seconds of work for which a worker is worth its start: twice the 1.4 s of processor time that its imports take.
+_WORTH_A_WORKER_S: Final = 3.0
+#: Seconds of work after which the rest can be estimated. The first run also loads modules, for 0.3 s.
+_MEASURED_S: Final = 1.0
 
 
 class Progress(NamedTuple):
@@ -90,26 +95,36 @@ class Pool(Protocol):
         ...
 
 
-def _nothing_known(_: object) -> None:
-    return None
+def usable_processes(policies: Iterable[Policy], processes: int | None) -> int | None:
+    """Return 1 if policies use a class that a worker could not find, because only this program registered it."""
+    for policy in policies:
+        metrics = (METRIC_CLASSES.is_installed(each.class_name) for each in policy.metrics)
+        operations = (OPERATION_CLASSES.is_installed(each.class_name) for each in policy.operations)
+        if not (all(metrics) and all(operations)):
+            return 1
+    return processes
 
 
 class RunPool:
     """Reads runs in this process or in a pool of worker processes. Successive passes over the runs share the pool.
 
     Args:
-        processes: Number of processes; 1 reads in this process, as does a system where processes cannot share work.
+        processes: Number of processes; 1 reads in this process, as does a system where processes cannot share work. If
+            None, this process reads the first runs, and starts workers once the rest is worth their start: at most
+            one per core.
         on_progress: Called after each run that is read.
         pool: Workers to use instead of processes of its own.
     """
 
     def __init__(
         self,
-        processes: int = 1,
+        processes: int | None = 1,
         on_progress: Callable[[Progress], object] | None = None,
         pool: Pool | None = None,
     ) -> None:
-        self._processes = processes if processes > 1 and can_share_work() else 1
+        most = multiprocessing.cpu_count() if processes is None else processes
+        self._processes = most if most > 1 and can_share_work() else 1
+        self._measures = processes is None and self._processes > 1
         self._on_progress = on_progress
         self._given = pool
         self._done = self._total = 0
@@ -140,52 +155,55 @@ class RunPool:
         """Add to the expected number of reads; a negative number corrects an earlier call."""
         self._total += reads
 
-    def mapped(
-        self,
-        function: Callable[[_Asked], _Answer],
-        asked: Sequence[_Asked],
-        known: Callable[[_Asked], _Answer | None] = _nothing_known,
-    ) -> Iterator[_Answer]:
+    def mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         """Yield the results in order, each as soon as it and all earlier ones are ready.
 
         Args:
             function: The function to map; with several processes, it and its results must be picklable.
             asked: Its arguments. Each counts as one read.
-            known: Returns a result that needs no worker, or None. It is asked here until it first returns None: where
-                all results are known, no process is started.
 
         Raises:
             TelemetryError: A process was lost.
             Exception: Whatever the function raises, with a note that names its argument.
         """
-        for answer in self._mapped(function, asked, known):
+        for answer in self._mapped(function, asked):
             self._done += 1
             if self._on_progress is not None:
                 self._on_progress(Progress(self._done, self._total))
             yield answer
 
-    def _mapped(
-        self,
-        function: Callable[[_Asked], _Answer],
-        asked: Sequence[_Asked],
-        known: Callable[[_Asked], _Answer | None],
-    ) -> Iterator[_Answer]:
-        for count, one in enumerate(asked):
-            answer = known(one)
-            if answer is None:
-                rest = asked[count:]
-                break
-            yield answer
-        else:
-            return
+    def _mapped(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         if self._given is not None:
-            yield from self._given.mapped(function, rest)
+            yield from self._given.mapped(function, asked)
             return
-        with fetching_ahead(_mirrored(rest)):
-            if self._processes > 1 and len(rest) > 1:
-                yield from self._in_processes(function, rest)
+        with fetching_ahead(_mirrored(asked)):
+            if self._measures and self._pool is None:
+                asked = yield from self._measured(function, asked)
+            if self._processes > 1 and len(asked) > 1:
+                yield from self._in_processes(function, asked)
             else:
-                yield from self._here(function, rest)
+                yield from self._here(function, asked)
+
+    def _measured(
+        self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]
+    ) -> Generator[_Answer, None, Sequence[_Asked]]:
+        """Yield results computed here until the rest is worth workers. Return the rest, and set their number.
+
+        Processor time of this thread counts: on a loaded machine runs and the start of workers take longer alike.
+        """
+        spent_s = first_s = 0.0
+        for done, one in enumerate(asked, 1):
+            answer, took_s = worked_answer(function, one)
+            spent_s += took_s
+            if done == 1:
+                first_s = spent_s
+            yield answer
+            rest = len(asked) - done
+            workers = min(self._processes, rest, worthwhile_workers(done, first_s, spent_s, rest))
+            if workers > 1:
+                self._processes = workers
+                return asked[done:]
+        return ()
 
     def _here(self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]) -> Iterator[_Answer]:
         for one in asked:
@@ -219,6 +237,21 @@ class RunPool:
         future = self._pool.submit(_called, payload, block)
         self._children |= frozenset(multiprocessing.active_children()) - before
         return future
+
+
+def worthwhile_workers(done: int, first_s: float, spent_s: float, rest: int) -> int:
+    """Return how many workers are worth their start, from the time that the first runs took.
+
+    Args:
+        done: Number of runs that were measured, at least one.
+        first_s: Seconds that the first of them took. They count only if they are far more than modules take to load.
+        spent_s: Seconds that all of them took.
+        rest: Number of runs that remain.
+    """
+    if spent_s < _MEASURED_S or (done == 1 and first_s < _WORTH_A_WORKER_S):
+        return 0
+    seconds_a_run = first_s if done == 1 else (spent_s - first_s) / (done - 1)
+    return int(rest * seconds_a_run / _WORTH_A_WORKER_S)
 
 
 def folders_in(asked: Iterable[object]) -> list[Path]:

@@ -253,7 +253,6 @@ PUBLIC: dict[str, set[str]] = {
         "backtests/backtesting",
         "backtests/baselines",
         "backtests/policy_diff",
-        "cache",
         "choosing/certification_report",
         "choosing/certifying",
         "choosing/checking",

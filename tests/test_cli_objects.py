@@ -65,7 +65,7 @@ def test_every_reading_command_prints_the_same(store: Path, there: Place, tmp_pa
         ["check", policy, "--store", "STORE"],
         ["health", "n2", "--store", "STORE"],
         ["diff", policy, policy, "--set-new", "limit=1", "--store", "STORE"],
-        ["backtest", policy, "--store", "STORE", "--no-cache", "--json"],
+        ["backtest", policy, "--store", "STORE", "--json"],
         ["sweep", policy, "--set", "limit=1,2,3", "--store", "STORE", "--json"],
         ["certify", policy, "--set", "limit=1,2,3", *risk, "--store", "STORE", "--json"],
         ["compare", "--store", "STORE", "a", "b"],

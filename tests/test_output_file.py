@@ -24,7 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("export", "one", "--output"), ("backtest", "loss_spike", "--no-cache", "--html")],
+    [("export", "one", "--output"), ("backtest", "loss_spike", "--html")],
     ids=["export", "backtest"],
 )
 def test_a_folder_that_is_not_there_is_named_before_anything_is_done(

@@ -349,7 +349,7 @@ def test_a_backtest_says_which_runs_are_outside_of_a_certificate(
     command(policy, "--store", store, "--set", "patience=1,2", "--out", file)
     events = [Event("evaluate", step=step, metrics={"eval_loss": 1.0 / step}) for step in range(1, 40)]
     store_record(events, run_id="longer", name="longer", config={"lr": 0.1}, group="other")
-    arguments = ["backtest", str(policy), "--store", str(store), "--certificate", str(file), "--no-cache"]
+    arguments = ["backtest", str(policy), "--store", str(store), "--certificate", str(file)]
     text = CliRunner().invoke(app, [*arguments, "--set", "patience=1"]).output
     document = json.loads(CliRunner().invoke(app, [*arguments, "--set", "patience=1", "--json"]).output)
     refused = CliRunner().invoke(app, arguments)

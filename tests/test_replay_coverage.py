@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +95,19 @@ controllers:
     assert [(c.patience, c.hold, c.cooldown, c.is_once, c.between) for c in again.controllers] == [
         (c.patience, c.hold, c.cooldown, c.is_once, c.between) for c in policy.controllers
     ]
+
+
+def test_probes_are_parsed_once_for_all_runs(runs: list[Run]) -> None:
+    """A parse takes longer than a small run."""
+    policy = parse_policy("controllers: [{name: high, triggers: [on_step_end], rule: loss > 9, operations: []}]")
+    parses: list[int] = []
+    for chosen in (runs[:1], runs * 3):
+        calls: list[str] = []
+        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)  # noqa: B023
+        try:
+            coverage_of(policy, chosen, RunPool())
+        finally:
+            sys.setprofile(None)
+        parses.append(calls.count(parse_policy.__name__))
+
+    assert parses[0] == parses[1] > 0

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from steptape import TelemetryError, backtest, open_run
-from steptape.replay.cache import Cache
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.runs.detection import Alarm, detect, middle_and_p90, together
@@ -124,14 +123,13 @@ def test_an_incident_without_a_range_of_steps_is_not_scored(
     assert report_json(backtest(parse_policy(NOTES), [run]))["detection"] is None
 
 
-def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path], tmp_path: Path) -> None:
-    """They come over HTTP and count even for a run judged before and cached."""
+def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path]) -> None:
+    """They come over HTTP and count even for a run judged before."""
     events = [Event("step_end", step=s, metrics={"loss": 3.0 if s in (6, 9) else 1.0}) for s in range(1, 11)]
     folder = store_record(events, sealed=True)
-    cache = Cache(tmp_path / "cache")
 
     def found() -> Any:
-        return report_json(backtest(parse_policy(NOTES), [open_run(folder)], cache=cache))["detection"]
+        return report_json(backtest(parse_policy(NOTES), [open_run(folder)]))["detection"]
 
     assert found() is None
     append_annotation(folder, Annotation("a", 1, "bad shard", first_step=5, last_step=7, attrs={"incident": "spike"}))

@@ -10,6 +10,7 @@ import pytest
 
 from steptape import Policy, backtest, open_run
 from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.identity import SeqRange, seq_ranges
 from steptape.replay.runs.results import RunResult
@@ -97,3 +98,12 @@ def test_a_backtest_says_how_much_it_read_and_how_fast(policy: Policy, recorded:
     assert (report.event_count, report.read_events) == (4, 4)
     assert report.events_per_s is None
     assert dataclasses.replace(report, took_s=2.0).events_per_s == 2.0
+
+
+def test_all_baselines_of_a_run_are_judged_in_one_read(policy: Policy, recorded: Callable[..., Path]) -> None:
+    """Coverage reads it once more."""
+    run = open_run(recorded([0.5, 1.5, 2.5, 1.5]))
+    baselines = [BASELINES[name] for name in ("kill_loss_spike", "lightning_spike_detection", "wandb_zscore")]
+
+    assert backtest(policy, [run], baselines=baselines).read_events == 2 * 4
+    assert backtest(policy, [run], baselines=baselines, with_coverage=True).read_events == 3 * 4

@@ -14,7 +14,6 @@ import pytest
 from steptape import Policy, TelemetryError, backtest, open_run, sweep
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.cache import Cache
 from steptape.replay.reports.diff_report import diff_json, diff_lines
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
@@ -205,16 +204,14 @@ def test_a_sweep_judges_each_run_as_its_backtest_does(mixed: list[Run], declared
                         assert np.isnan(found) if expected is None else found == expected
 
 
-def test_a_renamed_metric_is_replayed_as_if_it_had_been_recorded_so(record: Recording, tmp_path: Path) -> None:
-    """Rules, objective, baselines and coverage see the new name; the cache keeps the answers apart."""
-    policy, cache = parse_policy(WORSE), Cache(tmp_path / "cache")
+def test_a_renamed_metric_is_replayed_as_if_it_had_been_recorded_so(record: Recording) -> None:
+    """Rules, objective, baselines and coverage see the new name."""
+    policy = parse_policy(WORSE)
     other, same = record("run", {"val_loss": FALLING}), record("own", {"eval_loss": FALLING})
 
     def told(run: Run, renames: Mapping[str, str] | None = None) -> dict[str, Any]:
         report = report_json(
-            backtest(
-                policy, [run], renames=renames, baselines=list(BASELINES.values()), with_coverage=True, cache=cache
-            )
+            backtest(policy, [run], renames=renames, baselines=list(BASELINES.values()), with_coverage=True)
         )
         for name in ("run_id", "name", "identity"):
             report["runs"][0].pop(name)

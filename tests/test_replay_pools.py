@@ -17,7 +17,6 @@ from steptape.importers.importing import Outcome, import_sources
 from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.blocks import BLOCK_S, Blocks
-from steptape.replay.cache import Cache
 from steptape.replay.run_pool import Progress, RunPool
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -72,19 +71,6 @@ def store(store_record: Callable[..., Path], store_steps: Callable[..., list[Eve
     for number in range(RUNS):
         folder = store_record(store_steps([1.0] * number + [3.0, 1.0]), run_id=f"run-{number}", sealed=True)
     return folder.parent
-
-
-def test_no_worker_is_asked_for_what_the_cache_holds(policy: Policy, store: Path, tmp_path: Path) -> None:
-    """Workers read the runs from the first one on whose result is missing."""
-    cache, runs = Cache(tmp_path / "cache"), [*open_store(store)]
-    fresh = backtest(policy, runs[:2], cache=cache)
-    again, longer = Counting(), Counting()
-    kept = backtest(policy, runs[:2], cache=cache, pool=again)
-    grown = backtest(policy, runs, cache=cache, pool=longer)
-
-    assert kept == fresh
-    assert (again.mapped_count, longer.mapped_count) == (0, RUNS - 2)
-    assert grown == backtest(policy, runs)
 
 
 def test_a_backtest_in_a_given_pool_is_the_one_here(policy: Policy, store: Path) -> None:

@@ -20,8 +20,10 @@ from waiting import PATIENCE_S, until
 from steptape import Policy, TelemetryError, backtest, open_store
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.run_pool import Progress, RunPool, can_share_work
+from steptape.replay.run_pool import Progress, RunPool, can_share_work, usable_processes, worthwhile_workers
+from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.registration import register_metric
 from steptape.store.events import Event
 
 RUNS = 5
@@ -105,10 +107,10 @@ def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
     class Watched(list[int]):
         """A list that records the items taken."""
 
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            for one in super().__iter__():
-                asked.append(one)
-                yield one
+        def __getitem__(self, place):  # type: ignore[no-untyped-def]
+            found = super().__getitem__(place)
+            asked.extend(found)
+            return found
 
     with RunPool(2) as readers:
         answers = readers.mapped(operator.neg, Watched(range(100)))
@@ -120,8 +122,98 @@ def test_no_more_is_handed_out_than_is_soon_wanted() -> None:
     assert len(rest) == 99
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_passes_of_a_backtest_are_one_progress(policy: Policy, store: Path, processes: int) -> None:
+@pytest.mark.parametrize(
+    ("done", "first_s", "spent_s", "rest", "workers"),
+    [
+        (1, 0.3, 0.3, 1_000, 0),
+        (98, 0.3, 0.9, 0, 0),
+        (1, 1.2, 1.2, 97, 0),
+        (200, 0.3, 1.1, 800, 1),
+        (200, 0.3, 1.1, 9_800, 13),
+        (2, 2.0, 4.0, 12, 8),
+        (1, 30.0, 30.0, 3, 30),
+    ],
+    ids=[
+        "too early",
+        "a small store",
+        "modules loaded",
+        "not worth two",
+        "a large store",
+        "slow runs",
+        "few slow runs",
+    ],
+)
+def test_workers_are_worth_their_start_by_what_the_first_runs_took(
+    done: int, first_s: float, spent_s: float, rest: int, workers: int
+) -> None:
+    """Each worker must have twice as much to do as its imports take. The first run loads modules, too."""
+    assert worthwhile_workers(done, first_s, spent_s, rest) == workers
+
+
+def test_a_few_quick_runs_start_no_process() -> None:
+    """Whatever the number of cores: the imports of a worker take as long as some hundred runs."""
+    before = set(multiprocessing.active_children())
+    with RunPool(None) as readers:
+        answers = list(readers.mapped(operator.neg, range(1_000)))
+        started = set(multiprocessing.active_children()) - before
+
+    assert answers == [-number for number in range(1_000)]
+    assert not started
+
+
+#: A program whose runs take long in its own process, and no time in a worker. It prints where each was read.
+SLOW_HERE = """
+import os, time
+from steptape.replay.run_pool import RunPool
+
+OURS = os.getpid() if __name__ == "__main__" else 0
+
+def read(number):
+    until_s = time.thread_time() + 0.4
+    while OURS and time.thread_time() < until_s:
+        pass
+    return number, bool(OURS)
+
+if __name__ == "__main__":
+    with RunPool(None) as readers:
+        found = [*readers.mapped(read, range(60)), *readers.mapped(read, range(2))]
+    print([number for number, _ in found] == [*range(60), 0, 1], [is_ours for _, is_ours in found].index(False))
+    print([is_ours for _, is_ours in found[-2:]])
+"""
+
+
+@pytest.mark.skipif(not can_share_work() or os.cpu_count() == 1, reason="one process must do it all here")
+def test_long_work_gets_workers_once_the_first_runs_show_it(tmp_path: Path) -> None:
+    """Results keep their order, and later passes share the workers."""
+    (tmp_path / "program.py").write_text(SLOW_HERE)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+
+    assert done.stdout == "True 3\n[False, False]\n"
+
+
+def test_rules_with_classes_that_a_script_registered_stay_in_its_process() -> None:
+    """A worker knows installed code alone."""
+
+    @register_metric
+    class StepsOfAPool(Metric):
+        """Count steps."""
+
+        kinds = reads = frozenset({"step_end"})
+
+        def compute(self, event: Event) -> int:
+            return event.step
+
+    plain = parse_policy("controllers: []")
+    registered = parse_policy("controller_metrics: [{name: steps, class: StepsOfAPool}]\ncontrollers: []")
+
+    assert [usable_processes([plain], asked) for asked in (None, 4)] == [None, 4]
+    assert [usable_processes([plain, registered], asked) for asked in (None, 4)] == [1, 1]
+
+
+@pytest.mark.parametrize("processes", [1, 2, None])
+def test_all_passes_of_a_backtest_are_one_progress(policy: Policy, store: Path, processes: int | None) -> None:
     """The passes are policy, baselines and coverage; excluded runs are read only once, and the total reflects it."""
     seen: list[Progress] = []
     report = backtest(

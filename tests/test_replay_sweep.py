@@ -18,9 +18,8 @@ from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
-from steptape.replay.sweeps.processes import SweepTask, worthwhile_processes
 from steptape.replay.sweeps.schedule import schedule_of, schedules_of
-from steptape.replay.sweeps.task import RunSweeper, SweptRun, sweep_stream
+from steptape.replay.sweeps.task import RunSweeper, SweepTask, SweptRun, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric
@@ -148,24 +147,6 @@ def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
         assert isinstance(other, SweptRun)
         assert one.run_id == other.run_id
         assert repr(vars(one.outcomes)) == repr(vars(other.outcomes))
-
-
-def test_small_sweeps_and_rules_that_a_script_registered_are_worth_one_process(runs: list[Run]) -> None:
-    """Processes take time to start, and know only installed code."""
-    policy = parse_policy(POLICY)
-    registered = parse_policy("controller_metrics: [{name: last, class: LossOfASweep}]\n" + POLICY)
-    few, large = variants_of(policy, AXES), [runs[0]] * 50_000
-
-    assert worthwhile_processes(policy, few, runs, 4) == 1
-    assert worthwhile_processes(policy, few, large, 4) == 4
-    assert worthwhile_processes(registered, few, large, 4) == 1
-
-
-def test_what_the_event_engine_decides_is_sooner_worth_processes(runs: list[Run]) -> None:
-    """The event engine takes thousands of times as long."""
-    policy = parse_policy(POLICY.replace("mean(loss, window)", "mean(loss, 3) and milestone(every=0.1)"))
-
-    assert worthwhile_processes(policy, variants_of(policy, {"spike": [1.5, 2.0]}), [runs[0]] * 100, 4) == 4
 
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")

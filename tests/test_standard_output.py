@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("runs", "STORE", "--json"),
         ("query", "STORE", "SELECT step, loss FROM steps"),
         ("tail", "long", "--store", "STORE"),
-        ("backtest", "loss_spike", "--store", "STORE", "--no-cache"),
+        ("backtest", "loss_spike", "--store", "STORE"),
         ("verify", "--all", "--store", "STORE"),
         ("--help",),
         ("runs", "--help"),
@@ -60,7 +60,7 @@ def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[st
 
 def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path) -> None:
     """Columns stay aligned with their headings."""
-    command = [sys.executable, "-m", "steptape", "backtest", "overfitting", "--store", str(store), "--no-cache"]
+    command = [sys.executable, "-m", "steptape", "backtest", "overfitting", "--store", str(store)]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
     plain = subprocess.run(command, capture_output=True, text=True, check=True, env=ascii_only).stdout

@@ -57,7 +57,6 @@ from ..policy_lookup import params_of, policy_named
 from ..policy_options import (
     FamilyOption,
     ModeOption,
-    NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
     RayOption,
@@ -65,10 +64,8 @@ from ..policy_options import (
     SavesOption,
     SetOption,
     objectives_of,
-    processes_for,
     ray_pool,
     renames_of,
-    user_cache,
 )
 from ..streams import complain
 
@@ -140,7 +137,6 @@ def backtest(
     family: FamilyOption = None,
     processes: ProcessesOption = None,
     ray: RayOption = None,
-    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Report what a policy would have saved and cost on recorded runs.
@@ -177,9 +173,8 @@ def backtest(
             saves=saves,
             baselines=compared,
             with_coverage=coverage or html is not None,
-            processes=processes_for(len(chosen), processes),
+            processes=processes,
             pool=workers,
-            cache=None if no_cache else user_cache(),
             family=family,
             with_curves=html is not None,
         )

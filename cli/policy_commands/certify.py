@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -33,10 +32,10 @@ from ..output import print_json, print_table, reading_runs, say
 from ..output_file import output_file
 from ..param_values import variants_asked
 from ..policy_options import (
-    CoresOption,
     FamilyOption,
     ModeOption,
     ObjectiveOption,
+    ProcessesOption,
     RayOption,
     RenameOption,
     SavesOption,
@@ -99,7 +98,7 @@ def certify(
     renames: RenameOption = None,
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
-    processes: CoresOption = None,
+    processes: ProcessesOption = None,
     ray: RayOption = None,
     out: OutOption = None,
     check: CheckOption = None,
@@ -132,7 +131,7 @@ def certify(
             renames=renaming,
             saves=saves,
             on_progress=on_progress,
-            processes=processes or os.cpu_count() or 1,
+            processes=processes,
             pool=workers,
         )
     _report(found, out, as_json=as_json)

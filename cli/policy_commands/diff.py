@@ -20,15 +20,12 @@ from ..policy_lookup import policy_named
 from ..policy_options import (
     FamilyOption,
     ModeOption,
-    NoCacheOption,
     ObjectiveOption,
     ProcessesOption,
     RenameOption,
     SavesOption,
     objectives_of,
-    processes_for,
     renames_of,
-    user_cache,
 )
 
 _POLICY = "A policy file, or the name of a shipped policy."
@@ -51,7 +48,6 @@ def diff(
     ] = None,
     family: FamilyOption = None,
     processes: ProcessesOption = None,
-    no_cache: NoCacheOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the behaviour of two policies on recorded runs.
@@ -71,8 +67,7 @@ def diff(
             renames=renaming,
             saves=saves,
             on_progress=on_progress,
-            processes=processes_for(2 * len(chosen), processes),
-            cache=None if no_cache else user_cache(),
+            processes=processes,
             family=family,
         )
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +27,11 @@ from ..output import print_json, print_table, reading_runs, say
 from ..output_file import output_file
 from ..param_values import variants_asked
 from ..policy_options import (
-    CoresOption,
     FamilyOption,
     ModeOption,
     ObjectiveOption,
     PolicyArgument,
+    ProcessesOption,
     RayOption,
     RenameOption,
     SavesOption,
@@ -77,7 +76,7 @@ def sweep(
     renames: RenameOption = None,
     saves: SavesOption = Saves.KEEP,
     family: FamilyOption = None,
-    processes: CoresOption = None,
+    processes: ProcessesOption = None,
     ray: RayOption = None,
     split: Annotated[
         SplitKind | None,
@@ -112,7 +111,7 @@ def sweep(
             renames=renaming,
             saves=saves,
             on_progress=on_progress,
-            processes=processes or os.cpu_count() or 1,
+            processes=processes,
             pool=workers,
             family=family,
             keep_outcomes=split is not None,

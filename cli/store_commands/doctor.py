@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -27,9 +26,6 @@ from ..exit_status import FINDINGS
 from ..options import JsonOption, store_path
 from ..output import print_json, progress, say
 from ..streams import complain
-
-#: Number of runs that makes one more process worth its start.
-_RUNS_A_PROCESS: Final = 500
 
 
 class _Examined(NamedTuple):
@@ -91,9 +87,8 @@ def doctor(
         store = open_store(source).path
         folders = folders_to_look_at(store)
         found += [StoreFault("no-run", str(run), error.what, error.fix) for run, error in refresh(store)]
-    processes = max(1, min(os.cpu_count() or 1, len(folders) // _RUNS_A_PROCESS))
     examined: list[_Examined] = []
-    with progress() as bar, RunPool(processes) as pool:
+    with progress() as bar, RunPool(None) as pool:
         task = bar.add_task("reading runs", total=len(folders))
         for one in pool.mapped(partial(_examined, training=training), folders):
             examined.append(one)

@@ -17,21 +17,19 @@ from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import read_run_info
-from ..cache import Cache, cached_answer, policy_identity
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
-from ..run_pool import Pool, Progress, RunPool, checked_runs
+from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.families import check_family_key, family_of
 from ..runs.incidents import IncidentLabels
 from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.renaming import check_recorded
 from ..runs.results import Excluded, RunResult
-from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, ReplayedRun, facts_of_run, result_of
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
 from ..runs.same_series import Knowledge, repeated_by, repeats
 from ..runs.saves import Saves
 from ..sweeps.column_replay import replay_by_columns
-from ..value_encoding import ValueCodec
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame
 from .lacked_metrics import LackedMetric, lacked_in
@@ -78,8 +76,8 @@ class Backtest:
         baselines: Scores of simpler policies on the same runs; empty if none were requested.
         coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
         conduct: For each result, the conduct of the controllers; empty if coverage was not requested.
-        read_events: Events read and folded, also for baselines and coverage, once per read; cache hits are not counted.
-            Like ``took_s``, it describes how the backtest was made, not the runs: comparisons ignore both.
+        read_events: Events read and folded, also for baselines and coverage, once per read. Like ``took_s``, it
+            describes how the backtest was made, not the runs: comparisons ignore both.
         took_s: Wall-clock seconds; None if the caller did not measure them.
     """
 
@@ -154,9 +152,8 @@ def backtest(
     saves: Saves | str = Saves.KEEP,
     baselines: Sequence[Baseline] = (),
     with_coverage: bool = False,
-    processes: int = 1,
+    processes: int | None = 1,
     pool: Pool | None = None,
-    cache: Cache | None = None,
     family: str | None = None,
     with_curves: bool = True,
 ) -> Backtest:
@@ -176,13 +173,11 @@ def backtest(
         saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
         baselines: Simpler policies to compare with. They read the runs once more.
         with_coverage: Whether to report which clauses were ever true. It reads the runs once more.
-        processes: Number of processes to read runs with. Metrics and operations that a program registers are known to
-            its own process alone: with more than one, only installed ones are found.
+        processes: Number of processes to read runs with; None for as many as are worth their start, at most one per
+            core. Rules that use classes which a program registered stay in its own process. Workers import the main
+            script, which must be guarded by ``if __name__ == "__main__":``.
         pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
-        cache: Cache of results of finished runs, read and written. None by default, because a library writes nothing
-            unless asked to.
-        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run. The
-            cache keeps results with and without them apart.
+        with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
             of the configuration. By default the first of a run's group, source folder and configuration.
 
@@ -193,11 +188,9 @@ def backtest(
     renaming = tuple((renames or {}).items())
     settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
     chosen = tuple(checked_runs("backtest", policy, runs))
-    request = Request(policy, chosen, settings, cache, declared_objectives(objective), family, with_curves)
-    with RunPool(processes, on_progress, pool) as readers:
+    request = Request(policy, chosen, settings, declared_objectives(objective), family, with_curves)
+    with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
         report = _compared(request, baselines, with_coverage, readers)
-    if cache is not None:
-        cache.prune()
     return replace(report, cost_per_hour=cost_per_hour)
 
 
@@ -209,7 +202,6 @@ class Request:
         policy: The rules.
         runs: The runs.
         settings: The settings of the backtest.
-        cache: Cache of results; None for no cache.
         declared: The declared objectives, the preferred one first; empty to guess.
         family: The key of families; None for the default.
         with_curves: Whether to keep curves of the runs.
@@ -218,7 +210,6 @@ class Request:
     policy: Policy
     runs: tuple[Run, ...]
     settings: BacktestSettings = DEFAULT_SETTINGS
-    cache: Cache | None = None
     declared: tuple[Objective, ...] = ()
     family: str | None = None
     with_curves: bool = False
@@ -231,8 +222,7 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     judged_runs: list[Run] = []
     excluded: list[Excluded] = []
     read_events = 0
-    judge = _Judge.of(request)
-    answers = readers.mapped(judge, request.runs, known=judge.kept)
+    answers = readers.mapped(_Judge.of(request), request.runs)
     for run, (found, events) in zip(request.runs, answers, strict=True):
         read_events += events
         if isinstance(found, Excluded):
@@ -280,12 +270,12 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     readers.expect(passes * len(request.runs))
     report, runs = backtest_runs(request, readers)
     readers.expect((passes - 1) * (len(runs) - len(request.runs)))
-    cache, results = request.cache, report.results
-    outcomes, for_baselines = baseline_outcomes(baselines, runs, results, request.settings, readers, cache)
+    results = report.results
+    outcomes, for_baselines = baseline_outcomes(baselines, runs, results, request.settings, readers)
     endings = [None if one.ending is None else one.ending.event_index for one in results]
     covered = Coverage()
     if with_coverage:
-        covered = coverage_of(request.policy, runs, readers, cache, endings, request.settings.renames)
+        covered = coverage_of(request.policy, runs, readers, endings, request.settings.renames)
     return replace(
         report,
         baselines=outcomes,
@@ -315,13 +305,11 @@ class _JudgedRun(NamedTuple):
 class _Judge:
     """The function mapped over runs: judges a run, or says why it cannot, and returns the number of events read.
 
-    Runs are judged where they are read, because a result is smaller than the facts that it rests on. The cache keeps
-    the facts, which hold for any objective and any key of families: their family is the one without a key.
+    Runs are judged where they are read, because a result is smaller than the facts that it rests on.
     """
 
     policy: Policy
     settings: BacktestSettings
-    cache: Cache | None
     declared: tuple[Objective, ...]
     family: str | None
     with_curves: bool
@@ -329,40 +317,19 @@ class _Judge:
     @classmethod
     def of(cls, request: Request) -> Self:
         """Return the function for the runs of a request."""
-        return cls(
-            request.policy, request.settings, request.cache, request.declared, request.family, request.with_curves
-        )
+        return cls(request.policy, request.settings, request.declared, request.family, request.with_curves)
 
     def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
         try:
-            facts, was_kept = cached_answer(self.cache, run, self._asked_of(run), self._codec, lambda: self._read(run))
-            return self._judged(run, facts), 0 if was_kept else facts.identity.event_count
+            facts = facts_of_run(
+                self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves
+            )
+            if self.family is not None:
+                facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
-
-    def kept(self, run: Run) -> tuple[_JudgedRun | Excluded, int] | None:
-        """Return the same from the cache alone; None on a miss."""
-        try:
-            facts = None if self.cache is None else self.cache.kept(run, self._asked_of(run), self._codec)
-            return None if facts is None else (self._judged(run, facts), 0)
-        except TelemetryError:
-            return None
-
-    @property
-    def _codec(self) -> ValueCodec:
-        return ValueCodec(ReplayedRun, given=self.policy)
-
-    def _judged(self, run: Run, facts: ReplayedRun) -> _JudgedRun | Excluded:
-        if self.family is not None:
-            facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
+        read_events = facts.identity.event_count
         if facts.is_empty:
-            return Excluded(facts.run_id, facts.name, "it recorded no step and no metric")
+            return Excluded(facts.run_id, facts.name, "it recorded no step and no metric"), read_events
         result = result_of(facts, facts.objective(self.declared), self.declared)
-        return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked)
-
-    def _asked_of(self, run: Run) -> tuple[object, ...] | None:
-        identity = None if self.cache is None else policy_identity(self.policy)
-        return None if identity is None else ("facts", *identity, self.settings.cache_key_parts(run), self.with_curves)
-
-    def _read(self, run: Run) -> ReplayedRun:
-        return facts_of_run(self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves)
+        return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked), read_events

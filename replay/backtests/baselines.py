@@ -20,15 +20,13 @@ from typing import Final
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.run import Run
-from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
 from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best
 from ..runs.regret import relative
 from ..runs.results import RunResult
-from ..runs.run_result import BacktestSettings, facts_of_run, result_of
+from ..runs.run_result import BacktestSettings, facts_under, result_of
 from ..sweeps.column_replay import replay_by_columns
-from ..value_encoding import ValueCodec
 from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
@@ -164,7 +162,6 @@ def baseline_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
-    cache: Cache | None = None,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
     """Score each baseline on the runs of a backtest, each run by its own objective.
 
@@ -174,13 +171,12 @@ def baseline_outcomes(
         results: The policy's result on each.
         settings: The settings of the backtest.
         readers: The pool to read the runs with.
-        cache: Cache of earlier scores.
 
     Returns:
         The outcome of each baseline, and the number of events read.
     """
     outcomes, read_events = _policy_outcomes(
-        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers, cache
+        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers
     )
     for baseline in baselines:
         if baseline.pruner is not None:
@@ -197,7 +193,6 @@ def _policy_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
-    cache: Cache | None,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
     """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
     # None comes first: a reason that concerns an objective says more.
@@ -215,7 +210,7 @@ def _policy_outcomes(
         return outcomes, 0
     by_objective = {each: tuple(policies.get(each) for _, policies in asked) for each in objectives}
     judged_by = [result.objective for result in results]
-    scores = _BaselineScores(by_objective, settings, cache)
+    scores = _BaselineScores(by_objective, settings)
     answers = list(readers.mapped(scores, list(zip(runs, judged_by, strict=True))))
     by_baseline = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
     for (baseline, policies), standings in zip(asked, by_baseline, strict=False):
@@ -277,30 +272,16 @@ class _BaselineScores:
 
     policies: Mapping[Objective | None, tuple[Policy | None, ...]]
     settings: BacktestSettings
-    cache: Cache | None
 
     def __call__(self, asked: tuple[Run, Objective | None]) -> tuple[tuple[BaselineScore | None, ...], int]:
         run, objective = asked
-        answers = [
-            (None, 0) if policy is None else self._standing(policy, run, objective)
-            for policy in self.policies[objective]
-        ]
-        return tuple(standing for standing, _ in answers), sum(events for _, events in answers)
-
-    def _standing(self, policy: Policy, run: Run, objective: Objective | None) -> tuple[BaselineScore | None, int]:
-        identity = None if self.cache is None else policy_identity(policy)
-        asked = None if identity is None else ("standing", *identity, objective, self.settings.cache_key_parts(run))
-        (standing, events), was_kept = cached_answer(
-            self.cache, run, asked, _CODEC, lambda: self._read(policy, run, objective)
-        )
-        return standing, 0 if was_kept else events
-
-    def _read(self, policy: Policy, run: Run, objective: Objective | None) -> tuple[BaselineScore | None, int]:
-        facts = facts_of_run(policy, run, self.settings, replayer=replay_by_columns, with_curves=False)
-        return standing_of(result_of(facts, objective)), facts.identity.event_count
-
-
-_CODEC: Final = ValueCodec(tuple[BaselineScore | None, int])
+        own = self.policies[objective]
+        policies = [policy for policy in own if policy is not None]
+        if not policies:
+            return (None,) * len(own), 0
+        facts = facts_under(policies, run, self.settings, replayer=replay_by_columns, with_curves=False)
+        scores = (standing_of(result_of(each, objective)) for each in facts)
+        return tuple(None if policy is None else next(scores) for policy in own), facts[0].identity.event_count
 
 
 def _merit_of(objective: Objective) -> str:

@@ -15,9 +15,8 @@ from typing import NamedTuple
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
-from ..cache import Cache
 from ..intervals import Interval, interval
-from ..run_pool import Progress, RunPool, checked_runs
+from ..run_pool import Progress, RunPool, checked_runs, usable_processes
 from ..runs.objective import Declared, Objective, declared_objectives
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
@@ -204,8 +203,7 @@ def diff_policies(
     renames: Mapping[str, str] | None = None,
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
-    processes: int = 1,
-    cache: Cache | None = None,
+    processes: int | None = 1,
     family: str | None = None,
 ) -> PolicyDiff:
     """Compare two policies over recorded runs.
@@ -218,19 +216,16 @@ def diff_policies(
         saves: ``keep`` or ``replace``, as for ``backtest``.
         on_progress: Called after each run that is read: once for each policy.
         processes: Number of processes to read runs with, as for ``backtest``.
-        cache: Cache of results of finished runs, read and written.
         family: The key of the families that intervals draw, as for ``backtest``.
     """
     checked_runs("diff_policies", new, ())
     chosen = tuple(checked_runs("diff_policies", old, runs))
-    with RunPool(processes, on_progress) as readers:
+    with RunPool(usable_processes([old, new], processes), on_progress) as readers:
         readers.expect(2 * len(chosen))
         settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves))
-        request = Request(old, chosen, settings, cache, declared_objectives(objective), family)
+        request = Request(old, chosen, settings, declared_objectives(objective), family)
         before, _ = backtest_runs(request, readers)
         after, _ = backtest_runs(replace(request, policy=new), readers)
-    if cache is not None:
-        cache.prune()
     return diff_backtests(before, after)
 
 

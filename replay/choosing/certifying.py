@@ -266,7 +266,7 @@ def certify(
     renames: Mapping[str, str] | None = None,
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
-    processes: int = 1,
+    processes: int | None = 1,
     pool: Pool | None = None,
 ) -> Certification:
     """Find the thriftiest variant of a policy whose risk is below a limit, with a stated confidence.

@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...rules.engine.engine import Engine
@@ -17,17 +17,13 @@ from ...store.events import BEFORE_STREAM
 from ...store.garbage import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..cache import Cache, cached_answer, policy_identity
 from ..run_pool import RunPool
 from ..runs.event_stream import EventStream
 from ..runs.history import read_lineage
 from ..runs.renaming import Renames
 from ..runs.replaying import observed_in
-from ..value_encoding import ValueCodec
 from .conduct import Conduct, Observer
 from .probes import ClauseAnswer, Probe, clauses, probed
-
-_CODEC = ValueCodec(tuple[Conduct, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,6 @@ def coverage_of(
     policy: Policy,
     runs: Sequence[Run],
     readers: RunPool,
-    cache: Cache | None = None,
     endings: Sequence[int | None] | None = None,
     renames: Renames = (),
 ) -> Coverage:
@@ -103,12 +98,11 @@ def coverage_of(
         policy: The policy.
         runs: Readable runs.
         readers: The pool to read them with.
-        cache: Cache of earlier results.
         endings: For each run, the index of its last event under the policy; None for all events.
         renames: The metrics to rename.
     """
     asked = list(zip(runs, endings or [None] * len(runs), strict=True))
-    found = list(readers.mapped(_Conducts(policy, cache, renames), asked))
+    found = list(readers.mapped(_Conducts(policy, *probed(policy), renames), asked))
     conducts = tuple(conduct for conduct, _ in found)
     seen = Counter(name for conduct in conducts for name in conduct.answered)
     controllers = []
@@ -132,28 +126,28 @@ def coverage_of(
 
 @dataclass(frozen=True, slots=True)
 class _Conducts:
-    """The function mapped over runs: returns the conduct up to an event, and the number of events read."""
+    """The function mapped over runs: returns the conduct up to an event, and the number of events read.
+
+    Attributes:
+        policy: The policy.
+        with_probes, probes: The policy with its probes, which takes longer to parse than a small run to read.
+        renames: The metrics to rename.
+    """
 
     policy: Policy
-    cache: Cache | None
+    with_probes: Policy
+    probes: Mapping[str, Probe]
     renames: Renames
 
     def __call__(self, asked: tuple[Run, int | None]) -> tuple[Conduct, int]:
         run, until = asked
-        identity = policy_identity(self.policy)
-        about = None if identity is None else ("coverage", until, self.renames, *identity)
-        (conduct, events), was_kept = cached_answer(self.cache, run, about, _CODEC, lambda: self._read(run, until))
-        return conduct, 0 if was_kept else events
-
-    def _read(self, run: Run, until: int | None) -> tuple[Conduct, int]:
         with collection_paused():
             return run.read(lambda snapshot: self._conduct(snapshot, until))
 
     def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
-        with_probes, probes = probed(self.policy)
         stream = self._stream(snapshot)
-        engine = Engine(with_probes, snapshot.info.last.plan, stream.plans)
-        observer = Observer(self.policy, probes, until)
+        engine = Engine(self.with_probes, snapshot.info.last.plan, stream.plans)
+        observer = Observer(self.policy, self.probes, until)
         observer.observe(BEFORE_STREAM, 0, engine.start())
         for index, event, outcomes in observed_in(engine, stream, everything=True):
             observer.observe(index, event.step, outcomes)

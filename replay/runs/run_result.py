@@ -139,14 +139,6 @@ class BacktestSettings:
     renames: Renames = ()
     saves: Saves = Saves.KEEP
 
-    def cache_key_parts(self, run: Run) -> tuple[object, ...]:
-        """Return the settings that apply to one run, as parts of a cache key."""
-        parts = self.delay_steps, self.tolerance_steps, self.renames, str(self.saves)
-        if self.labels is None:
-            return parts
-        info = run.info
-        return *parts, "labels", self.labels.of(info.run_id, info.name)
-
 
 DEFAULT_SETTINGS = BacktestSettings()
 
@@ -171,29 +163,59 @@ def facts_of_run(
     Raises:
         TelemetryError: The run cannot be read.
     """
+    (facts,) = facts_under([policy], run, settings, replayer=replayer, with_curves=with_curves)
+    return facts
+
+
+def facts_under(
+    policies: Sequence[Policy],
+    run: Run,
+    settings: BacktestSettings = DEFAULT_SETTINGS,
+    *,
+    replayer: Replayer = replay_stream,
+    with_curves: bool = True,
+) -> list[ReplayedRun]:
+    """Read what a run recorded once, and replay each policy over it; otherwise as ``facts_of_run``."""
     with collection_paused():
-        return run.read(lambda snapshot: _facts_at(policy, snapshot, settings, replayer, with_curves))
+        return run.read(lambda snapshot: _facts_at(policies, snapshot, settings, replayer, with_curves))
 
 
 def _facts_at(
-    policy: Policy,
+    policies: Sequence[Policy],
     snapshot: Snapshot,
     settings: BacktestSettings,
     replayer: Replayer,
     with_curves: bool,
-) -> ReplayedRun:
-    """Return the facts of one snapshot of a run."""
-    info = snapshot.info
+) -> list[ReplayedRun]:
+    """Return the facts of one snapshot of a run under each policy."""
     events, rolled_back = read_lineage(
-        snapshot, samples=policy.reads_samples, renames=settings.renames, ranks=policy.reads_ranks
+        snapshot,
+        samples=any(policy.reads_samples for policy in policies),
+        renames=settings.renames,
+        ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
     )
+    stream = event_stream(events)
+    return [_facts_under(policy, snapshot, stream, rolled_back, settings, replayer, with_curves) for policy in policies]
+
+
+def _facts_under(
+    policy: Policy,
+    snapshot: Snapshot,
+    stream: EventStream,
+    rolled_back: RolledBack,
+    settings: BacktestSettings,
+    replayer: Replayer,
+    with_curves: bool,
+) -> ReplayedRun:
+    """Return the facts of one snapshot of a run, whose stream is read already."""
+    info = snapshot.info
     noted = incidents_noted(snapshot.folder)
     facts = facts_of(
         policy,
         info.run_id,
         info.name,
         snapshot.status,
-        events,
+        stream,
         info.last.plan,
         settings,
         noted,

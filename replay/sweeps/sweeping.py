@@ -17,7 +17,7 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..columns.stream import Floats
-from ..run_pool import Pool, Progress, RunPool, checked_runs
+from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.families import check_family_key
 from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
 from ..runs.renaming import Renames, check_recorded
@@ -26,8 +26,7 @@ from ..runs.same_series import repeated_by, repeats
 from ..runs.saves import Saves
 from .folding import RunFold
 from .outcomes import Outcomes
-from .processes import SweepTask, worthwhile_processes
-from .task import RunSweeper, SweptRun, check_declared, reasons_of
+from .task import RunSweeper, SweepTask, SweptRun, check_declared, reasons_of
 from .totals import pareto_front
 from .variants import Variant, variants_of
 from .winners import Winner, stopped_counts
@@ -146,7 +145,7 @@ def sweep(
     renames: Mapping[str, str] | None = None,
     saves: Saves | str = Saves.KEEP,
     on_progress: Callable[[Progress], object] | None = None,
-    processes: int = 1,
+    processes: int | None = 1,
     pool: Pool | None = None,
     family: str | None = None,
     keep_outcomes: bool = True,
@@ -161,9 +160,7 @@ def sweep(
         renames: New names of metrics, as the rules call them, by the names that runs recorded.
         saves: ``keep`` or ``replace``, as for ``backtest``.
         on_progress: Called after each run that is finished.
-        processes: Maximum number of worker processes. Work that finishes sooner than they start stays in this process,
-            and so do rules that a script may have registered. Workers import the main script, which must be guarded by
-            ``if __name__ == "__main__":``.
+        processes: Number of processes, as for ``backtest``.
         pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         family: The key of the families of runs, as for ``backtest``.
         keep_outcomes: Whether the result has the outcomes of each variant on each run, for ``runs_frame`` and splits.
@@ -179,11 +176,10 @@ def sweep(
     variants, saves = variants_of(policy, axes), Saves(saves)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
-    processes = 1 if pool is not None else worthwhile_processes(policy, variants, chosen, processes)
     asked = (declared, renaming, saves, family)
-    work = RunSweeper(variants, *asked) if processes == 1 and pool is None else SweepTask(policy, axes, *asked)
+    work = SweepTask(policy, axes, *asked, RunSweeper(variants, *asked))
     numbered, fold = dict(enumerate(chosen)), RunFold(len(variants), keeps_outcomes=keep_outcomes)
-    with RunPool(processes, on_progress, pool) as readers:
+    with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
         excluded = _fold(readers, work, numbered, fold)
         swept = dict(fold.runs)
         check_declared(declared, [*swept.values()], chosen)

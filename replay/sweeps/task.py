@@ -6,12 +6,13 @@ Takes variants and a run; returns the outcomes of each variant on it, or why the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ...rules.checks.appearances import Appearances
-from ...rules.language.references import ALSO_CALLED, ContextValue, Reference
+from ...rules.language.references import ALSO_CALLED, ContextValue, Param, Reference
+from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
@@ -41,7 +42,7 @@ from .reach import ColumnAppearances
 from .run import RunSweep
 from .schedule import Schedule, schedules_of
 from .structures import Structure
-from .variants import Variant
+from .variants import Variant, variants_of
 
 #: The metrics that count samples and tokens.
 _COUNTED: Final = frozenset(name for names in COUNTED_BY.values() for name in names)
@@ -195,6 +196,42 @@ class RunSweeper:
             return {objective.metric for objective in self._declared}
         told = {name for name in renamed_columns(snapshot, self._renames) if mode_of(name) is not None}
         return told if study is None else told | {study.metric}
+
+
+@dataclass(slots=True)
+class SweepTask:
+    """The work of a sweep on one run, here or in a worker process.
+
+    The variants do not travel: a worker builds them with its first run, where an error can be raised, and keeps them
+    for the others.
+
+    Attributes:
+        policy: The rules.
+        axes: The params to vary, with their values.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
+        sweeper: The variants on one run, if they are built already.
+    """
+
+    policy: Policy
+    axes: Mapping[str, Sequence[Param]]
+    declared: Sequence[Objective] = ()
+    renames: Renames = ()
+    saves: Saves = Saves.KEEP
+    family: str | None = None
+    sweeper: RunSweeper | None = None
+
+    def __call__(self, run: Run) -> SweptRun | Excluded:
+        """Evaluate the variants on a run."""
+        if self.sweeper is None:
+            variants = variants_of(self.policy, self.axes)
+            self.sweeper = RunSweeper(variants, self.declared, self.renames, self.saves, self.family)
+        return self.sweeper(run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SweepTask, (self.policy, self.axes, self.declared, self.renames, self.saves, self.family)
 
 
 def sweep_stream(

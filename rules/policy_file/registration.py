@@ -81,6 +81,10 @@ class Registry(Generic[_Class]):
         """Whether a name belongs to one of steptape's own classes."""
         return name in self._own
 
+    def is_installed(self, name: str) -> bool:
+        """Whether any process finds the class of a name: it is one of steptape's own, or an installed package's."""
+        return name in self._own or bool(entry_points(group=self._group, name=name))
+
     def __getitem__(self, name: str) -> _Class:
         """Return the class of a name that a loaded policy uses.
 
