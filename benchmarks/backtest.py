@@ -7,8 +7,9 @@ lines, with the load of the machine before and after:
 
 - the facts of a run by columns and by the event engine, and the same decisions written in numpy for the default policy,
   ``loss_spike``: seconds of processor time a run, the best of the rounds, and the ratio to numpy;
-- the command, as a process of its own: without a cache in one process and in two, then with a warm cache. Wall-clock
-  seconds, and the peak of its own resident memory and of its workers';
+- the command, as a process of its own, with the verdict alone and with ``--html`` (baselines and coverage): in one
+  process, in two and in as many as it starts by itself. Seconds of processor time, workers included, wall-clock
+  seconds, and the peak of its own resident memory;
 - the number of runs, 1 % drawn at random and at least ten, whose facts differ. The exit status is 1 if one does.
 """
 
@@ -104,23 +105,25 @@ def measure_library(policy: Policy, runs: Sequence[Run], rounds: int, *, is_defa
         print(json.dumps(line), flush=True)
 
 
-def measure_command(policy: str, store: Path, cache: Path) -> None:
-    """Time the command."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+def measure_command(policy: str, store: Path, page: Path) -> None:
+    """Time the command, children included."""
     base = [sys.executable, "-m", "steptape", "backtest", policy, "--store", str(store), "--json"]
-    cases = {
-        "one process, no cache": ["--no-cache", "--processes", "1"],
-        "two processes, no cache": ["--no-cache", "--processes", "2"],
-        "one process, filling the cache": ["--processes", "1"],
-        "cached": ["--processes", "1"],
+    processes: dict[str, list[str]] = {
+        "one process": ["--processes", "1"],
+        "two processes": ["--processes", "2"],
+        "as many as are worth it": [],
     }
-    for case, options in cases.items():
-        start = time.perf_counter()
-        child = subprocess.Popen([*base, *options], stdout=subprocess.DEVNULL, env=environment)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        line = {"case": f"command, {case}", "wall_s": round(time.perf_counter() - start, 2), "status": child.returncode}
-        print(json.dumps({**line, "peak_mib": round(_peak_mib(usage))}), flush=True)
+    for what, more in {"alone": [], "--html": ["--html", str(page)]}.items():
+        for case, options in processes.items():
+            start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            child = subprocess.Popen([*base, *more, *options], stdout=subprocess.DEVNULL)
+            _, status, usage = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            line = {"case": f"command, {what}, {case}", "cpu_s": round(cpu_s, 2)}
+            line |= {"wall_s": round(time.perf_counter() - start, 2), "status": child.returncode}
+            print(json.dumps({**line, "peak_mib": round(_peak_mib(usage)), "load": os.getloadavg()[0]}), flush=True)
 
 
 def _peak_mib(usage: resource.struct_rusage) -> float:
@@ -151,7 +154,7 @@ def main() -> None:
         policy = load_policy(shipped_policies().get(given.policy, given.policy))
         print(json.dumps({"case": "sizes", "runs": len(runs), "cores": os.cpu_count(), "load": os.getloadavg()}))
         measure_library(policy, runs, given.rounds, is_default=given.policy == "loss_spike")
-        measure_command(given.policy, store, Path(folder) / "cache")
+        measure_command(given.policy, store, Path(folder) / "report.html")
         count = min(len(runs), max(10, len(runs) // 100))
         chosen = [runs[place] for place in np.random.default_rng(0).choice(len(runs), count, replace=False).tolist()]
         disagreed = disagreeing(policy, chosen)

@@ -6,7 +6,7 @@ Runs are those of ``backtest.py``: 1,000 updates and twenty evaluations each. Al
 each, so two nodes show the cost of a cluster, not the speed of two machines. Prints JSON lines with the load of the
 machine:
 
-- for each number of runs and each pool: wall-clock seconds of a backtest without a cache, seconds to start or join, and
+- for each number of runs and each pool: wall-clock seconds of a backtest, seconds to start or join, and
   milliseconds a run. The exit status is 1 if a report differs from that of one process;
 - for an empty function over 2,000 arguments: milliseconds of overhead a task and a run;
 - bytes that travel to a worker and back: the policy, once a task, and a run's path and facts.

@@ -60,6 +60,11 @@ SUMMARIES: Final = {
 #: What replaces each command that is gone.
 _REMOVED: Final = {"retain": "The how-to 'Free disk space' lists what nothing needs any more by 'steptape query'"}
 
+#: Why each option that is gone is not needed, by its command.
+_REMOVED_OPTIONS: Final = dict.fromkeys(
+    (("backtest", "--no-cache"), ("diff", "--no-cache")), "Leave it out: results are no longer cached"
+)
+
 #: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.
 _FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
 
@@ -102,6 +107,10 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command, and give a bare --ray an empty address: typer has no options with optional values."""
         name, command, rest = super().resolve_command(ctx, args)
+        for option in rest:
+            if (name, option) in _REMOVED_OPTIONS:
+                fix = _REMOVED_OPTIONS[name, option]
+                raise TelemetryError(f"{option} is gone", where=f"steptape {name}", fix=fix)
         return name, command, with_bare_ray(rest)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002

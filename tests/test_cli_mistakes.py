@@ -258,6 +258,14 @@ def test_a_command_that_is_gone_is_answered_with_what_replaces_it(tmp_path: Path
     )
 
 
+def test_an_option_that_is_gone_is_answered_with_why(tmp_path: Path) -> None:
+    """The command reads nothing."""
+    done = call(tmp_path, "backtest", "loss_spike", "--no-cache")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == ("error: steptape backtest: --no-cache is gone. Leave it out: results are no longer cached\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("verify", "--all", "--store", ""), ("show", "twice", "--store", " "), ("runs", ""), ("query", "", "SELECT 1")],
