@@ -142,6 +142,20 @@ def test_twenty_two_families_without_a_loss_suffice(
     assert (found.arm, found.families, found.lost, found.more) == (arm, runs, 0, more)
 
 
+def test_the_answer_is_sure_of_what_few_runs_lose(policy: Policy, record: Callable[..., list[Run]]) -> None:
+    """What is rare is the loss, though the sentence before says that none lost."""
+    runs = record([CHEAP] * 22)
+    enough, few = answer(policy, runs), answer(policy, runs[1:])
+
+    assert enough.because.startswith(
+        "In none of the 22 runs that it stops, training on gave a model more than 1% better. "
+        "With 90% confidence, at most 1 in 10 runs like these lose by it. "
+    )
+    assert few.because.endswith(
+        "1 more run that loses nothing by it would show, with 90% confidence, that at most 1 in 10 runs lose by it."
+    )
+
+
 def test_runs_of_one_family_count_as_one_case(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """Thirty seeds are no evidence about other configurations."""
     found = answer(policy, record([CHEAP] * 30, group="seeds"))

@@ -233,9 +233,9 @@ class _Case:
                 "it. 'steptape certify' makes a choice with a stated risk."
             )
         if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
-            like = f"at most 1 in 10 {self._cases()} like these {len(self._families):,}"
+            sure = f"{_SURELY}, at most 1 in 10 {self._cases()} like these lose by it."
             condition = "This holds if nobody tuned it on these runs."
-            return Arm.YES, f"{self._too_early()} {_SURELY}, this is so in {like}. {saves} {condition}"
+            return Arm.YES, f"{self._too_early()} {sure} {saves} {condition}"
         return Arm.NOT_ENOUGH, f"{self._too_early()} {self._shortfall()}"
 
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
@@ -257,10 +257,10 @@ class _Case:
         unknown = f", and in {doubts:,} of them the cost of stops is unknown" if doubts else ""
         noun = "run" if self._are_runs else "family"
         needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
-        be = "is" if len(self._families) == 1 else "are"
+        be, lose = "is" if len(self._families) == 1 else "are", "loses" if more == 1 else "lose"
         return (
-            f"But {self._count()} {be} too few to be sure{unknown}. {needed} without such a stop would show, {_SURE}, "
-            f"that at most 1 in 10 {self._cases()} lose by it."
+            f"But {self._count()} {be} too few to be sure{unknown}. {needed} that {lose} nothing by it would show, "
+            f"{_SURE}, that at most 1 in 10 {self._cases()} lose by it."
         )
 
     def _cases(self) -> str:
