@@ -145,7 +145,7 @@ def judged(log: Log, policy: Sequence[Controller], aims: Sequence[Aim], *, repla
         fired=fired,
         is_stopped=stop is not None,
         could_fire=could_fire(policy, log.rows, log.filtered),
-        numbers=replace(numbers, seconds_saved=_seconds_saved(rows, None if stop is None else end)),
+        numbers=numbers,
         evaluations=_evaluations(log.rows, aim),
         evaluations_after=_evaluations(log.rows[end + 1 :], aim),
     )
@@ -153,14 +153,6 @@ def judged(log: Log, policy: Sequence[Controller], aims: Sequence[Aim], *, repla
 
 def _evaluations(rows: Sequence[Row], aim: Aim | None) -> int:
     return sum(row.kind == "evaluate" and aim is not None and aim[0] in row.values for row in rows)
-
-
-def _seconds_saved(rows: Sequence[real_logs.Row], end: int | None) -> float | None:
-    """Return the seconds from the last row that is made to the end: the clock of an imported log may step back."""
-    times = [row.seconds for row in rows if row.seconds is not None]
-    if not times or end is None:
-        return 0.0 if times else None
-    return max(times) - times[end]
 
 
 def _report_rows(log: Log, aim: Aim | None) -> Iterator[real_logs.Row]:

@@ -63,6 +63,12 @@ def last_row(rows: Sequence[Row], stop: int | None) -> int:
     return stop
 
 
+def last_step_row(rows: Sequence[Row]) -> int:
+    """Return the index of the row at which the last step is over: the last update, or the first row of that step."""
+    steps = [row.step for row in rows]
+    return max(steps.index(max(steps)), *(index for index, row in enumerate(rows) if row.loss is not None), 0)
+
+
 @dataclass(frozen=True)
 class Plain:
     """The numbers of one run: recorded, remaining, and the differences. None means unknown."""
@@ -79,6 +85,17 @@ class Plain:
     relative_regret: float | None
     deployable_regret: float | None
     relative_deployable_regret: float | None
+
+
+def seconds_saved(rows: Sequence[Row], stop: int | None) -> float | None:
+    """Return the seconds from the last row that is made to the last step; None without a clock.
+
+    What follows the last step follows an early stop too. The clock of an imported log may step back.
+    """
+    if all(row.seconds is None for row in rows):
+        return None
+    end, last = (rows[index].seconds for index in (last_row(rows, stop), last_step_row(rows)))
+    return 0.0 if stop is None or end is None or last is None else max(0.0, last - end)
 
 
 def report_of(
@@ -106,8 +123,6 @@ def report_of(
     kept = own + added
     size = round(sum(saves.values()) / len(saves)) if saves else 0
     bytes_left = sum(saves[index] for index in own) + size * len(added)
-    times = [row.seconds for row in rows]
-    known = [time for time in times if time is not None]
     steps = max(row.step for row in rows)
     best, best_left = _best(rows, range(len(rows))), _best(rows, range(end + 1))
     steps_saved, steps_kept = {rows[index].step for index in saves}, {rows[index].step for index in kept}
@@ -117,7 +132,7 @@ def report_of(
     return Plain(
         steps=steps,
         steps_left=steps if stop is None else max(row.step for row in rows[: end + 1]),
-        seconds_saved=max(known) - max(t for t in times[: end + 1] if t is not None) if known else None,
+        seconds_saved=seconds_saved(rows, stop),
         evaluations=len(evaluated),
         evaluations_left=sum(index <= end for index in evaluated),
         checkpoints=len(saves),

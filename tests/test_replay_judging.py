@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from steptape import Policy, backtest, open_run
+from steptape import Policy, backtest, open_run, sweep
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.ledger import Fate, ledger_of
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
 from steptape.replay.runs.results import RunResult
@@ -110,6 +111,41 @@ controllers:
     assert result.stop is not None
     assert result.stop.elapsed_ns == 0
     assert (result.steps_saved, result.seconds_saved) == (2, 2.0)
+
+
+@pytest.mark.parametrize(("rule", "saved_s"), [("step >= 2", 3.0), ("step >= 5", 0.0), ("eval_loss > 0", 0.0)])
+def test_the_time_after_the_last_step_is_not_saved(
+    rule: str, saved_s: float, store_record: Callable[..., Path]
+) -> None:
+    """A final test and an upload of 60 s follow an early stop too: report, totals, ledger and sweep agree on that."""
+    trigger = "on_evaluate" if "eval" in rule else "on_step_end"
+    stops = parse_policy(f"""
+controllers:
+  - {{name: stop, triggers: [{trigger}], rule: {rule}, operations: [hfcontrols.should_training_stop]}}
+""")
+    events = [Event("step_end", step=step, elapsed_ns=step * SECOND_NS) for step in range(1, 6)]
+    events.append(Event("evaluate", step=5, elapsed_ns=35 * SECOND_NS, metrics={"eval_loss": 1.0}))
+    events.append(Event("train_end", step=5, elapsed_ns=65 * SECOND_NS))
+    runs = [open_run(store_record(events, sealed=True))]
+    report = backtest(stops, runs, cost_per_hour=3600.0)
+    result, total, ledger = only(report), aggregate(report), ledger_of(report)
+
+    assert (result.recorded.elapsed_s, result.seconds_saved) == (65.0, saved_s)
+    assert (total["elapsed_s"], total["seconds_saved"], total["cost_saved"]) == (65.0, saved_s, saved_s)
+    assert sum(ledger.total(fate) for fate in (Fate.SAVED, Fate.UNKNOWN)) * 3600 == pytest.approx(saved_s)
+    assert [row["seconds_saved"] for row in sweep(stops, {}, runs).frame().rows(named=True)] == [saved_s]
+
+
+def test_a_log_without_updates_ends_where_its_step_last_rises(store_record: Callable[..., Path]) -> None:
+    """Logs and evaluations carry the step; a second log of it belongs to what comes after."""
+    stops = parse_policy("""
+controllers:
+  - {name: stop, triggers: [on_log], rule: step >= 10, operations: [hfcontrols.should_training_stop]}
+""")
+    clock = [(10, 1), (20, 4), (30, 9), (30, 30)]
+    events = [Event("log", step, elapsed_ns=seconds * SECOND_NS, metrics={"loss": 1.0}) for step, seconds in clock]
+
+    assert only(backtest(stops, [open_run(store_record(events))])).seconds_saved == 8.0
 
 
 def test_a_run_without_a_clock_saves_an_unknown_time(policy: Policy, store_record: Callable[..., Path]) -> None:

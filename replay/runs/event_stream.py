@@ -141,6 +141,14 @@ class EventStream:
         """Time from the begin of each attempt to its last fact, summed, in ns; None when the log has no times."""
         return sum(self._spans.values()) or None
 
+    @cached_property
+    def tail_ns(self) -> int | None:
+        """Time after the last step, such as a final test or an upload, in ns; None when the log has no times."""
+        updates = [index for index in self.rows("step_end")[::-1].tolist() if not self.facts[index].is_late][:1]
+        at = last_step_at(self.steps, np.array(updates, np.int64))
+        passed = 0 if at is None else self.time_up_to(at)
+        return None if self.duration_ns is None or passed is None else self.duration_ns - passed
+
     def time_up_to(self, index: int) -> int | None:
         """Return the training time up to a fact, summed over the attempts that led to it, in ns.
 
@@ -168,6 +176,19 @@ class EventStream:
         """Return for each attempt the index of its first fact and the index after its last."""
         begins = np.flatnonzero(np.diff(self.attempts)) + 1
         return list(pairwise([0, *begins.tolist(), len(self)])) if len(self) else []
+
+
+def last_step_at(steps: npt.NDArray[np.int64], updates: npt.NDArray[np.int64]) -> int | None:
+    """Return the index of the fact that finished the last step; None where no fact did.
+
+    Args:
+        steps: The step of each fact.
+        updates: The indices of ``step_end`` facts that are not late, the last among them. A log without them has
+            its last step where the step rises for the last time.
+    """
+    rises = np.flatnonzero(steps > np.maximum.accumulate(np.append(0, steps[:-1]))) if len(steps) else steps
+    found = [int(places.max()) for places in (rises, updates) if len(places)]
+    return max(found, default=None)
 
 
 def newest_plan(plan: Plan, stream: EventStream) -> Plan:

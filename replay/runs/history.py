@@ -61,6 +61,7 @@ class History:
         steps: Optimizer updates finished at the end.
         elapsed_ns: Monotonic time from the first event to the last, summed over the attempts that led to it; None when
             the log has no times.
+        tail_ns: The part of it that comes after the last step, and would come after an early stop; None likewise.
         checkpoints: The checkpoints, in order.
         evaluations: Values of each evaluation metric, in order.
         curves: Downsampled curves of the training loss and of those metrics, for plots.
@@ -72,6 +73,7 @@ class History:
 
     steps: int
     elapsed_ns: int | None
+    tail_ns: int | None
     checkpoints: tuple[Checkpoint, ...]
     evaluations: Mapping[str, EvaluatedValues]
     curves: tuple[Curve, ...] = ()
@@ -99,6 +101,7 @@ def history_of(stream: EventStream, *, with_curves: bool = True) -> History:
     return History(
         steps=stream.last_step,
         elapsed_ns=stream.duration_ns,
+        tail_ns=stream.tail_ns,
         checkpoints=tuple(
             Checkpoint(index, step, size_of(facts.attrs_at(index)))
             for index, step in zip(saved.tolist(), stream.steps[saved].tolist(), strict=True)

@@ -24,7 +24,7 @@ class Outlay:
 
     Attributes:
         steps: Optimizer updates.
-        elapsed_s: Seconds; None when the log has no times.
+        elapsed_s: Seconds, with what comes after the last step; None when the log has no times.
         checkpoints: Number of checkpoints written.
         checkpoint_bytes: Their total size; None when unknown.
         best, best_step: Best value of the objective and its step; None without evaluations.
@@ -145,7 +145,7 @@ class RunResult:
 
     @property
     def seconds_saved(self) -> float | None:
-        """Seconds that the policy would have saved; None when the log has no times."""
+        """Seconds from the stop to the last step; None when the log has no times."""
         return None if self.predicted is None else _difference(self.recorded.elapsed_s, self.predicted.elapsed_s)
 
     @property

@@ -386,11 +386,18 @@ class _JudgedFacts:
         if self.facts.ends_with_own_stop:
             return recorded
         asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
-        return self.up_to(
+        outlay = self.up_to(
             replayed.ending,
             _checkpoints_under(replayed, history),
             more_evaluations=len(asked - history.evaluated_steps),
         )
+        return dataclasses.replace(outlay, elapsed_s=self._elapsed_s_until(replayed.ending))
+
+    def _elapsed_s_until(self, ending: Ending | None) -> float | None:
+        """Return the time of a run that ends early: what came after its last step then comes after the stop."""
+        whole, tail = self.facts.history.elapsed_ns, self.facts.history.tail_ns
+        passed = whole if ending is None else ending.elapsed_ns
+        return None if whole is None or passed is None or tail is None else min(whole, passed + tail) / 1e9
 
     def up_to(
         self, ending: Ending | None, kept: Sequence[Checkpoint] | None = None, more_evaluations: int = 0

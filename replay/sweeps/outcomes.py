@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from ..columns.stream import Floats, Ints, Stream, Truths
+from ..runs.event_stream import last_step_at
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective
 from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
@@ -168,7 +169,7 @@ def _following(candidates: Ints, places: Ints, otherwise: int) -> Ints:
 
 
 def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Floats:
-    """Return seconds saved as a backtest computes them: time up to any fact, summed over the attempts."""
+    """Return seconds saved as a backtest computes them: from the stop to the last step, over all attempts."""
     # The events of each attempt are contiguous.
     begins = np.flatnonzero(np.diff(stream.attempts, prepend=stream.attempts[:1] - 1))
     spans = np.maximum(np.maximum.reduceat(stream.elapsed_ns, begins), 0)
@@ -176,8 +177,15 @@ def _seconds_saved(stream: Stream, at_ending: Ints, is_stopped: Truths) -> Float
     if not total:
         return np.full(len(at_ending), np.nan)
     before = np.cumsum(spans) - spans
-    passed = stream.elapsed_ns[at_ending] + before[np.searchsorted(begins, at_ending, side="right") - 1]
-    return np.where(is_stopped, total / _NS_PER_S - passed / _NS_PER_S, 0.0)
+
+    def time_up_to(places: Ints) -> Ints:
+        passed: Ints = stream.elapsed_ns[places] + before[np.searchsorted(begins, places, side="right") - 1]
+        return passed
+
+    last = last_step_at(stream.steps, stream.rows("step_end"))
+    tail = total - (0 if last is None else int(time_up_to(np.array([last]))[0]))
+    spent = np.minimum(total, time_up_to(at_ending) + tail)
+    return np.where(is_stopped, total / _NS_PER_S - spent / _NS_PER_S, 0.0)
 
 
 def _bests(stream: Stream, endings: Ints, objective: Objective | None) -> Floats:
