@@ -10,8 +10,8 @@ FINDINGS: Final = 1
 #: The command could not open its input. Usage errors have this status too.
 CANNOT_OPEN: Final = 2
 
-#: ``steptape compare`` has no verdict yet: more runs are needed.
-NOT_YET: Final = 3
+#: There is no answer: ``steptape compare`` needs more runs, or ``steptape health`` could evaluate no group.
+NO_ANSWER: Final = 3
 
 #: Ctrl-C: 128 + SIGINT, as shells report it for other tools.
 INTERRUPTED: Final = 130

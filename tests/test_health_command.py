@@ -27,6 +27,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rec.annotate("no scores", absent={"Attention/block_{block}/max_attn_logit": "flash attention shows no scores"})
         for step in range(1, 31):
             rec.step(loss=3.0 / step)
+    with Recorder(store, name="alien", quiet=True) as rec:
+        for step in range(1, 31):
+            rec.step({"train/loss": 3.0 / step, "val loss": 1.0})
+    with Recorder(store, name="blown", quiet=True) as rec:
+        for step in range(1, 31):
+            rec.step({"train/loss": 1.0 if step < 20 else float("nan")})
     return store
 
 
@@ -60,9 +66,46 @@ def test_a_run_with_a_loss_alone_is_fine_where_it_is_known(store: Path) -> None:
 
     lines = result.stdout.splitlines()
     assert result.returncode == 0
-    assert [line.split()[1] for line in lines[1:2]] == ["fine"]
+    assert lines[2].startswith("loss             fine           3 rules fine on 30 values of 30 steps")
+    assert lines[-1] == "plain: fine on 30 values of 30 steps, 15 of 16 groups not evaluable"
     assert sum("not evaluable  " in line for line in lines) == 15
     assert "max_attn_logit (flash attention shows no scores)" in result.stdout
+
+
+def test_a_run_of_other_names_is_not_evaluable_and_says_how_to_judge_it(store: Path) -> None:
+    """Status 3, and with the names that it prints the status of what is found."""
+    result = call("alien", "--store", store)
+    renamed = call("alien", "--store", store, "--rename", "train/loss=loss")
+
+    assert (result.returncode, json.loads(call("alien", "--store", store, "--json").stdout)["state"]) == (
+        3,
+        "not evaluable",
+    )
+    assert result.stdout.splitlines()[-2:] == [
+        "alien: not evaluable at step 30, 16 of 16 groups not evaluable",
+        "nearest: train/loss, val loss. To judge by these: --rename train/loss=loss --rename 'val loss=eval_loss'",
+    ]
+    assert (renamed.returncode, "3 rules fine on 30 values of 30 steps" in renamed.stdout) == (0, True)
+
+
+def test_a_nan_is_found_without_a_name(store: Path, client: httpx.Client) -> None:
+    """In the terminal, over HTTP and on the page."""
+    result = call("blown", "--store", store)
+
+    assert result.returncode == 1
+    assert "every metric     critical       Not finite: train/loss = nan (not_finite since step 20)" in result.stdout
+    assert client.get("/api/v1/runs/blown/health").json()["state"] == "critical"
+    assert "Not finite: train/loss = nan" in client.get("/runs/blown/health").text
+
+
+def test_the_page_of_a_run_that_cannot_be_judged_says_so(client: httpx.Client) -> None:
+    """As the endpoint does, with the nearest names."""
+    part, found = client.get("/runs/alien/health").text, client.get("/api/v1/runs/alien/health").json()
+
+    assert (found["state"], found["nearest"]["loss"]) == ("not evaluable", "train/loss")
+    assert (
+        "Not evaluable: no rule of the policy found the metrics that it reads. Nearest: train/loss, val loss." in part
+    )
 
 
 def test_json_holds_every_rule_with_its_values_and_bounds(store: Path) -> None:

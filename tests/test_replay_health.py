@@ -14,6 +14,7 @@ from steptape.replay.health.health import GroupHealth, HealthSummary, group_of, 
 from steptape.replay.health.health_state import HealthState
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
+from steptape.store.errors import TelemetryError
 
 POLICY = """
 params: {high: 10, patient: 2}
@@ -91,7 +92,7 @@ def test_a_rule_that_turned_false_is_fine_and_says_when_it_fired(tmp_path: Path)
 
     gradients = group(found, "gradients")
     assert gradients.state is HealthState.FINE
-    assert gradients.sentence == "1 rule fine. Last: the norm is 20 (norm_high at step 2)"
+    assert gradients.sentence == "1 rule fine on 4 values of 4 steps. Last: the norm is 20 (norm_high at step 2)"
     assert gradients.rules[0].alarms[0].cleared_step == 4
 
 
@@ -126,7 +127,7 @@ def test_a_group_without_its_metrics_is_not_evaluable_and_names_them(tmp_path: P
     assert group(found, "gradients").sentence == "Not evaluable: Gradients/norm (no gradients)"
     assert group(found, "residual stream").missing == {"Residual/block_*/rms": "no blocks were found"}
     assert group(found, "other").missing == {"custom/metric": "not recorded"}
-    assert found.state is HealthState.FINE
+    assert (found.state, found.sentence) == (HealthState.FINE, "fine on 1 value of 1 step, 3 of 4 groups not evaluable")
 
 
 @pytest.mark.parametrize(("count", "sentence"), [(3, "m/0, m/1, m/2"), (4, "m/0, m/1, m/2 and 1 more")])
@@ -137,7 +138,7 @@ def test_a_sentence_names_at_most_three_missing_metrics(count: int, sentence: st
     with Recorder(tmp_path, quiet=True) as rec:
         rec.step(loss=1.0)
 
-    (found,) = health_of(open_run(rec.folder), parse_policy(policy)).groups
+    found = group(health_of(open_run(rec.folder), parse_policy(policy)), "other")
 
     assert found.sentence == f"Not evaluable: {sentence} (not recorded)"
 
@@ -154,8 +155,62 @@ def test_a_metric_that_a_probe_declares_absent_is_missing_where_it_is_only_nan(t
 
 
 def test_a_run_without_a_known_metric_is_not_evaluable_at_all(tmp_path: Path) -> None:
-    """No group and no run is fine because nothing is known."""
-    assert health(tmp_path, {"accuracy": 0.5}).state is HealthState.NOT_EVALUABLE
+    """A diagnosis that reads other rules, and finite values of unknown metrics, are no evidence that it is fine."""
+    with Recorder(tmp_path, quiet=True) as rec:
+        for _ in range(3):
+            rec.step({"train/loss": 1.0, "train/grad_norm": 1.0, "lr": 0.1})
+        rec.evaluate({"val/loss": 1.0})
+    found = health_of(open_run(rec.folder), PACK)
+
+    assert (found.state, found.known) == (HealthState.NOT_EVALUABLE, ())
+    assert found.sentence == "not evaluable at step 3, 16 of 16 groups not evaluable"
+    assert found.nearest == {"loss": "train/loss", "eval_loss": "val/loss", "LR": "lr", "grad_norm": "train/grad_norm"}
+    assert "loss (not recorded; nearest: train/loss)" in group(found, "loss").sentence
+
+
+def test_a_renamed_metric_is_judged(tmp_path: Path) -> None:
+    """As a backtest renames it; a name that the run does not have is refused."""
+    with Recorder(tmp_path, quiet=True) as rec:
+        for value in (1.0, 20.0, 20.0, 20.0):
+            rec.step({"train/loss": value})
+    run, policy = open_run(rec.folder), parse_policy(POLICY)
+
+    assert health_of(run, policy).state is HealthState.NOT_EVALUABLE
+    assert group(health_of(run, policy, (("train/loss", "loss"),)), "loss").state is HealthState.WARNING
+    with pytest.raises(TelemetryError, match="no run recorded the metric to rename"):
+        health_of(run, policy, (("train/los", "loss"),))
+
+
+def test_a_metric_of_any_name_that_is_not_finite_is_critical(tmp_path: Path) -> None:
+    """While its newest value is; one that was and is finite again is named."""
+    steps = [{"a": 1.0, "b": math.inf, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": math.nan}, {"a": -math.inf, "c": math.nan}]
+
+    found = health(tmp_path / "now", *steps)
+    past = health(tmp_path / "past", *steps[:1], {"b": 1.0})
+
+    (rule,) = group(found, "every metric").rules
+    assert (found.state, rule.controller, rule.severity) == (HealthState.CRITICAL, "not_finite", "critical")
+    assert rule.sentence == "not finite: c = nan; also a (not_finite since step 2, 3 alarms in all)"
+    assert [(alarm.member, alarm.step, alarm.cleared_step) for alarm in rule.alarms] == [
+        ("b", 1, 2),
+        ("a", 3, None),
+        ("c", 2, None),
+    ]
+    assert past.state is HealthState.NOT_EVALUABLE
+    assert group(past, "every metric").sentence == (
+        "1 rule fine on 1 value of 2 steps. Last: not finite: b = inf (not_finite at step 1)"
+    )
+
+
+def test_fine_says_over_how_many_values(tmp_path: Path) -> None:
+    """The fewest and the most of the metrics that its rules need: a probe may have thinned itself."""
+    steps = [{"loss": 1.0, **({"Gradients/norm": 1.0} if step % 60 == 0 else {})} for step in range(1, 301)]
+
+    found = health(tmp_path, *steps)
+
+    assert group(found, "gradients").sentence == "1 rule fine on 5 values of 300 steps"
+    assert found.sentence == "fine on 5 to 300 values of 300 steps, 2 of 4 groups not evaluable"
+    assert [rule.to_json()["values"] for rule in group(found, "gradients").rules] == [5]
 
 
 def test_a_rule_of_severity_info_is_fine_and_says_that_it_fires(tmp_path: Path) -> None:
@@ -170,8 +225,8 @@ def test_the_worst_group_comes_first(tmp_path: Path) -> None:
     """Critical, warning, fine, not evaluable."""
     found = health(tmp_path, {"Gradients/norm": 20.0, "Residual/block_0/rms": 20.0, "loss": 1.0})
 
-    assert [each.state for each in found.groups] == [*HealthState]
-    assert [each.name for each in found.groups] == ["gradients", "residual stream", "loss", "other"]
+    assert list(dict.fromkeys(each.state for each in found.groups)) == [*HealthState]
+    assert [each.name for each in found.groups] == ["gradients", "residual stream", "every metric", "loss", "other"]
 
 
 def test_diagnoses_are_apart_from_the_groups(tmp_path: Path) -> None:
@@ -190,7 +245,7 @@ def test_a_rule_that_fails_is_not_evaluable(tmp_path: Path) -> None:
     with Recorder(tmp_path, quiet=True) as rec:
         rec.step(loss=1.0)
 
-    (found,) = health_of(open_run(rec.folder), policy).groups
+    found = group(health_of(open_run(rec.folder), policy), "loss")
 
     assert found.state is HealthState.NOT_EVALUABLE
     assert "division by zero" in found.missing["broken"]

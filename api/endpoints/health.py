@@ -41,6 +41,8 @@ class RuleHealthItem(Model):
     state: HealthState
     severity: str
     alarms: int
+    values: int | None
+    """The fewest values of a metric that the rule needs; null if it needs none that is recorded."""
     newest: AlarmItem | None
     """The newest alarm that lasts, else the newest."""
     not_evaluable: dict[str, str]
@@ -67,6 +69,10 @@ class RunHealth(Model):
     policy: str
     digest: str
     state: HealthState
+    """"not evaluable" if no rule of the policy could be evaluated but diagnoses."""
+    sentence: str
+    nearest: dict[str, str]
+    """The recorded metrics that measure what rules lack, by the name that rules read."""
     groups: list[GroupHealthItem]
     """The worst first."""
     diagnoses: list[RuleHealthItem]

@@ -12,13 +12,13 @@ from ...replay.comparing.comparing import compare as compare_groups
 from ...replay.comparing.readings import Axis
 from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence
 from ...store.store import open_store
-from ..exit_status import FINDINGS, NOT_YET
+from ..exit_status import FINDINGS, NO_ANSWER
 from ..options import JsonOption, store_path
 from ..output import print_json, print_table, say
 from ..policy_options import ModeOption, ObjectiveOption, RenameOption, objectives_of, renames_of
 
 _GROUP: Final = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
-_STATUS: Final = {KeepVerdict.KEEP: 0, KeepVerdict.DISCARD: FINDINGS, KeepVerdict.NOT_YET: NOT_YET}
+_STATUS: Final = {KeepVerdict.KEEP: 0, KeepVerdict.DISCARD: FINDINGS, KeepVerdict.NOT_YET: NO_ANSWER}
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

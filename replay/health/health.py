@@ -2,13 +2,14 @@
 
 A rule fires *now* if it has fired, and was true at each evaluation since. So the state of a rule is that of its last
 evaluation in the record, and a run that has ended keeps the state of its end. A rule whose metrics the run lacks is not
-evaluable, which is never the same as fine.
+evaluable, which is never the same as fine. One group needs no policy and no names: any metric whose newest value is not
+finite is critical.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from ...store.plural import counted
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import newest_plan, stream_for
+from ..runs.renaming import Renames, check_recorded
 from .alarms import Conclusion, RuleAlarm, conclusions
 from .health_state import HealthState
 from .missing_metrics import MissingMetrics, needs
@@ -32,10 +34,14 @@ DIAGNOSIS: Final = "diagnosis_"
 #: The group of rules about metrics that the catalogue lacks.
 OTHER: Final = "other"
 
+#: The group and the rule that look at every recorded metric.
+EVERY_METRIC: Final = "every metric"
+NOT_FINITE: Final = "not_finite"
+
 #: The most missing metrics that a sentence names.
 _NAMED: Final = 3
 
-_GROUPS: Final = (*dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
+_GROUPS: Final = (EVERY_METRIC, *dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
 
 #: Which state is worse: the less, the worse. What is fine in part counts as fine.
 _RANKS: Final = {state: rank for rank, state in enumerate(HealthState)}
@@ -54,6 +60,7 @@ class RuleHealth:
         is_evaluable: Whether its rule was ever evaluated.
         error: The first failure of its rule.
         params: The params of the policy, some of which are its bounds.
+        values: The fewest values of a metric that it needs; None if it needs none that is recorded.
     """
 
     controller: str
@@ -64,6 +71,7 @@ class RuleHealth:
     is_evaluable: bool
     error: str
     params: Mapping[str, Scalar]
+    values: int | None = None
 
     @property
     def firing(self) -> tuple[RuleAlarm, ...]:
@@ -109,6 +117,7 @@ class RuleHealth:
             "state": str(self.state),
             "severity": self.severity,
             "alarms": len(self.alarms),
+            "values": self.values,
             "newest": None if alarm is None else self._alarm_json(alarm),
             "not_evaluable": self.reasons,
         }
@@ -131,10 +140,12 @@ class GroupHealth:
     Attributes:
         name: The name of the group.
         rules: Its rules, the worst first.
+        step: Updates finished at the end of the record.
     """
 
     name: str
     rules: tuple[RuleHealth, ...]
+    step: int
 
     @property
     def state(self) -> HealthState:
@@ -155,7 +166,7 @@ class GroupHealth:
             also = [rule.controller for rule in known[1:] if rule.state.is_wrong]
             parts.append(worst.sentence + (f"; also {', '.join(also)}" if also else ""))
         elif known:
-            parts.append(f"{counted(len(known), 'rule')} fine")
+            parts.append(f"{counted(len(known), 'rule')} fine{_over(known, self.step)}")
             last = max((rule for rule in known if rule.newest), key=_last_step, default=None)
             if last is not None:
                 parts.append(f"last: {last.sentence}")
@@ -184,6 +195,7 @@ class HealthSummary:
         policy: The name of the policy.
         digest: Its digest.
         groups: The groups, the worst first.
+        nearest: The recorded metrics that measure what rules lack, by the name that rules read.
         diagnoses: The interpretation rules, the worst first.
     """
 
@@ -193,12 +205,32 @@ class HealthSummary:
     policy: str
     digest: str
     groups: tuple[GroupHealth, ...]
+    nearest: Mapping[str, str]
     diagnoses: tuple[RuleHealth, ...]
 
     @property
     def state(self) -> HealthState:
-        """The worst state of all rules."""
-        return _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
+        """The worst state of all rules; fine only if a rule of the policy was evaluated that is no diagnosis."""
+        state = _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
+        return state if state.is_wrong or self.known else HealthState.NOT_EVALUABLE
+
+    @property
+    def known(self) -> tuple[GroupHealth, ...]:
+        """The groups of the policy that could be evaluated."""
+        return tuple(
+            group
+            for group in self.groups
+            if group.name != EVERY_METRIC and group.state is not HealthState.NOT_EVALUABLE
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The state of the run, over how many values if it is fine, and how many groups are not evaluable."""
+        is_fine = self.state is HealthState.FINE
+        rules = [rule for group in self.known if is_fine for rule in group.rules if rule.is_evaluable]
+        count = sum(group.name != EVERY_METRIC for group in self.groups)
+        over = _over(rules, self.step) or f" at step {self.step}"
+        return f"{self.state}{over}, {count - len(self.known)} of {counted(count, 'group')} not evaluable"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``steptape health --json``."""
@@ -209,40 +241,57 @@ class HealthSummary:
             "policy": self.policy,
             "digest": self.digest,
             "state": str(self.state),
+            "sentence": self.sentence,
+            "nearest": dict(self.nearest),
             "groups": [group.to_json() for group in self.groups],
             "diagnoses": [rule.to_json() for rule in self.diagnoses],
         }
 
 
-def health_of(run: Run, policy: Policy) -> HealthSummary:
-    """Return the health of a run under a policy."""
-    return run.read(lambda snapshot: _health(snapshot, policy))
+def health_of(run: Run, policy: Policy, renames: Renames = ()) -> HealthSummary:
+    """Return the health of a run under a policy.
+
+    Args:
+        run: The run.
+        policy: The policy.
+        renames: Metrics to rename as the policy calls them.
+
+    Raises:
+        TelemetryError: The run did not record a metric that is to be renamed.
+    """
+    check_recorded([run], renames)
+    return run.read(lambda snapshot: _health(snapshot, policy, renames))
 
 
-def _health(snapshot: Snapshot, policy: Policy) -> HealthSummary:
-    stream = stream_for(policy, snapshot)
+def _health(snapshot: Snapshot, policy: Policy, renames: Renames) -> HealthSummary:
+    stream = stream_for(policy, snapshot, renames)
     declared = snapshot.info.last.plan
     metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
     missing = [metrics.of(controller) for controller in policy.controllers]
     found = conclusions(policy, [index for index, lacked in enumerate(missing) if not lacked], stream, declared)
     rules = [
-        _rule(policy, controller, missing[index], found.get(index, Conclusion()))
+        _rule(policy, controller, missing[index], found.get(index, Conclusion()), metrics.values_of(controller))
         for index, controller in enumerate(policy.controllers)
     ]
     judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
-    groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name)) for name in _GROUPS]
+    judged.append(_not_finite(metrics))
+    step = stream.last_step
+    groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
     return HealthSummary(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
-        step=stream.last_step,
+        step=step,
         policy=policy.name or policy.source,
         digest=policy.digest,
         groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: _RANKS[group.state])),
+        nearest={name: near for lacked in missing for name in lacked if (near := metrics.nearest(name))},
         diagnoses=_by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
     )
 
 
-def _rule(policy: Policy, controller: Controller, missing: Mapping[str, str], found: Conclusion) -> RuleHealth:
+def _rule(
+    policy: Policy, controller: Controller, missing: Mapping[str, str], found: Conclusion, values: int | None
+) -> RuleHealth:
     return RuleHealth(
         controller=controller.name,
         group=group_of(controller),
@@ -252,6 +301,31 @@ def _rule(policy: Policy, controller: Controller, missing: Mapping[str, str], fo
         is_evaluable=found.is_evaluable,
         error=found.error,
         params=policy.params,
+        values=values,
+    )
+
+
+def _not_finite(metrics: MissingMetrics) -> RuleHealth:
+    """Return the rule about every recorded metric: its newest value is finite. The newest alarm names all that last."""
+    stretches = dict(metrics.not_finite())
+    alarms = [
+        RuleAlarm(step, cleared_step, f"not finite: {name} = {value}", {name: value}, name)
+        for name, found in stretches.items()
+        for step, cleared_step, value in found
+    ]
+    alarms.sort(key=lambda alarm: (alarm.cleared_step is None, -alarm.step))
+    if others := [alarm.member for alarm in alarms[:-1] if alarm.cleared_step is None]:
+        alarms[-1] = replace(alarms[-1], message=f"{alarms[-1].message}; also {_listed(others[::-1])}")
+    return RuleHealth(
+        controller=NOT_FINITE,
+        group=EVERY_METRIC,
+        severity="critical",
+        alarms=tuple(alarms),
+        missing={},
+        is_evaluable=bool(stretches),
+        error="no metric is recorded",
+        params={},
+        values=metrics.fewest_values(stretches),
     )
 
 
@@ -274,6 +348,16 @@ def _last_step(rule: RuleHealth) -> int:
 
 def _worst(rules: Sequence[RuleHealth]) -> HealthState:
     return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=HealthState.NOT_EVALUABLE)
+
+
+def _over(rules: Sequence[RuleHealth], step: int) -> str:
+    """Return over how many values rules were evaluated; empty if none of them reads a recorded metric."""
+    counts = [rule.values for rule in rules if rule.values is not None]
+    if not counts:
+        return ""
+    least, most = f"{min(counts):,}", f"{max(counts):,}"
+    values = "value" if most == "1" else "values"
+    return f" on {least if least == most else f'{least} to {most}'} {values} of {counted(step, 'step', ',')}"
 
 
 def _missing_sentence(missing: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from ...store.parquet.rows import EventList, EventRows, Numbers, with_columns
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream, events_along, ranks_of
+from .renaming import Renames, renamed_events, renames_in
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
@@ -276,8 +277,13 @@ def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
     return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
 
 
-def stream_for(policy: Policy, snapshot: Snapshot) -> EventStream:
+def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
     """Return the effective events of the deciding rank over which a policy is folded."""
-    events = deciding_stream(snapshot, samples=policy.reads_samples)
+    called = renames_in(snapshot.columns.by_metric, renames)
+    events = renamed_events(deciding_stream(snapshot, samples=policy.reads_samples), called)
     info = snapshot.info
-    return event_stream(events, lambda: other_ranks(snapshot), policy.reads_ranks, info.last.plan, info.earlier_plans)
+
+    def others() -> dict[int, Sequence[Event]]:
+        return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
+
+    return event_stream(events, others, policy.reads_ranks, info.last.plan, info.earlier_plans)
