@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ..store.errors import NotWritten, TelemetryError
+from ..store.errors import NotWritten, RunChanging, TelemetryError
 from .chunks import Stream
 from .errors import BadFrames, ForeignRun, IntakeBusy, PushRefused, RunConflict, TargetAway
 from .intake import Intake
@@ -73,7 +73,7 @@ def _translated() -> Iterator[None]:
     """Turn the intake's errors into those of a target."""
     try:
         yield
-    except (IntakeBusy, NotWritten) as error:
+    except (IntakeBusy, NotWritten, RunChanging) as error:
         raise TargetAway(error.what, where=error.where, fix=error.fix) from None
     except (BadFrames, RunConflict, ForeignRun) as error:
         raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None

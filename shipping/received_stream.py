@@ -19,6 +19,7 @@ from ..store.journal.reading import read_segment
 from ..store.journal.segment import Segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
 from ..store.parquet.reading import read_parquet
+from ..store.reading.snapshot import retrying
 from ..store.run_folder import JournalFile, journal_name, list_files
 from .chunks import Chunk, Stream, first_time_of
 from .errors import IntakeBusy, OutOfStep, RunConflict
@@ -45,6 +46,7 @@ class ReceivedStream:
 
     Raises:
         IntakeBusy: Another process holds the stream's last segment.
+        RunChanging: Its files were replaced each time that they were read.
     """
 
     def __init__(self, folder: Path, run_id: str, stream: Stream) -> None:
@@ -55,18 +57,24 @@ class ReceivedStream:
         self.first_ns: int | None = None
         self.has_ended = False
         _cut_torn(folder, stream)
-        for file in list_files(folder).table("events"):
-            if file[2:4] == stream:
+        retrying(self._read)
+        self.next_seq = next_seq_of(folder, stream)
+        self.has_closed = False
+
+    def _read(self) -> None:
+        """Read what the files say of the stream, all of one listing: a sealer may replace some meanwhile."""
+        listing = list_files(self._folder)
+        for file in listing.table("events"):
+            if file[2:4] == self._stream:
                 table = read_parquet(file.path, ("seq", "kind", "time_ns"))
                 self.first_ns = table["time_ns"][0].as_py() if self.first_ns is None else self.first_ns
                 self.has_ended |= _END in table["kind"].unique().to_pylist()
-        for journal in _journals(folder, stream):
-            segment = read_segment(journal.path)
-            self.first_ns = first_time_of(segment) if self.first_ns is None else self.first_ns
-            self.has_ended |= _has_end(segment)
-            self.metrics |= dict.fromkeys(segment.metric_names())
-        self.next_seq = next_seq_of(folder, stream)
-        self.has_closed = False
+        for journal in listing.journals:
+            if journal[1:3] == self._stream:
+                segment = read_segment(journal.path)
+                self.first_ns = first_time_of(segment) if self.first_ns is None else self.first_ns
+                self.has_ended |= _has_end(segment)
+                self.metrics |= dict.fromkeys(segment.metric_names())
 
     def check(self, chunk: Chunk) -> Segment:
         """Return the events of a chunk that are missing.
