@@ -215,10 +215,10 @@ def measure_commands(store: Path) -> None:
             assert ended.returncode in (0, 1)
             return time.perf_counter() - began_s
 
-        say("steptape runs, without a catalog", f"{seconds('runs', store):.2f} s", "-")
-        say("steptape runs, best of 3", f"{min(seconds('runs', store) for _ in range(3)):.2f} s", "<= 1 s")
-        say("steptape runs --json", f"{seconds('runs', store, '--json'):.2f} s", "-")
-        took_s = seconds("doctor", store)
+        say("steptape runs, without a catalog", f"{seconds('runs', '--store', store):.2f} s", "-")
+        say("steptape runs, best of 3", f"{min(seconds('runs', '--store', store) for _ in range(3)):.2f} s", "<= 1 s")
+        say("steptape runs --json", f"{seconds('runs', '--store', store, '--json'):.2f} s", "-")
+        took_s = seconds("doctor", "--store", store)
         say("steptape doctor", f"{took_s:.1f} s, {took_s / runs * 1e3:.2f} ms a run", "<= 1 ms a run")
     opened = open_store(store)
     recorded_id = opened.newest(1).entries[0].summary.run_id

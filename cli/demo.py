@@ -84,11 +84,11 @@ def run_demo(store: Path, example: Example) -> bool:
     run = live[POLICIES[0]]
     say("\n6. Commands to try next:\n")
     for arguments in (
-        f"runs {store}",
-        f"show {run.folder}",
-        f'query {store} "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)"',
+        f"runs --store {store}",
+        f"show {run.run_id} --store {store}",
+        f'query "SELECT step, controller, loss FROM decisions JOIN steps USING (run_id, step)" --store {store}',
         f"backtest {POLICIES[1]} --store {store} --saves replace",
-        f"verify --store {store} --all",
+        f"verify --store {store}",
         f"serve {store}",
     ):
         say(f"   {_command()} {arguments}")

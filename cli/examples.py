@@ -6,6 +6,10 @@ from typing import Final
 
 #: Example command lines, by command.
 EXAMPLES: Final = {
+    "ask": (
+        "steptape ask stop digits --reason 'the loss has diverged'",
+        "steptape ask save digits --reason 'before the node goes down'",
+    ),
     "backtest": (
         "steptape backtest overfitting --store runs",
         "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
@@ -20,12 +24,11 @@ EXAMPLES: Final = {
         "steptape compare base wider --store runs",
         "steptape compare group=base config.lr=0.003 --store runs --at step=1000 --at-most-tries 20 --min-effect 1%",
     ),
-    "delete": ("steptape delete --store runs --older-than 90d --dry-run", "steptape delete digits --store runs"),
-    "demo": ("steptape demo runs", "steptape demo runs --torch"),
+    "delete": ("steptape delete --store runs --older-than 90d", "steptape delete digits --store runs"),
+    "demo": ("steptape demo", "steptape demo --store digits --torch"),
     "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
     "docs": ("steptape docs",),
-    "doctor": ("steptape doctor runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
-    "evaluate": ("steptape evaluate digits --store runs",),
+    "doctor": ("steptape doctor --store runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
     "export": (
         "steptape export digits --store runs --output digits.csv",
         "steptape export digits --store runs | jq .metrics.loss",
@@ -36,18 +39,16 @@ EXAMPLES: Final = {
         "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
     ),
     "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
-    "query": ("steptape query runs 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id'",),
+    "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),
     "replay": (
         "steptape replay overfitting digits --store runs",
         "steptape export digits --store runs | steptape replay policy.yaml - --json",
     ),
-    "runs": ("steptape runs runs", "steptape runs runs --json | jq -r .run_id"),
+    "runs": ("steptape runs", "steptape runs --store runs --json | jq -r .run_id"),
     "samples": ("steptape samples digits --store runs --step 300",),
-    "save": ("steptape save digits --store runs --reason 'before the node goes down'",),
     "seal": ("steptape seal --store runs",),
     "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
-    "stop": ("steptape stop digits --store runs --reason 'the loss has diverged'",),
     "sweep": (
         "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",
         "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5 --split families",
@@ -57,7 +58,7 @@ EXAMPLES: Final = {
         "steptape tail digits --store runs --kind decision --json | jq .attrs.controller",
     ),
     "test": ("steptape test policy.test.yaml", "steptape test loss_spike"),
-    "verify": ("steptape verify digits --store runs", "steptape verify --store runs --all"),
+    "verify": ("steptape verify digits --store runs", "steptape verify --store runs"),
 }
 
 

@@ -1,7 +1,11 @@
-"""Resolves what command lines name: runs, streams of events, ages."""
+"""Resolves what command lines name: stores, runs, streams of events, ages.
+
+A run with a ``/`` in its name on the command line is a folder; any other is an id, a name or ``NAME@N`` in the store.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,13 +16,13 @@ from typing import Final
 
 import typer
 
-from ..store.errors import RunNotFound, TelemetryError
+from ..store.errors import RunNotFound, StoreNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
-from ..store.objects.access import address_of, is_address
+from ..store.objects.access import address_of
 from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
-from ..store.store import open_run, open_store
+from ..store.store import NO_FOLDER, Store, local_folder, open_store
 from .streams import complain
 
 #: Maximum number of runs to suggest for an unknown name.
@@ -41,15 +45,29 @@ def age(text: str) -> timedelta:
     raise typer.BadParameter(f"an age is a number with the unit d, h or m, such as 90d; got {text!r}")
 
 
-def run_named(key: str, store: Path | None) -> Run:
-    """Open the run in this folder or, with a store, the run of this id or name.
+def store_named(text: str | None) -> Path:
+    """Return the folder of the store of this name or address, else of ``STEPTAPE_STORE``, else ``runs``."""
+    if text is None:
+        text = os.environ.get("STEPTAPE_STORE") or "runs"
+    if not text.strip():  # As of an unset variable of a shell.
+        raise typer.BadParameter(f"{NO_FOLDER}; got {text!r}")
+    return local_folder(text)
+
+
+def open_store_named(text: str | None) -> Store:
+    """Open the store of this name, else the default one."""
+    return open_store(store_named(text))
+
+
+def run_named(key: str, store: str | None) -> Run:
+    """Open the run in this folder, or the run of this id or name in a store.
 
     Several runs with that name are no error: the newest is opened, and a line on stderr says so.
 
     Raises:
         TelemetryError: There is no such run. The error suggests what was meant.
     """
-    if store is None:
+    if "/" in key:
         return _run_in(key)
     *older, folder = _folders_named(key, store)
     if older:
@@ -60,14 +78,14 @@ def run_named(key: str, store: Path | None) -> Run:
     return Run(folder)
 
 
-def the_run_named(key: str, store: Path | None) -> Run:
-    """Open the run in this folder or, with a store, the only run of this id or name.
+def the_run_named(key: str, store: str | None) -> Run:
+    """Open the run in this folder, or the only run of this id or name in a store.
 
     Raises:
         TelemetryError: There is no such run, or several have that name. ``NAME@N`` is refused as well: the numbers
             change when a run is deleted.
     """
-    if store is None:
+    if "/" in key:
         return _run_in(key)
     folders = _folders_named(key, store)
     run = Run(folders[-1])
@@ -76,19 +94,17 @@ def the_run_named(key: str, store: Path | None) -> Run:
     ids = ", ".join(folder.name for folder in folders[:_IDS_NAMED])
     more = f" and {len(folders) - _IDS_NAMED} more" if len(folders) > _IDS_NAMED else ""
     what = f"{len(folders)} runs have this name" if len(folders) > 1 else "this number changes when a run is deleted"
-    raise RunNotFound(what, where=address_of(store), got=key, fix=f"Name an id: {ids}{more}")
+    raise RunNotFound(what, where=address_of(folders[0].parent), got=key, fix=f"Name an id: {ids}{more}")
 
 
-def _run_in(folder: str) -> Run:
-    if is_address(folder):
-        return open_run(folder)
-    if not Path(folder).exists():
-        fix = "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
-        raise RunNotFound("no such run folder", where=folder, fix=fix)
-    if _is_store(Path(folder)):
-        fix = f"'steptape runs {folder}' lists its runs; with --store {folder}, a run's id or name is enough"
-        raise RunNotFound("this is a store, not a run", where=folder, fix=fix)
-    return open_run(folder)
+def _run_in(text: str) -> Run:
+    folder = local_folder(text)
+    if not folder.exists():
+        fix = "A name with a '/' is a folder; other runs are named by id. 'steptape runs' lists the ids"
+        raise RunNotFound("no such run folder", where=text, fix=fix)
+    if _is_store(folder):
+        raise RunNotFound("this is a store, not a run", where=text, fix=f"Write --store {text}, and a run's id or name")
+    return Run(folder)
 
 
 def _is_store(path: Path) -> bool:
@@ -96,16 +112,33 @@ def _is_store(path: Path) -> bool:
     return path.is_dir() and not is_run_folder(path) and bool(open_store(path).catalog.folders())
 
 
-def _folders_named(key: str, store: Path) -> list[Path]:
-    opened = open_store(store)
+def _folders_named(key: str, store: str | None) -> list[Path]:
+    opened: Store | None = None
     try:
+        opened = open_store_named(store)
         return opened.folders_named(key)
-    except RunNotFound as error:
-        known = opened.recent().by_name
-        if key.rpartition("@")[0] in known:
+    except (RunNotFound, StoreNotFound) as error:
+        fix = _fix_of_path(Path(key)) or ("" if opened is None else _fix_of_name(key, opened))
+        if not fix:
             raise
-        fix = f"{_nearest(key, known)}'steptape runs {address_of(store)}' lists them" if known else "There are no runs"
         raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None
+
+
+def _fix_of_path(path: Path) -> str:
+    """Say how to name an existing file or folder that was named without a separator; empty if there is none."""
+    if not path.exists():
+        return ""
+    if _is_store(path):
+        return f"This is a store: write --store {path}, and a run's id or name"
+    return f"To name the {'folder' if path.is_dir() else 'file'}, write ./{path}"
+
+
+def _fix_of_name(key: str, store: Store) -> str:
+    """Say which run was meant; empty if the key is a name with a number too high."""
+    known = store.recent().by_name
+    if key.rpartition("@")[0] in known:
+        return ""
+    return f"{_nearest(key, known)}'steptape runs --store {store.address}' lists them" if known else "There are no runs"
 
 
 def _nearest(key: str, names: Iterable[str]) -> str:
@@ -115,21 +148,19 @@ def _nearest(key: str, names: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(map(repr, like[:_SUGGESTED]))}? " if like else ""
 
 
-def runs_chosen(keys: list[str] | None, store: Path | None) -> tuple[list[Run], list[TelemetryError]]:
+def runs_chosen(keys: list[str] | None, store: str | None) -> tuple[list[Run], list[TelemetryError]]:
     """Return the named runs, each once, or all runs of the store with the problems of those that cannot be read."""
     if keys:
         named = [run_named(key, store) for key in keys]
         return [*{run.folder.resolve(): run for run in named}.values()], []
-    if store is None:
-        raise typer.BadParameter("name a RUN, or give --store STORE")
-    entries, problems = open_store(store).entries()
+    entries, problems = open_store_named(store).entries()
     return [Run.of_entry(entry) for entry in entries], problems
 
 
-def events_named(source: str, store: Path | None) -> Run | list[Event]:
+def events_named(source: str, store: str | None) -> Run | list[Event]:
     """Open the events to replay: standard input (``-``), a file of JSON lines, or a run."""
     is_stdin = source == "-"
-    if store is None and (is_stdin or Path(source).is_file()):
+    if is_stdin or (("/" in source or source.endswith(".jsonl")) and not Path(source).is_dir()):
         where = "<stdin>" if is_stdin else source
         with _readable(sys.stdin.fileno() if is_stdin else source, where) as lines:
             return list(events_from_lines(lines, source=where))

@@ -31,7 +31,7 @@ class Variants(NamedTuple):
 
 
 def variants_asked(
-    policy: str, settings: Sequence[str] | None, runs: list[str] | None, store: Path | None, out: Path | None
+    policy: str, settings: Sequence[str] | None, runs: list[str] | None, store: str | None, out: Path | None
 ) -> Variants:
     """Load a policy, the values to try and the runs. Print problems with other runs on stderr.
 

@@ -72,7 +72,8 @@ def complain_of_error(error: Exception) -> None:
     """Print an error on stderr. If a file of a run is damaged, name the command that says more."""
     line = f"error: {error}"
     if isinstance(error, DamagedLog) and error.where and not error.fix:
-        line += f". 'steptape doctor {os.path.dirname(error.where)}' says what is damaged"
+        folder = os.path.dirname(error.where)
+        line += f". 'steptape doctor {folder if '/' in folder else f'./{folder}'}' says what is damaged"
     complain(line)
 
 

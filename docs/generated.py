@@ -29,7 +29,8 @@ _CLI_HEAD: Final = """# Command line
 | word | meaning |
 | --- | --- |
 | `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs, or `s3://BUCKET/PREFIX`. |
-| `RUN` | A run's folder or, with `--store STORE`, its id or its name. |
+| `--store STORE` | The store to read; by default the one that `STEPTAPE_STORE` names, else the folder `runs`. |
+| `RUN` | A run's id, its name or `NAME@N` in the store; with a `/` in it, the path of a run's folder. |
 | `POLICY` | A [policy](../reference/GLOSSARY.md#policy) file, or the name of a shipped policy. |
 | `--json` | Print JSON instead of text. |
 | `--help` | Show the command's help, which is the text below. |

@@ -113,7 +113,7 @@ def list_files(folder: Path) -> Listing:
         names, irregular = scan_folder(folder)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the path holds a NUL.
         raise NotARun(
-            "no such run folder", where=str(folder), fix="'steptape runs STORE' lists what is there"
+            "no such run folder", where=str(folder), fix="'steptape runs --store STORE' lists what is there"
         ) from None
     except OSError as error:
         what, fix = f"the run's folder cannot be read ({error.strerror})", "Check its permissions and the disk"

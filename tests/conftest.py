@@ -262,7 +262,7 @@ def store_steps() -> Callable[..., list[Event]]:
 def demo_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The store and the output of ``steptape demo``. Made once; tests must not write into it."""
     store = tmp_path_factory.mktemp("demo") / "runs"
-    command = [sys.executable, "-m", "steptape", "demo", str(store)]
+    command = [sys.executable, "-m", "steptape", "demo", "--store", str(store)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     # A busy machine may seal for longer than the program waits.

@@ -21,26 +21,27 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_name_without_a_store_is_told_to_need_one() -> None:
-    """A bare name is what users type first."""
-    with pytest.raises(TelemetryError, match="digits: no such run folder") as caught:
-        run_named("digits", None)
+def test_a_folder_that_is_not_there_is_said_to_be_none() -> None:
+    """A run's name may hold a separator; its id does not."""
+    with pytest.raises(TelemetryError, match=r"lr/0\.1: no such run folder") as caught:
+        run_named("lr/0.1", None)
 
-    assert caught.value.fix == "With --store STORE, a run's id or name is enough; 'steptape runs STORE' lists them"
+    fix = "A name with a '/' is a folder; other runs are named by id. 'steptape runs' lists the ids"
+    assert caught.value.fix == fix
 
 
 def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:
     """The error suggests the nearest name and a copyable command that lists all names."""
     with pytest.raises(TelemetryError, match="no run has this id or name; got 'dgits'") as caught:
-        run_named("dgits", store)
+        run_named("dgits", str(store))
 
-    assert caught.value.fix == f"Did you mean 'digits'? 'steptape runs {store}' lists them"
+    assert caught.value.fix == f"Did you mean 'digits'? 'steptape runs --store {store}' lists them"
 
 
 def test_a_part_of_a_name_brings_up_the_names_that_hold_it(store: Path) -> None:
     """The length of the names does not matter."""
     with pytest.raises(TelemetryError) as caught:
-        run_named("Digits u", store)
+        run_named("Digits u", str(store))
 
     assert caught.value.fix.startswith("Did you mean 'digits uncontrolled' or 'digits under rules'? ")
 
@@ -49,7 +50,7 @@ def test_a_name_that_runs_share_opens_the_newest_and_names_the_others(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every rerun of a script repeats its name."""
-    opened = run_named("twice", store)
+    opened = run_named("twice", str(store))
 
     said = "2 runs are called 'twice'; this is the newest, twice@2. Older ones: twice@1\n"
     assert (opened.run_id, capsys.readouterr().err) == (list(open_store(store))[-1].run_id, said)
@@ -57,7 +58,7 @@ def test_a_name_that_runs_share_opens_the_newest_and_names_the_others(
 
 def test_a_name_with_its_number_opens_that_run_without_a_word(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The oldest one is number 1."""
-    opened = run_named("twice@1", store)
+    opened = run_named("twice@1", str(store))
 
     assert (opened.run_id, capsys.readouterr().err) == (list(open_store(store))[-2].run_id, "")
 
@@ -68,7 +69,7 @@ def test_many_older_runs_are_named_by_the_first_and_the_last(
     """The line stays short."""
     for number in range(30):
         store_folder(f"run-{number:02d}", root=tmp_path, name="often")
-    run_named("often", tmp_path)
+    run_named("often", str(tmp_path))
 
     told = "30 runs are called 'often'; this is the newest, often@30. Older ones: often@29 to often@1\n"
     assert capsys.readouterr().err == told
@@ -78,11 +79,11 @@ def test_many_older_runs_are_named_by_the_first_and_the_last(
 def test_a_command_that_destroys_takes_a_name_that_one_run_has(store: Path, key: str) -> None:
     """A number is refused as well: the numbers change when a run is deleted."""
     with pytest.raises(TelemetryError, match=f"; got '{key}'. Name an id: ") as caught:
-        the_run_named(key, store)
+        the_run_named(key, str(store))
     (first, *_) = caught.value.fix.removeprefix("Name an id: ").split(", ")
 
-    assert the_run_named(first, store).run_id == list(open_store(store))[-2].run_id
-    assert the_run_named("digits", store).info.name == "digits"
+    assert the_run_named(first, str(store)).run_id == list(open_store(store))[-2].run_id
+    assert the_run_named("digits", str(store)).info.name == "digits"
 
 
 def test_a_refused_name_lists_ten_ids_at_most(tmp_path: Path, store_folder: Callable[..., Path]) -> None:
@@ -91,13 +92,13 @@ def test_a_refused_name_lists_ten_ids_at_most(tmp_path: Path, store_folder: Call
         store_folder(f"run-{number:02d}", root=tmp_path, name="often")
 
     with pytest.raises(TelemetryError, match="30 runs have this name") as caught:
-        the_run_named("often", tmp_path)
+        the_run_named("often", str(tmp_path))
     assert caught.value.fix.endswith("run-08, run-09 and 20 more")
 
 
 def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:
     """The error says that there are no runs."""
     with pytest.raises(TelemetryError, match="no run has this id or name; got 'digits'") as caught:
-        run_named("digits", tmp_path)
+        run_named("digits", str(tmp_path))
 
     assert caught.value.fix == "There are no runs"

@@ -91,7 +91,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
     },
     "examples": {},
     "integrations": {},
-    "cli": {"policy_commands": {"."}, "store_commands": {"."}},
+    "cli": {"arguments": {"."}, "policy_commands": {".", "arguments"}, "store_commands": {".", "arguments"}},
     "steptape": {},
 }
 
@@ -286,7 +286,6 @@ PUBLIC: dict[str, set[str]] = {
         "ray_pool",
         "run_pool",
         "runs/incidents",
-        "runs/metric_names",
         "runs/objective",
         "runs/regret",
         "runs/replaying",

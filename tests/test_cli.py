@@ -20,7 +20,7 @@ import pytest
 from command_line import call
 
 from steptape import Recorder, open_store
-from steptape.cli.app import SUMMARIES
+from steptape.cli.app import GROUPS
 from steptape.cli.examples import EXAMPLES
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run import Run
@@ -59,7 +59,7 @@ def live(demo_store: Path) -> Run:
 def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tuple[Path, str]) -> None:
     """Stop steps, checkpoints and decisions in the store agree with the backtest; planted samples are found."""
     store, printed = demo_output
-    rows = {row["name"]: row for row in lines(steptape("runs", store, "--json"))}
+    rows = {row["name"]: row for row in lines(steptape("runs", "--store", store, "--json"))}
 
     for policy in ("trac_fig4", "overfitting"):
         (report,) = lines(steptape("backtest", policy, "clusters uncontrolled", "--store", store, "--json"))
@@ -72,7 +72,7 @@ def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tu
 
 def test_the_demo_in_torch_goes_as_its_backtest_said(tmp_path: Path) -> None:
     """This is what ``make demo`` runs; its exit status says whether predictions and replays agree."""
-    result = call_apart("demo", tmp_path / "runs", "--torch")
+    result = call_apart("demo", "--store", tmp_path / "runs", "--torch")
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert "12 of the 12 mislabelled samples" in result.stdout
@@ -140,7 +140,7 @@ def test_query_joins_steps_with_decisions(demo_store: Path) -> None:
         SELECT s.step, s.loss, d.controller FROM steps s
         JOIN decisions d ON (s.run_id, s.attempt, s.seq) = (d.run_id, d.attempt, d.event_seq) ORDER BY s.step
     """
-    rows = lines(steptape("query", demo_store, sql, "--json"))
+    rows = lines(steptape("query", sql, "--store", demo_store, "--json"))
 
     assert rows
     assert {"step", "loss", "controller"} == set(rows[0])
@@ -151,13 +151,13 @@ def test_query_reaches_a_metric_that_was_logged_after_600_others(tmp_path: Path)
     with Recorder(tmp_path / "runs", name="wide") as rec:
         rec.step({**{f"w/{index}": 0.0 for index in range(600)}, "loss": 2.0})
 
-    assert lines(steptape("query", rec.folder, "SELECT avg(loss) AS loss FROM steps", "--json")) == [{"loss": 2.0}]
+    assert lines(steptape("query", "SELECT avg(loss) AS loss FROM steps", rec.folder, "--json")) == [{"loss": 2.0}]
     assert "spiking_samples(step)" in steptape("query", "--help")
 
 
 def test_query_prints_a_table_that_is_never_cut(demo_store: Path) -> None:
     """Names are complete, in a pipe too."""
-    printed = steptape("query", demo_store, "SELECT 'x' AS a, repeat('y', 300) AS b")
+    printed = steptape("query", "SELECT 'x' AS a, repeat('y', 300) AS b", "--store", demo_store)
 
     assert "y" * 300 in printed
 
@@ -166,8 +166,8 @@ def test_query_prints_values_of_any_type(demo_store: Path) -> None:
     """The table and the JSON lines hold the text of what has no counterpart."""
     sql = "SELECT *, 'infinity'::DATE AS never, TIME_NS '12:00:00.123456789' AS fine FROM test_all_types()"
 
-    table = steptape("query", demo_store, sql).splitlines()
-    rows = lines(steptape("query", demo_store, sql, "--json"))
+    table = steptape("query", sql, "--store", demo_store).splitlines()
+    rows = lines(steptape("query", sql, "--store", demo_store, "--json"))
 
     assert len(table) == 4
     assert (rows[0]["never"], rows[0]["fine"], rows[0]["interval"]) == ("infinity", "12:00:00.123456789", "00:00:00")
@@ -186,7 +186,7 @@ def test_query_prints_values_of_any_type(demo_store: Path) -> None:
 )
 def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql: str) -> None:
     """The exit status is 2 and the reason is on stderr."""
-    result = call("query", demo_store, sql)
+    result = call("query", sql, "--store", demo_store)
 
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
@@ -194,7 +194,7 @@ def test_sql_that_is_not_one_readable_statement_is_refused(demo_store: Path, sql
 
 def test_verify_passes_every_run_of_the_demo(demo_store: Path) -> None:
     """The exit status is 0."""
-    verdicts = lines(steptape("verify", "--store", demo_store, "--all", "--json"))
+    verdicts = lines(steptape("verify", "--store", demo_store, "--json"))
 
     assert [verdict["identical"] for verdict in verdicts] == [True] * 3
 
@@ -379,9 +379,9 @@ def test_a_policy_that_does_not_load_is_exit_status_2(command: str, live: Run, t
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("runs", "/nowhere/at/all"),
+        ("runs", "--store", "/nowhere/at/all"),
         ("show", "/nowhere/at/all"),
-        ("query", "/nowhere/at/all", "SELECT 1"),
+        ("query", "SELECT 1", "--store", "/nowhere/at/all"),
         ("show", "../../etc", "--store", "."),
         ("replay", "no-such-policy.yaml", "x"),
     ],
@@ -403,7 +403,7 @@ def test_a_folder_that_is_no_run_does_not_hide_the_others(demo_store: Path, tmp_
     (store / "broken").mkdir()
     (store / "broken" / "run.json").write_text("{")
 
-    result = call("runs", store, "--json")
+    result = call("runs", "--store", store, "--json")
 
     assert len(lines(result.stdout)) == 3
     assert "broken" in result.stderr
@@ -416,15 +416,10 @@ def test_verify_of_a_whole_store_says_when_a_run_cannot_be_opened(demo_store: Pa
     (store / "broken").mkdir()
     (store / "broken" / "run.json").write_text("{")
 
-    result = call("verify", "--store", store, "--all")
+    result = call("verify", "--store", store)
 
     assert (result.returncode, result.stdout.count("identical")) == (2, 3)
     assert "broken" in result.stderr
-
-
-def test_a_mode_without_its_objective_is_refused(demo_store: Path) -> None:
-    """Otherwise it would be ignored silently."""
-    assert call("backtest", "overfitting", "--store", demo_store, "--mode", "max").returncode == 2
 
 
 def test_a_stream_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -458,7 +453,7 @@ def test_names_that_hold_control_characters_do_not_break_a_table(tmp_path: Path)
     with Recorder(tmp_path, name="two\nlines") as rec:
         rec.step({"a\nb": 1.0})
 
-    assert "two\\nlines" in steptape("runs", tmp_path)
+    assert "two\\nlines" in steptape("runs", "--store", tmp_path)
     assert "a\\nb" in steptape("show", rec.folder)
 
 
@@ -470,8 +465,8 @@ def test_what_a_terminal_cannot_show_is_written_as_an_escape(tmp_path: Path) -> 
             rec.step(loss=1.0 - step)
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
-    shown = call_apart("runs", tmp_path, environment=ascii_only)
-    told = call_apart("runs", tmp_path, "--json", environment=ascii_only)
+    shown = call_apart("runs", "--store", tmp_path, environment=ascii_only)
+    told = call_apart("runs", "--store", tmp_path, "--json", environment=ascii_only)
     exported = call_apart("export", rec.folder, environment=ascii_only)
     sheet = call_apart("show", rec.folder, "--plot", "loss", environment=ascii_only)
 
@@ -524,20 +519,41 @@ def test_every_command_explains_itself() -> None:
     assert all(steptape(command, "--help") for command in commands[:3])
 
 
-def test_delete_says_what_would_go_before_anything_does(demo_store: Path, tmp_path: Path) -> None:
-    """``--keep-last`` deletes by count, first as a dry run; a run is deleted by name; no selection is an error."""
+def test_delete_refuses_where_it_cannot_ask(demo_store: Path, tmp_path: Path) -> None:
+    """``--keep-last`` deletes by count, and a name or id its run, both with ``--yes``; no selection is an error."""
     store = tmp_path / "runs"
     shutil.copytree(demo_store, store)
 
-    dry = steptape("delete", "--store", store, "--keep-last", "1", "--dry-run")
+    refused = call("delete", "--store", store, "--keep-last", "1")
     before = len(list(open_store(store)))
-    real = steptape("delete", "--store", store, "--keep-last", "1")
+    deleted = steptape("delete", "--store", store, "--keep-last", "1", "--yes")
 
-    assert dry.replace("would delete", "deleted") == real
-    assert (before, len(list(open_store(store)))) == (3, 1)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert re.fullmatch(
+        r"error: there is no terminal to ask whether to delete 2 runs \(.*\)\. Repeat the command with --yes .*\n",
+        refused.stderr,
+    )
+    assert (before, deleted.count("deleted "), len(list(open_store(store)))) == (3, 2, 1)
     assert call("delete", "--store", store).returncode == 2
     assert call("delete", "--store", store, "--older-than", "soon").returncode == 2
-    assert "deleted" in steptape("delete", "clusters under overfitting", "--store", store)
+    assert "deleted" in steptape("delete", "clusters under overfitting", "--store", store, "--yes")
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n\n", 1), ("y\n", 0)])
+def test_delete_asks_at_a_terminal(tmp_path: Path, answer: str, left: int) -> None:
+    """It lists the runs first. Only a yes deletes them."""
+    with Recorder(tmp_path / "runs", name="one") as rec:
+        rec.step(loss=1.0)
+    ours, its = os.openpty()
+    command = [sys.executable, "-m", "steptape", "delete", "one", "--store", str(tmp_path / "runs")]
+    process = subprocess.Popen(command, stdin=its, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    os.write(ours, answer.encode())
+    _, told = process.communicate()
+    os.close(ours)
+    os.close(its)
+
+    assert told.startswith(f"{rec.folder}\nDelete 1 run with all its files? [y/N]:")
+    assert len(list(open_store(tmp_path / "runs"))) == left
 
 
 def test_show_plots_what_is_looked_at_first_or_what_is_named(demo_store: Path) -> None:
@@ -608,23 +624,25 @@ def test_every_command_ends_its_help_with_examples() -> None:
         assert all(f"  {line}\n" in printed for line in examples)
         options = re.findall(r"(--[a-z-]+)", " ".join(line for line in examples if f"steptape {command} " in line))
         assert all(option in printed for option in options), (command, options)
-    assert set(SUMMARIES) == set(EXAMPLES)
+    assert {name for summaries in GROUPS.values() for name in summaries} == set(EXAMPLES)
 
 
 def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
-    """``--help`` loads no command, so the summaries are written twice; they are equal."""
+    """``--help`` loads no command, so the summaries are written twice; they are equal. Groups are in their order."""
     printed = steptape("--help")
+    places = [printed.index(f"\n{group}:\n") for group in GROUPS]
 
-    for command, summary in SUMMARIES.items():
+    for command, summary in (entry for summaries in GROUPS.values() for entry in summaries.items()):
         assert " ".join(steptape(command, "--help").split("\n\n")[1].split()).startswith(summary)
         assert " ".join(f"{command} {summary}".split()) in " ".join(printed.split())
+    assert places == sorted(places)
 
 
 def test_the_demo_needs_neither_torch_nor_scikit_learn(tmp_path: Path) -> None:
     """Without --torch it trains with numpy, and everything else is the same."""
     script = (
         "import sys; sys.modules.update({'torch': None, 'sklearn': None})\n"
-        "from steptape.cli.app import main\nsys.argv = ['steptape', 'demo', sys.argv[1]]\nmain()"
+        "from steptape.cli.app import main\nsys.argv = ['steptape', 'demo', '--store', sys.argv[1]]\nmain()"
     )
 
     result = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
@@ -640,7 +658,7 @@ def test_what_seal_and_delete_did_is_printed_as_json_too(demo_store: Path, tmp_p
     shutil.copytree(demo_store, store)
 
     sealed = lines(steptape("seal", "--store", store, "--json"))
-    deleted = lines(steptape("delete", "--store", store, "--keep-last", "2", "--json"))
+    deleted = lines(steptape("delete", "--store", store, "--keep-last", "2", "--yes", "--json"))
 
     assert [row["events_sealed"] for row in sealed] == [0, 0, 0]
     assert [row["deleted"] for row in deleted] == [True]

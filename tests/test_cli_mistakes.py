@@ -17,6 +17,7 @@ from command_line import call as steptape
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, backtest, load_policy, open_run, open_store, sweep
+from steptape.cli.removed import OPTIONS
 from steptape.replay.backtests.policy_diff import diff_policies
 
 POLICY = """
@@ -70,7 +71,7 @@ def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
             ("diff", "policy.yaml", "policy.yaml", "--objective", "accuracy"),
             "got 'accuracy'. They evaluated: eval_loss, val_loss, validation/loss",
         ),
-        (("backtest", "policy.yaml", "--mode", "maxx"), "'--mode': 'maxx' is not one of 'min', 'max'"),
+        (("sweep", "policy.yaml", "--set", "spike=1,2", "--split", "families=1"), "with =N of at least 2 or without"),
         (("backtest", "policy.yaml", "--saves", "kep"), "'--saves': 'kep' is not one of 'keep', 'replace'"),
         (
             ("backtest", "policy.yaml", "--objective", "eval_loss:maxx"),
@@ -82,8 +83,8 @@ def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
         ),
         (("sweep", "policy.yaml", "--set", "spike=1-2"), "a range FIRST:LAST:STEP, such as 1:2:0.5; got '1-2'"),
         (("show", "twice@3"), "no such run: 2 runs called 'twice'; got 'twice@3'. Count from twice@1"),
-        (("delete", "twice"), "2 runs have this name; got 'twice'. Name an id: "),
-        (("delete", "twice@1"), "this number changes when a run is deleted; got 'twice@1'. Name an id: "),
+        (("delete", "twice", "--yes"), "2 runs have this name; got 'twice'. Name an id: "),
+        (("delete", "twice@1", "--yes"), "this number changes when a run is deleted; got 'twice@1'. Name an id: "),
     ],
 )
 def test_a_value_that_names_nothing_is_refused_with_what_to_write(
@@ -98,16 +99,17 @@ def test_a_value_that_names_nothing_is_refused_with_what_to_write(
 
 @pytest.mark.parametrize("command", [("show",), ("tail",), ("backtest", "policy.yaml"), ("verify",), ("export",)])
 def test_a_store_in_place_of_a_run_is_said_to_be_one(folder: Path, command: tuple[str, ...]) -> None:
-    """The error names the command that lists its runs."""
-    result = call(folder, *command, "runs")
+    """By name or by path, the error says how to name a store."""
+    named, by_path = call(folder, *command, "runs"), call(folder, *command, "./runs")
 
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "runs: this is a store, not a run. 'steptape runs runs' lists its runs; with --store runs" in result.stderr
+    assert {(result.returncode, result.stdout) for result in (named, by_path)} == {(2, "")}
+    assert "got 'runs'. This is a store: write --store runs, and a run's id or name" in named.stderr
+    assert "./runs: this is a store, not a run. Write --store ./runs, and a run's id or name" in by_path.stderr
 
 
 def test_a_store_that_is_not_there_is_said_to_be_none(folder: Path) -> None:
     """The command that lists runs does not name itself as the cure."""
-    result = call(folder, "runs", "nowhere")
+    result = call(folder, "runs", "--store", "nowhere")
 
     assert result.returncode == 2
     assert result.stderr.startswith("error: nowhere: no such store. A store is a folder of runs; 'steptape demo' makes")
@@ -124,7 +126,7 @@ def test_a_run_that_is_being_written_is_neither_sealed_nor_deleted_and_the_word_
     with Recorder(tmp_path / "runs", quiet=True) as rec:
         rec.step(loss=1.0)
         sealed = call(tmp_path, "seal", "--store", "runs")
-        deleted = call(tmp_path, "delete", "--store", "runs", "--keep-last", "0")
+        deleted = call(tmp_path, "delete", "--store", "runs", "--keep-last", "0", "--yes")
 
     assert sealed.stdout == f"{rec.run_id}: a process is writing to this run. It is sealed at its end\n"
     assert deleted.stdout == "no run to delete: a process is writing to 1 run\n"
@@ -172,13 +174,6 @@ def test_a_function_given_names_in_place_of_policy_or_runs_says_what_to_write(
         function(policy, *more, ["runs/a"])
     with pytest.raises(TelemetryError, match=r"takes runs; got Run\("):
         function(policy, *more, next(iter(open_store(folder / "runs"))))
-
-
-def test_a_run_in_place_of_a_store_is_said_to_be_one(folder: Path) -> None:
-    """It is no empty store."""
-    run = next((folder / "runs").iterdir())
-
-    assert call(folder, "runs", run).stdout == f"{run} is one run: 'steptape show {run}' shows it\n"
 
 
 @pytest.mark.parametrize("command", [("show",), ("verify",), ("replay", "policy.yaml"), ("tail", "-n", "0")])
@@ -247,28 +242,9 @@ def test_a_misspelt_command_is_answered_with_the_nearest(tmp_path: Path) -> None
     assert (done.returncode, "No such command 'backtst'. Did you mean 'backtest'?" in done.stderr) == (2, True)
 
 
-def test_a_command_that_is_gone_is_answered_with_what_replaces_it(tmp_path: Path) -> None:
-    """Whatever its options were."""
-    done = call(tmp_path, "retain", "runs", "keep.yaml", "--root", ".")
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: steptape retain: this command is gone. "
-        "The how-to 'Free disk space' lists what nothing needs any more by 'steptape query'\n"
-    )
-
-
-def test_an_option_that_is_gone_is_answered_with_why(tmp_path: Path) -> None:
-    """The command reads nothing."""
-    done = call(tmp_path, "backtest", "loss_spike", "--no-cache")
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("error: steptape backtest: --no-cache is gone. Leave it out: results are no longer cached\n")
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [("verify", "--all", "--store", ""), ("show", "twice", "--store", " "), ("runs", ""), ("query", "", "SELECT 1")],
+    [("verify", "--store", ""), ("show", "twice", "--store", " "), ("runs", "--store", ""), ("serve", "")],
     ids=str,
 )
 def test_an_empty_store_name_is_not_the_current_folder(folder: Path, arguments: tuple[str, ...]) -> None:
@@ -288,16 +264,83 @@ def test_a_store_is_a_folder_of_runs_and_no_run(folder: Path, monkeypatch: pytes
         open_store("")
     with pytest.raises(TelemetryError, match=r"this is a run, not a store\. Open it with open_run"):
         open_store(run)
-    assert "this is a run, not a store" in call(folder, "verify", "--all", "--store", run).stderr
+    assert "this is a run, not a store" in call(folder, "verify", "--store", run).stderr
 
 
-@pytest.mark.parametrize("statement", ["SELECT 1", "from runs"])
-def test_sql_without_a_store_is_said_to_lack_the_store(folder: Path, statement: str) -> None:
-    """``runs`` has a default store; ``query`` has none."""
-    result = call(folder, "query", statement)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("stop", "twice@2"), "steptape stop: this command is gone. Write 'steptape ask stop RUN'"),
+        (
+            ("retain", "runs", "keep.yaml", "--root", "."),
+            "steptape retain: this command is gone. The how-to 'Free disk",
+        ),
+        (("runs", "runs"), "steptape runs: the store is named by --store; got 'runs'. Write --store runs"),
+        (
+            ("query", "runs", "SELECT 1"),
+            "steptape query: the store is named by --store; got 'runs'. Write --store runs",
+        ),
+        (("doctor", "runs"), "runs: no run has this id or name; got 'runs'. This is a store: write --store runs, "),
+        (("backtest", "a", "--no-cache"), "steptape backtest: --no-cache is gone. Leave it out: results are no longer"),
+        (("serve", "--store", "runs"), "steptape serve: --store is gone. Name the store by position"),
+        (("diff", "a", "b", "--mode=min"), "steptape diff: --mode is gone. Write --objective METRIC:min or "),
+        (
+            ("compare", "a", "b", "--unpaired"),
+            "steptape compare: --unpaired is gone. Write --pairs KEY, or --pairs none",
+        ),
+        (
+            ("verify", "--all"),
+            "steptape verify: --all is gone. Leave it out: without RUN, every run of the store is",
+        ),
+    ],
+)
+def test_what_was_removed_is_answered_with_what_replaces_it(
+    folder: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """In one line, with exit status 2."""
+    result = call(folder, *arguments)
 
-    assert (result.returncode, result.stdout) == (2, "")
-    assert f"the first argument is the store: steptape query STORE '{statement}'" in " ".join(result.stderr.split())
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"error: {said}")
+
+
+def test_every_removed_option_is_none_that_the_command_has() -> None:
+    """Otherwise it could not be given."""
+    for command, option in OPTIONS:
+        assert f" {option} " not in call(Path(), command, "--help").stdout, (command, option)
+
+
+def test_every_command_reads_the_same_default_store(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ``STEPTAPE_STORE``, else the folder ``runs``."""
+    commands = (
+        ("runs",),
+        ("show", "wide"),
+        ("query", "SELECT count(*) FROM runs"),
+        ("verify",),
+        ("check", "policy.yaml"),
+    )
+    here = [call(folder, *command).stdout for command in commands]
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    monkeypatch.setenv("STEPTAPE_STORE", str(folder / "runs"))
+    elsewhere = [call(tmp_path, *command).stdout for command in commands]
+
+    assert all(here)
+    assert here == elsewhere
+
+
+def test_a_run_with_a_separator_is_a_folder_and_no_name(folder: Path) -> None:
+    """A name without one is looked up in the store, and the error says how to name a folder."""
+    run = next((folder / "runs").iterdir())
+
+    by_id, by_path = call(folder, "show", run.name), call(folder, "show", f"runs/{run.name}")
+    inside = call(folder / "runs", "show", run.name, "--store", "../runs")
+    bare = call(folder / "runs", "show", run.name)
+
+    assert (by_id.returncode, by_id.stdout) == (0, by_path.stdout)
+    assert inside.returncode == 0
+    assert bare.stderr == f"error: runs: no such store; got '{run.name}'. To name the folder, write ./{run.name}\n"
 
 
 @pytest.mark.parametrize("command", ["verify", "export"])

@@ -51,17 +51,17 @@ def test_every_reading_command_prints_the_same(store: Path, there: Place, tmp_pa
     """Only the name of the store differs."""
     policy, risk = store.parent / "policy.yaml", ["--risk", "regret > 10%", "--at-most", "90%", "--order", "limit:desc"]
     commands: list[list[object]] = [
-        ["runs", "STORE"],
-        ["runs", "STORE", "--json"],
+        ["runs", "--store", "STORE"],
+        ["runs", "--store", "STORE", "--json"],
         ["show", "n3", "--store", "STORE"],
         ["show", "STORE/run-3"],
-        ["query", "STORE", "SELECT run_id, step, loss FROM steps ORDER BY ALL LIMIT 30"],
-        ["query", "STORE", "SELECT * FROM spiking_samples(3) LIMIT 3"],
+        ["query", "SELECT run_id, step, loss FROM steps ORDER BY ALL LIMIT 30", "--store", "STORE"],
+        ["query", "SELECT * FROM spiking_samples(3) LIMIT 3", "--store", "STORE"],
         ["samples", "n1", "--step", "3", "--store", "STORE"],
         ["export", "n1", "--store", "STORE"],
         ["tail", "n1", "--store", "STORE"],
         ["replay", policy, "n2", "--store", "STORE"],
-        ["verify", "--store", "STORE", "--all"],
+        ["verify", "--store", "STORE"],
         ["check", policy, "--store", "STORE"],
         ["health", "n2", "--store", "STORE"],
         ["diff", policy, policy, "--set-new", "limit=1", "--store", "STORE"],
@@ -69,9 +69,9 @@ def test_every_reading_command_prints_the_same(store: Path, there: Place, tmp_pa
         ["sweep", policy, "--set", "limit=1,2,3", "--store", "STORE", "--json"],
         ["certify", policy, "--set", "limit=1,2,3", *risk, "--store", "STORE", "--json"],
         ["compare", "--store", "STORE", "a", "b"],
-        ["doctor", "STORE"],
+        ["doctor", "--store", "STORE"],
         ["doctor", "STORE/run-2", "--training"],
-        ["runs", "STORE/run-2"],
+        ["query", "SELECT count(*) AS n FROM steps", "STORE/run-2"],
     ]
     timed = re.compile(r"\d[\d.,]* (ms|s|events/s)\b|\"(took_s|elapsed_s|events_per_s)\": [\d.e-]+")
     for command in commands:
@@ -88,11 +88,13 @@ def test_commands_that_write_refuse(there: Place) -> None:
     """The message says where to write instead."""
     keys = there.names()
     for command in (
-        ["delete", "n1", "--store", there.address],
-        ["delete", f"{there.address}/run-1", "--dry-run"],
-        ["delete", "--keep-last", "1", "--store", there.address],
+        ["delete", "n1", "--store", there.address, "--yes"],
+        ["delete", f"{there.address}/run-1", "--yes"],
+        ["delete", "--keep-last", "1", "--store", there.address, "--yes"],
         ["seal", "--store", there.address],
-        ["stop", "n1", "--store", there.address],
+        ["import", "auto", there.name, "--store", there.address],
+        ["demo", "--store", there.address],
+        ["ask", "stop", "n1", "--store", there.address],
     ):
         result = call(*command)
         assert result.returncode == 2, result
@@ -111,7 +113,7 @@ def test_doctor_names_objects(there: Place) -> None:
     manifest["files"]["digests.json"] = "{"
     there.put("runs/run-3.json", json.dumps(manifest).encode())
     there.put("runs/run-4.json", b"{")
-    found = call("doctor", there.address, "--json")
+    found = call("doctor", "--store", there.address, "--json")
     faults = [json.loads(line) for line in found.stdout.splitlines()]
 
     assert found.returncode == 1
@@ -123,7 +125,7 @@ def test_doctor_names_objects(there: Place) -> None:
 
 def test_a_store_that_is_not_there_is_said(bucket: Place) -> None:
     """An empty prefix has no runs; a missing bucket is an error."""
-    empty, missing = call("runs", bucket.address), call("runs", "s3://nowhere-at-all/runs")
+    empty, missing = (call("runs", "--store", name) for name in (bucket.address, "s3://nowhere-at-all/runs"))
 
     assert empty.stdout.startswith(f"no runs in {bucket.address}: ")
     assert (missing.returncode, "there is no such bucket" in missing.stderr) == (2, True)

@@ -64,8 +64,8 @@ def killed(tmp_path: Path) -> Path:
 
 def test_nothing_is_wrong_with_what_a_recorder_and_a_sealer_leave(sealed: Path) -> None:
     """The exit status is 0 for the store and for the run."""
-    for source in (sealed, sealed.parent):
-        result = doctor(source)
+    for source in ((sealed,), ("--store", sealed.parent)):
+        result = doctor(*source)
 
         assert (result.returncode, result.stdout) == (0, "1 run: nothing is wrong\n")
 
@@ -80,9 +80,9 @@ def test_nothing_is_wrong_with_a_live_run(tmp_path: Path) -> None:
 
 def test_a_killed_run_is_told_with_how_to_go_on(killed: Path) -> None:
     """No event is lost; only the sealing is missing."""
-    result = doctor(killed.parent)
+    result = doctor("--store", killed.parent)
     seal(killed)
-    after = doctor(killed.parent)
+    after = doctor("--store", killed.parent)
 
     assert result.returncode == 1
     assert "[unsealed]" in result.stdout
@@ -233,7 +233,7 @@ def test_a_run_without_its_run_json_is_told(sealed: Path) -> None:
     """The folder holds files of a run, so it is not a foreign folder."""
     (sealed / "run.json").unlink()
 
-    result = doctor(sealed.parent, "--json")
+    result = doctor("--store", sealed.parent, "--json")
 
     assert result.returncode == 1
     assert json.loads(result.stdout)["code"] == "no-run"
@@ -254,7 +254,7 @@ def test_two_runs_of_one_id_are_told(sealed: Path) -> None:
     """Readers show only the first."""
     shutil.copytree(sealed, sealed.with_name(f"{sealed.name}-copy"))
 
-    result = doctor(sealed.parent)
+    result = doctor("--store", sealed.parent)
 
     assert result.returncode == 1
     assert "[twin]" in result.stdout
@@ -302,7 +302,7 @@ def test_a_run_that_may_not_be_looked_into_is_told(sealed: Path) -> None:
     shutil.copytree(sealed, sealed.with_name("closed"))
     sealed.with_name("closed").chmod(0o000)
 
-    result = doctor(sealed.parent)
+    result = doctor("--store", sealed.parent)
     sealed.with_name("closed").chmod(0o700)
 
     assert result.returncode == 1

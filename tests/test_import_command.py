@@ -63,11 +63,11 @@ def test_a_folder_of_logs_becomes_runs_and_a_summary(call: Call, logs: Path, tmp
 def test_imported_runs_are_verified_though_their_sources_tell_of_no_end(call: Call, logs: Path) -> None:
     """The imported log is complete; once a row is missing, verification fails."""
     assert call("import", "auto", logs, "--store", "runs").returncode == 0
-    whole = call("verify", "--all", "--store", "runs")
+    whole = call("verify", "--store", "runs")
     (events,) = open_store(logs.parent / "runs").run("a").folder.glob("events-*.parquet")
     table = pq.read_table(events)
     pq.write_table(table.slice(0, table.num_rows - 1), events)
-    cut = call("verify", "--all", "--store", "runs")
+    cut = call("verify", "--store", "runs")
 
     assert (whole.returncode, whole.stdout.count("identical")) == (0, 2)
     assert (cut.returncode, cut.stdout.count("identical"), cut.stdout.count("DAMAGED")) == (1, 1, 1)
@@ -77,9 +77,9 @@ def test_a_run_whose_source_has_no_clock_is_not_said_to_be_of_1970(call: Call, l
     """The list and the run's page show no time; in JSON and SQL it is null."""
     call("import", "table", logs / "metrics.csv", "--store", "runs")
 
-    listed, shown = call("runs", "runs").stdout, call("show", "logs", "--store", "runs").stdout
-    row = json.loads(call("runs", "runs", "--json").stdout)
-    queried = json.loads(call("query", "runs", "SELECT started, ended FROM runs", "--json").stdout)
+    listed, shown = call("runs").stdout, call("show", "logs", "--store", "runs").stdout
+    row = json.loads(call("runs", "--json").stdout)
+    queried = json.loads(call("query", "SELECT started, ended FROM runs", "--json").stdout)
 
     assert re.search(r"logs +- +completed +- ", listed)
     assert "1 step, start time unknown" in shown

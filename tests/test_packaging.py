@@ -127,7 +127,7 @@ def test_a_node_that_only_records_needs_two_small_packages(wheel: Path, tmp_path
         [sys.executable, "-m", "steptape", "seal", "--store", "runs"], cwd=tmp_path, capture_output=True, text=True
     )
     verified = subprocess.run(
-        [sys.executable, "-m", "steptape", "verify", "--store", "runs", "--all"],
+        [sys.executable, "-m", "steptape", "verify", "--store", "runs"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

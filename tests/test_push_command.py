@@ -153,10 +153,10 @@ def test_the_rsync_recipe_restores_a_store(tmp_path: Path) -> None:
     (path,) = folders[1].glob("events-*")
     path.write_bytes(path.read_bytes()[:-9])
     shutil.rmtree(loop.folder)
-    found = call("doctor", store).stdout
+    found = call("doctor", "--store", store).stdout
     shutil.move(folders[1], tmp_path)
     subprocess.run(["rsync", "-a", "--ignore-existing", f"{backup}/runs/", f"{store}/"], check=True)
-    after = call("doctor", store)
+    after = call("doctor", "--store", store)
 
     assert str(path) in found
     assert [digests_of(folder) for folder in folders] == before

@@ -55,7 +55,7 @@ def test_a_home_that_is_read_only_is_no_hindrance(tmp_path: Path, environment: d
     store = tmp_path / "runs"
     commands = [
         ("-c", RECORD, store),
-        *[("-m", "steptape", *command) for command in (("runs", store), ("verify", "--store", store, "--all"))],
+        *[("-m", "steptape", *command) for command in (("runs", "--store", store), ("verify", "--store", store))],
         ("-m", "steptape", "backtest", "loss_spike", store / "one"),
     ]
     ended = []

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from typer.testing import CliRunner
 
-from steptape.cli.app import app
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.saves import Saves
 from steptape.replay.runs.validity import Validity, clocked_controllers
@@ -56,24 +50,6 @@ def test_a_clocked_decision_is_approximate_once_the_run_s_own_checkpoints_are_le
 ) -> None:
     """They are only if the policy's checkpoints replace them."""
     assert labels([SAVING, LATE], {1, 2}, handling=handling) == [("save", "exact"), ("late", late)]
-
-
-@pytest.mark.parametrize(("handling", "late"), [((), "exact"), (("--saves", "replace"), "approximate")])
-def test_the_replay_command_labels_decisions_by_what_becomes_of_checkpoints(
-    store_record: Callable[..., Path], tmp_path: Path, handling: tuple[str, ...], late: str
-) -> None:
-    """Its other answers are the same: no checkpoint changes what rules decide over a record."""
-    folder = store_record(events_with({1, 2}))
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(f"controllers: [{SAVING}, {LATE}]".replace("OPERATION", "hfcontrols.should_log"))
-
-    result = CliRunner().invoke(app, ["replay", str(policy), str(folder), "--json", *handling])
-
-    lines = [json.loads(line) for line in result.output.splitlines()]
-    assert list(dict.fromkeys((line["controller"], line["validity"]) for line in lines)) == [
-        ("save", "exact"),
-        ("late", late),
-    ]
 
 
 #: Rules that depend on save events: by their trigger, and by asking about a rule with that trigger.

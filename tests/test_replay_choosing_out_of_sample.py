@@ -205,11 +205,11 @@ def test_the_command_says_in_which_sample_a_front_is(runs: list[Run], tmp_path: 
     assert {(row["sample"], row["split"]) for row in map(json.loads, output("--json").splitlines())} == {("in", None)}
 
     assert "(each of 4 families left out in turn):" in output("--split", "families")
-    outside = output("--split", "families", "--folds", "2", "--html", str(page))
+    outside = output("--split", "families=2", "--html", str(page))
     assert outside.startswith("Best trade-offs, in sample and out of sample (2 folds of 4 families, dealt 3 times):")
     assert "optimism" in outside
     assert "out of sample: " in page.read_text()
-    rows = [json.loads(line) for line in output("--split", "families", "--folds", "4", "--json").splitlines()]
+    rows = [json.loads(line) for line in output("--split", "families=4", "--json").splitlines()]
     assert rows[0]["split"]["families"] == 4
     assert {"out_of_sample_regret", "optimism_regret", "optimism_saved"} <= rows[0]["out_of_sample"].keys()
     assert [row["out_of_sample"] is not None for row in rows] == [row["on_front"] for row in rows]
@@ -220,7 +220,7 @@ def test_the_command_refuses_more_folds_than_families(runs: list[Run], tmp_path:
     policy = tmp_path / "policy.yaml"
     policy.write_text(TEXT)
     command = ["sweep", str(policy), "--store", str(runs[0].folder.parent), "--set", "tolerated=0,1"]
-    result = CliRunner().invoke(app, [*command, "--split", "families", "--folds", "5"])
+    result = CliRunner().invoke(app, [*command, "--split", "families=5"])
 
     assert result.exit_code != 0
     assert "there are fewer families than folds; got '4 and 5'" in str(result.exception)

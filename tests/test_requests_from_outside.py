@@ -85,7 +85,7 @@ def test_a_run_stops_on_request_and_records_who_asked(tmp_path: Path, policy: Po
     """The loop sees the flag that rules set; replays take it for a person's stop."""
     with Recorder(tmp_path, name="live", rules=policy if rules else None) as rec:
         rec.step(loss=1.0)
-        asked = steptape("stop", "live", "--store", tmp_path, "--reason", "it has diverged")
+        asked = steptape("ask", "stop", "live", "--store", tmp_path, "--reason", "it has diverged")
         step_until(rec, lambda: rec.control.should_stop)
     run = open_run(rec.folder)
 
@@ -144,7 +144,7 @@ def test_a_run_that_has_ended_is_asked_in_vain(tmp_path: Path) -> None:
     with Recorder(tmp_path, run_id="over") as rec:
         rec.step(loss=1.0)
 
-    result = steptape("stop", rec.folder)
+    result = steptape("ask", "stop", rec.folder)
 
     assert result.returncode == 2
     assert "the run is not running on this machine, so it cannot stop" in result.stderr
@@ -229,7 +229,7 @@ def test_all_ranks_stop_at_the_step_that_they_agree_on(tmp_path: Path) -> None:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "begun\n"
-        asked = steptape("stop", tmp_path / "job")
+        asked = steptape("ask", "stop", tmp_path / "job")
         last_steps = [int(rank.communicate(timeout=PATIENCE_S)[0]) for rank in ranks]
     finally:
         for rank in ranks:

@@ -26,7 +26,7 @@ def five(tmp_path: Path) -> Path:
 
 def listed(*arguments: object) -> tuple[list[str], str]:
     """Return the first column of the printed rows, and the standard error."""
-    result = CliRunner().invoke(app, ["runs", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["runs", "--store", *map(str, arguments)])
     return [line.split()[0] for line in result.stdout.splitlines()], result.stderr
 
 
@@ -34,30 +34,21 @@ def listed(*arguments: object) -> tuple[list[str], str]:
     ("arguments", "shown", "told"),
     [
         ((), ["run-0", "run-1", "run-2", "run-3", "run-4"], ""),
-        (("--limit", 2), ["run-3", "run-4"], "3 older runs: --page 2 lists the next, --limit 5 all\n"),
-        (("--limit", 2, "--page", 2), ["run-1", "run-2"], "1 older run: --page 3 lists the next, --limit 5 all\n"),
-        (("--limit", 2, "--page", 3), ["run-0"], ""),
+        (("--limit", 2), ["run-3", "run-4"], "3 older runs: --limit 5 lists all\n"),
         (("--limit", 5), ["run-0", "run-1", "run-2", "run-3", "run-4"], ""),
     ],
 )
-def test_a_page_holds_the_newest_runs_oldest_first(
+def test_a_limit_lists_the_newest_runs_oldest_first(
     five: Path, arguments: tuple[object, ...], shown: list[str], told: str
 ) -> None:
     """What it leaves out is said on standard error."""
     assert listed(five, *arguments) == (["run_id", *shown], told)
 
 
-def test_a_page_beyond_the_last_says_how_many_there_are(five: Path) -> None:
-    """It is no error, as the store is not empty."""
-    result = CliRunner().invoke(app, ["runs", str(five), "--limit", "2", "--page", "4"])
-
-    assert (result.exit_code, result.stdout) == (0, f"{five} has 5 runs: 3 pages of 2\n")
-
-
 @pytest.mark.parametrize(("arguments", "count"), [((), 5), (("--limit", 2), 2)])
 def test_json_lists_all_runs_unless_a_limit_is_given(five: Path, arguments: tuple[object, ...], count: int) -> None:
-    """A program must not miss a run because it did not ask for pages."""
-    result = CliRunner().invoke(app, ["runs", str(five), "--json", *map(str, arguments)])
+    """A program must not miss a run because it did not ask for more."""
+    result = CliRunner().invoke(app, ["runs", "--store", str(five), "--json", *map(str, arguments)])
 
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["run_id"] for row in rows] == [f"run-{number}" for number in range(5)][-count:]
@@ -65,7 +56,7 @@ def test_json_lists_all_runs_unless_a_limit_is_given(five: Path, arguments: tupl
 
 def test_columns_are_aligned_as_plain_text(five: Path) -> None:
     """Numbers to the right, text to the left, without spaces at the end of a line."""
-    result = CliRunner().invoke(app, ["runs", str(five), "--limit", "1"])
+    result = CliRunner().invoke(app, ["runs", "--store", str(five), "--limit", "1"])
 
     assert result.stdout == (
         "run_id  name   group  status     started (UTC)        duration_s  steps  planned_steps\n"

@@ -32,12 +32,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("export", "long", "--store", "STORE"),
         ("show", "long", "--store", "STORE"),
-        ("runs", "STORE"),
-        ("runs", "STORE", "--json"),
-        ("query", "STORE", "SELECT step, loss FROM steps"),
+        ("runs", "--store", "STORE"),
+        ("runs", "--store", "STORE", "--json"),
+        ("query", "SELECT step, loss FROM steps", "--store", "STORE"),
         ("tail", "long", "--store", "STORE"),
         ("backtest", "loss_spike", "--store", "STORE"),
-        ("verify", "--all", "--store", "STORE"),
+        ("verify", "--store", "STORE"),
         ("--help",),
         ("runs", "--help"),
     ],
@@ -78,7 +78,7 @@ def test_a_long_table_is_printed_in_parts_of_bounded_memory(store: Path) -> None
 
     def peak_bytes(rows: int, *options: str) -> int:
         sql = f"SELECT range AS n, 'abc' AS t FROM range({rows})"
-        command = [sys.executable, "-m", "steptape", "query", str(store), sql, *options]
+        command = [sys.executable, "-m", "steptape", "query", sql, "--store", str(store), *options]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -92,7 +92,7 @@ def test_a_long_table_is_printed_in_parts_of_bounded_memory(store: Path) -> None
 def test_the_rows_of_a_long_table_are_aligned_with_its_head(store: Path) -> None:
     """Columns keep the width that the first thousand rows need."""
     sql = "SELECT range AS n, repeat('x', range::INT % 7) AS text, range / 4 AS quarter FROM range(1000, 4000)"
-    command = [sys.executable, "-m", "steptape", "query", str(store), sql]
+    command = [sys.executable, "-m", "steptape", "query", sql, "--store", str(store)]
 
     head, *rows = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 

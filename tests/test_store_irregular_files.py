@@ -70,10 +70,10 @@ def bad_runs(store: Path) -> dict[str, bool]:
 
 def test_every_reader_names_it_and_reads_the_other_runs(store: Path) -> None:
     """Neither a list nor a check of all runs ends at it."""
-    listed = steptape("runs", store)
-    queried = steptape("query", store, "SELECT run_id, count(*) FROM steps GROUP BY run_id")
-    checked = steptape("doctor", store)
-    verified = steptape("verify", "--store", store, "--all")
+    listed = steptape("runs", "--store", store)
+    queried = steptape("query", "SELECT run_id, count(*) FROM steps GROUP BY run_id", "--store", store)
+    checked = steptape("doctor", "--store", store)
+    verified = steptape("verify", "--store", store)
 
     for name, is_read_by_lists in bad_runs(store).items():
         assert f"bad-{name}/{name}" in checked.stdout, checked
@@ -129,7 +129,7 @@ def test_doctor_checks_the_runs_beside_one_whose_columns_cannot_be_read(tmp_path
         recorded(tmp_path, name, steps=3)
     (tmp_path / "second" / "columns.json").write_bytes(content)
 
-    checked = steptape("doctor", tmp_path)
+    checked = steptape("doctor", "--store", tmp_path)
 
     assert checked.returncode == 1, checked
     assert "second/columns.json: not a valid mapping of metrics to columns" in checked.stdout

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -45,24 +45,14 @@ from ...replay.sweeps.swept_front import read_front
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.objects.access import address_of
 from ...store.run import Run
-from ...store.store import open_store
+from ..arguments.judging import BacktestArguments
 from ..imports import imported_history
-from ..lookup import complain_of, runs_chosen
-from ..options import JsonOption, StoreOption
+from ..lookup import complain_of, open_store_named, runs_chosen
 from ..output import print_json_with_list, print_table, reading_runs, say
 from ..output_file import check_output, output_file
 from ..policy_lookup import params_of, policy_named
 from ..policy_options import (
-    FamilyOption,
-    ModeOption,
-    ObjectiveOption,
-    ProcessesOption,
-    RayOption,
-    RenameOption,
-    SavesOption,
-    SetOption,
     objectives_of,
     ray_pool,
     renames_of,
@@ -76,88 +66,21 @@ _BASELINE: Final = "baseline"
 _STRANGE: Final = 5
 
 
-RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")]
-JudgedPolicyArgument = Annotated[
-    str,
-    typer.Argument(metavar="POLICY", help="A policy file, the name of a shipped policy, or baseline:NAME."),
-]
-HistoryOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="PATH", readable=False, help="Replay it over other tools' logs, imported into a cache; repeatable."
-    ),
-]
-BaselinesOption = Annotated[
-    list[str] | None,
-    typer.Option("--baseline", metavar="NAME", help="Also compare with this baseline; 'all' for every one."),
-]
-CoverageOption = Annotated[bool, typer.Option("--coverage", help="Report which parts of each rule were ever true.")]
-LabelsOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="CSV of labelled incidents: run, first_step, last_step, name.")
-]
-ToleranceOption = Annotated[
-    int, typer.Option(metavar="STEPS", min=0, help="How far outside an incident an alarm still counts.")
-]
-DelayOption = Annotated[
-    int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
-]
-CostOption = Annotated[float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")]
-CertificateOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
-]
-HtmlOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with plots, all baselines and coverage.")
-]
-FrontOption = Annotated[
-    Path | None,
-    typer.Option(metavar="SWEEP.json", help="The lines of 'sweep --json' that the policy was chosen from."),
-]
-
-
-def backtest(
-    policy: JudgedPolicyArgument,
-    runs: RunsArgument = None,
-    store: StoreOption = None,
-    history: HistoryOption = None,
-    renames: RenameOption = None,
-    objective: ObjectiveOption = None,
-    mode: ModeOption = None,
-    settings: SetOption = None,
-    baselines: BaselinesOption = None,
-    coverage: CoverageOption = False,
-    labels: LabelsOption = None,
-    tolerance: ToleranceOption = 0,
-    delay: DelayOption = 0,
-    saves: SavesOption = Saves.KEEP,
-    cost_per_hour: CostOption = None,
-    html: HtmlOption = None,
-    front: FrontOption = None,
-    certificate: CertificateOption = None,
-    family: FamilyOption = None,
-    processes: ProcessesOption = None,
-    ray: RayOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Report what a policy would have saved and cost on recorded runs.
-
-    Replays the policy over the named runs, over all runs of --store, or over the logs at --history. The cost is regret:
-    how much worse the best evaluation before a stop is than the best of the whole run.
-    """
-    declared, renaming = objectives_of(objective, mode), renames_of(renames)
-    workers = ray_pool(ray, processes)
-    if html is not None:
-        check_output(html)
-    loaded = _policy(policy, settings, declared)
-    swept = None if front is None else read_front(front, loaded)
-    certified = None if certificate is None else _certificate_of(certificate, loaded)
-    chosen = _chosen(runs, store, history)
-    if not chosen and not as_json and html is None:
-        where = "" if store is None else f" in {address_of(store)}"
-        say(f"no runs{where}, so nothing to replay the policy over")
+def backtest(asked: BacktestArguments) -> None:
+    """Report what a policy would have saved and cost on recorded runs."""
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    workers = ray_pool(asked.ray, asked.processes)
+    if asked.html is not None:
+        check_output(asked.html)
+    loaded = _policy(asked.policy, asked.settings, declared)
+    swept = None if asked.front is None else read_front(asked.front, loaded)
+    certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
+    chosen = _chosen(asked.runs, asked.store, asked.history)
+    if not chosen and not asked.as_json and asked.html is None:
+        say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
         return
-    labelled = _labels(labels, chosen, store)
-    compared = _baselines(baselines or (["all"] if html else []))
+    labelled = _labels(asked, chosen)
+    compared = _baselines(asked.baselines or (["all"] if asked.html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:
         result = backtest_runs(
@@ -166,32 +89,36 @@ def backtest(
             objective=declared,
             renames=renaming,
             on_progress=on_progress,
-            delay_steps=delay,
-            cost_per_hour=cost_per_hour,
+            delay_steps=asked.delay,
+            cost_per_hour=asked.cost_per_hour,
             labels=labelled,
-            tolerance_steps=tolerance,
-            saves=saves,
+            tolerance_steps=asked.tolerance,
+            saves=Saves(asked.saves),
             baselines=compared,
-            with_coverage=coverage or html is not None,
-            processes=processes,
+            with_coverage=asked.coverage or asked.html is not None,
+            processes=asked.processes,
             pool=workers,
-            family=family,
-            with_curves=html is not None,
+            family=asked.family,
+            with_curves=asked.html is not None,
         )
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     more = {} if certified is None else outside_json(certified, outside)
     choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
-    _report(result, choice, html, as_json, more)
-    if certified is not None and not as_json:
+    _report(result, choice, asked.html, asked.as_json, more)
+    if certified is not None and not asked.as_json:
         for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
             say(line)
-    if not as_json and not policy.startswith(f"{_BASELINE}:") and _is_silent(result):
-        where = f"--store {address_of(store)}" if store is not None else "--against RUN" if runs else "--store STORE"
-        say(_how_to_check(policy, where, is_imported=history is not None))
+    if not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:") and _is_silent(result):
+        say(_how_to_check(asked))
 
 
-def _chosen(runs: list[str] | None, store: Path | None, history: list[Path] | None) -> list[Run]:
+def _reads_store(asked: BacktestArguments) -> bool:
+    """Whether the runs are those of a store, or are named by what the store calls them."""
+    return asked.history is None and any("/" not in key for key in asked.runs or [""])
+
+
+def _chosen(runs: list[str] | None, store: str | None, history: list[Path] | None) -> list[Run]:
     """Return the runs to judge a policy on. Print problems with other runs on stderr."""
     if runs and history:
         more = "With several logs, write --history before each"
@@ -201,14 +128,16 @@ def _chosen(runs: list[str] | None, store: Path | None, history: list[Path] | No
     return chosen
 
 
-def _labels(path: Path | None, chosen: list[Run], store: Path | None) -> IncidentLabels | None:
+def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | None:
     """Read a file of labels. Name on stderr the runs that are neither chosen nor in the store."""
+    path = asked.labels
     if path is None:
         return None
     labels = read_labels(path)
-    entries = [] if store is None else open_store(store).entries()[0]
-    known = {name for entry in entries for name in (entry.summary.run_id, entry.summary.name)}
-    known |= {name for run in chosen if not entries for name in (run.info.run_id, run.info.name)}
+    known = {name for run in chosen for name in (run.info.run_id, run.info.name)}
+    if _reads_store(asked):
+        summaries = [entry.summary for entry in open_store_named(asked.store).entries()[0]]
+        known |= {name for summary in summaries for name in (summary.run_id, summary.name)}
     if strange := [name for name in labels.runs if name not in known]:
         more = f" and {len(strange) - _STRANGE} more" if len(strange) > _STRANGE else ""
         runs = "labelled run is" if len(strange) == 1 else "labelled runs are"
@@ -245,9 +174,13 @@ def _is_silent(result: Backtest) -> bool:
     return bool(result.results) and not any(one.fired for one in result.results)
 
 
-def _how_to_check(policy: str, where: str, *, is_imported: bool) -> str:
-    first = "import the logs; then " if is_imported else ""
-    return f"No rule fired: {first}'steptape check {policy} {where}' says whether the runs have what the rules read."
+def _how_to_check(asked: BacktestArguments) -> str:
+    where = "--against RUN" if asked.runs else "--store STORE"
+    if _reads_store(asked):
+        where = f"--store {open_store_named(asked.store).address}"
+    command = f"'steptape check {asked.policy} {where}'"
+    first = "" if asked.history is None else "import the logs; then "
+    return f"No rule fired: {first}{command} says whether the runs have what the rules read."
 
 
 def _print(result: Backtest, choice: HowChosen) -> None:

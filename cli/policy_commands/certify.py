@@ -18,28 +18,20 @@ from ...replay.choosing.certification_report import (
     table_rows,
     testing_lines,
 )
-from ...replay.choosing.certifying import DEFAULT_SEED, Certification
+from ...replay.choosing.certifying import Certification
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.checking import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
 from ...replay.runs.saves import Saves
 from ...rules.certificate import Certificate, read_certificate
 from ...store.plural import counted
+from ..arguments.judging import CertifyArguments
 from ..exit_status import FINDINGS
 from ..lookup import complain_of, runs_chosen
-from ..options import JsonOption, StoreOption
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import output_file
 from ..param_values import variants_asked
 from ..policy_options import (
-    FamilyOption,
-    ModeOption,
-    ObjectiveOption,
-    ProcessesOption,
-    RayOption,
-    RenameOption,
-    SavesOption,
-    ValuesOption,
     objectives_of,
     ray_pool,
     renames_of,
@@ -82,59 +74,32 @@ CheckOption = Annotated[
 ]
 
 
-def certify(
-    policy: CertifiedPolicyArgument = None,
-    runs: PastRunsArgument = None,
-    settings: ValuesOption = None,
-    risk: RiskOption = "regret > 1%",
-    at_most: LimitOption = "10%",
-    confidence: ConfidenceOption = "90%",
-    cap: CapOption = None,
-    order: OrderOption = None,
-    seed: SeedOption = DEFAULT_SEED,
-    store: StoreOption = None,
-    objective: ObjectiveOption = None,
-    mode: ModeOption = None,
-    renames: RenameOption = None,
-    saves: SavesOption = Saves.KEEP,
-    family: FamilyOption = None,
-    processes: ProcessesOption = None,
-    ray: RayOption = None,
-    out: OutOption = None,
-    check: CheckOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Choose the variant of a policy that saves most while it keeps a stated risk.
-
-    Every combination of the values is a variant. One run of each family is drawn, and each variant is tested on them:
-    the chosen one keeps the limit on runs like these with the stated confidence, however many variants were tried.
-    Exits with 1 if no variant can be certified, and with --check if something has changed.
-    """
-    if check is not None:
-        _check(check, policy, runs, store, as_json=as_json)
+def certify(asked: CertifyArguments) -> None:
+    """Choose the variant of a policy that saves most while it keeps a stated risk."""
+    if asked.check is not None:
+        _check(asked, asked.check)
         return
-    if policy is None:
+    if asked.policy is None:
         raise typer.BadParameter("name a POLICY")
-    limited, wanted = risk_of(risk, at_most, cap), amount_of(confidence, "--confidence").value
-    declared, renaming = objectives_of(objective, mode), renames_of(renames)
-    workers = ray_pool(ray, processes)
-    asked = variants_asked(policy, settings, runs, store, out)
+    limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    workers = ray_pool(asked.ray, asked.processes)
+    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.out)
     with reading_runs() as on_progress:
         found = certify_runs(
-            *asked,
+            *variants,
             limited,
             confidence=wanted,
-            order=order,
-            family=family,
-            seed=seed,
+            order=asked.order,
+            family=asked.family,
             objective=declared,
             renames=renaming,
-            saves=saves,
+            saves=Saves(asked.saves),
             on_progress=on_progress,
-            processes=processes,
+            processes=asked.processes,
             pool=workers,
         )
-    _report(found, out, as_json=as_json)
+    _report(found, asked.out, as_json=asked.as_json)
     if found.params is None:
         raise typer.Exit(FINDINGS)
 
@@ -153,16 +118,16 @@ def _report(found: Certification, out: Path | None, *, as_json: bool) -> None:
         complain(f"Outside of the population, {run.name} ({run.run_id}): {run.reason}.")
 
 
-def _check(path: Path, policy: str | None, runs: list[str] | None, store: Path | None, *, as_json: bool) -> None:
+def _check(asked: CertifyArguments, path: Path) -> None:
     """Print what has changed since a certificate was made, and exit with 1 if anything has."""
     certificate = read_certificate(path)
     chosen = None
-    if runs or store is not None:
-        chosen, problems = runs_chosen(runs, store)
+    if asked.runs or asked.store is not None:
+        chosen, problems = runs_chosen(asked.runs, asked.store)
         complain_of(problems)
-    source = policy or certificate.policy.source
+    source = asked.policy or certificate.policy.source
     changes = changes_since(certificate, source, chosen)
-    if as_json:
+    if asked.as_json:
         print_json({"certificate": certificate.digest, "changes": changes, "logs_checked": chosen is not None})
     else:
         for change in changes:

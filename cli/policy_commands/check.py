@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -19,44 +19,21 @@ from ...rules.policy_file.policy import Policy, load_policy, policy_path
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
+from ..arguments.ruling import CheckArguments
 from ..exit_status import CANNOT_OPEN, FINDINGS
 from ..lookup import complain_of, runs_chosen
-from ..options import JsonOption, StoreOption
 from ..output import print_json, say
 from ..policy_lookup import openable, params_of
-from ..policy_options import SetOption
 from ..streams import complain
 
 
-def check(
-    policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY...", help="Policy files, or shipped policies' names.")
-    ],
-    against: Annotated[
-        list[str] | None,
-        typer.Option("--against", metavar="RUN", help="Also check against this run; more run folders may follow."),
-    ] = None,
-    store: StoreOption = None,
-    settings: SetOption = None,
-    ignored: Annotated[
-        list[FindingCode] | None,
-        typer.Option("--ignore", metavar="WARNING", help="Leave out one kind of warning."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List every error and warning in policy files.
-
-    Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
-    --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have,
-    and in how many the policy could not fire, whatever their values.
-    Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
-    """
-    names = [name for name in policies if not _is_run(name)]
-    keys = [*(against or ()), *(name for name in policies if _is_run(name))]
+def check(asked: CheckArguments) -> None:
+    """List every error and warning in policy files."""
+    names = [name for name in asked.policies if not _is_run(name)]
+    keys = [*(asked.against or ()), *(name for name in asked.policies if _is_run(name))]
     if not names:
         raise typer.BadParameter("name a POLICY")
-    runs, problems = runs_chosen(keys, store) if keys or store is not None else ([], [])
+    runs, problems = runs_chosen(keys, asked.store) if keys or asked.store is not None else ([], [])
     complain_of(problems)
     status = CANNOT_OPEN if problems else 0
     for name in names:
@@ -67,12 +44,12 @@ def check(
             complain(f"error: {error}")
             status = CANNOT_OPEN
             continue
-        status = max(status, _checked(path, params_of(settings), runs, set(ignored or ()), as_json))
+        status = max(status, _checked(path, params_of(asked.settings), runs, set(asked.ignored or ()), asked.as_json))
     raise typer.Exit(status)
 
 
 def _is_run(name: str) -> bool:
-    return (Path(name) / "run.json").is_file()
+    return "/" in name and (Path(name) / "run.json").is_file()
 
 
 def _checked(

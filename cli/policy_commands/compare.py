@@ -2,87 +2,43 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
-from ...replay.comparing.comparing import ALPHA, ComparisonSettings, GroupComparison, KeepVerdict, MinEffect
+from ...replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect
 from ...replay.comparing.comparing import compare as compare_groups
 from ...replay.comparing.readings import Axis
 from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence
-from ...store.store import open_store
+from ..arguments.judging import CompareArguments
 from ..exit_status import FINDINGS, NO_ANSWER
-from ..options import JsonOption, store_path
+from ..lookup import open_store_named
 from ..output import print_json, print_table, say
-from ..policy_options import ModeOption, ObjectiveOption, RenameOption, objectives_of, renames_of
+from ..policy_options import objectives_of, renames_of
 
-_GROUP: Final = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
+#: The value of --pairs for groups whose runs are no pairs.
+_UNPAIRED: Final = "none"
 _STATUS: Final = {KeepVerdict.KEEP: 0, KeepVerdict.DISCARD: FINDINGS, KeepVerdict.NOT_YET: NO_ANSWER}
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def compare(
-    baseline: Annotated[str, typer.Argument(metavar="A", help=f"The runs to beat: {_GROUP}.")],
-    candidate: Annotated[str, typer.Argument(metavar="B", help="The runs that may be better, named alike.")],
-    store: Annotated[
-        Path,
-        typer.Option("--store", parser=store_path, metavar="STORE", envvar="STEPTAPE_STORE", help="Folder of runs."),
-    ] = Path("runs"),
-    objective: ObjectiveOption = None,
-    mode: ModeOption = None,
-    renames: RenameOption = None,
-    at: Annotated[
-        str,
-        typer.Option(
-            metavar="step|tokens|time[=VALUE]",
-            help="Where runs are compared: by default at the last step that every finished run evaluated.",
-        ),
-    ] = "step",
-    alpha: Annotated[
-        float, typer.Option(metavar="P", help="Largest probability of keeping a candidate that is no better.")
-    ] = ALPHA,
-    min_effect: Annotated[
-        str, typer.Option(metavar="D|P%", help="By how much B must be better: in the metric's units, or in percent.")
-    ] = "0",
-    at_most_tries: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of candidates that you will ever try against A.")
-    ] = None,
-    at_most_runs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs of B after which it is discarded unless it is kept.")
-    ] = None,
-    paired: Annotated[
-        bool | None,
-        typer.Option(
-            "--paired/--unpaired",
-            help="Whether runs of one seed are pairs; by default if one group has all seeds of the other.",
-        ),
-    ] = None,
-    seed: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The key of the configuration that holds the seed.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say whether runs B are better than runs A: keep, discard or not yet.
-
-    The runs of a group are repeats of one configuration, such as with other seeds. You may look after each run and stop
-    when you like. Exit status 0 for keep, 1 for discard, 3 for not yet.
-    """
-    axis, point = _place(at)
+def compare(asked: CompareArguments) -> None:
+    """Say whether runs B are better than runs A: keep, discard or not yet."""
+    axis, point = _place(asked.at)
     settings = ComparisonSettings(
-        objectives=objectives_of(objective, mode),
-        renames=tuple(renames_of(renames).items()),
+        objectives=objectives_of(asked.objective),
+        renames=tuple(renames_of(asked.renames).items()),
         axis=axis,
         point=point,
-        alpha=alpha,
-        at_most_tries=at_most_tries,
-        at_most_runs=at_most_runs,
-        min_effect=_min_effect(min_effect),
-        paired=paired,
-        seed_key=seed,
+        alpha=asked.alpha,
+        at_most_tries=asked.at_most_tries,
+        at_most_runs=asked.at_most_runs,
+        min_effect=_min_effect(asked.min_effect),
+        paired=None if asked.pairs is None else asked.pairs != _UNPAIRED,
+        seed_key=None if asked.pairs == _UNPAIRED else asked.pairs,
     )
-    found = compare_groups(open_store(store), baseline, candidate, settings)
-    if as_json:
+    found = compare_groups(open_store_named(asked.store), asked.baseline, asked.candidate, settings)
+    if asked.as_json:
         print_json(found.to_json())
     else:
         _print(found)

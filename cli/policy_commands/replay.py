@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from ...replay.policies.expert_accounts import expert_accounts
 from ...replay.policies.learning_rates import LearningRatePoint, learning_rates
 from ...replay.runs import replaying
-from ...replay.runs.saves import Saves
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...store.events import Event
 from ...store.plural import counted
 from ...store.run import Run
+from ..arguments.ruling import ReplayArguments
 from ..lookup import events_named
-from ..options import JsonOption, StoreOption
 from ..output import print_json, print_table, say, shown_values
 from ..param_values import axes_of, check_numbers
 from ..policy_lookup import policy_named
-from ..policy_options import PolicyArgument, SavesOption, SetOption
 
 #: The columns of an account: how it names each number, and the heading.
 _ACCOUNT: Final = {
@@ -40,46 +36,18 @@ _ACCOUNT: Final = {
 }
 
 
-def replay(
-    policy: PolicyArgument,
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A run, or a .jsonl file of events ('-' reads standard input).")
-    ],
-    store: StoreOption = None,
-    settings: SetOption = None,
-    saves: SavesOption = Saves.KEEP,
-    has_rates: Annotated[
-        bool, typer.Option("--lr", help="Print the learning rates that the policy would have set instead.")
-    ] = False,
-    has_experts: Annotated[
-        bool, typer.Option("--experts", help="Print what LLEP would have made of the experts' tokens instead.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print what a policy decides over one recorded run.
-
-    With --json, prints one decision, rule error or warning per line. Its event_index counts the events of rank 0 from
-    0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules. --saves
-    changes only validity labels: a replay reads the recorded checkpoints.
-
-    With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the policy's
-    reductions, and the used one. The losses are those of the record, so all after the first change is censored.
-
-    With --experts, prints what LLEP would have made of the recorded tokens of experts, by the policy's metric of class
-    LlepPlan: for each layer, or for each combination of params if --set gives several values, as in threshold=1,1.3,2.
-    over and active are shares of the dispatches: with a load ratio of at least the threshold, and with a plan in use.
-    ratio, chunks, experts and sticky are mean load ratios: in place, after a plan in chunks, after that plan with whole
-    experts, and under the plan in use. worst is the greatest in place; excess the layer's share of all tokens above the
-    mean load. planned and moved are tokens sent elsewhere by a plan for each dispatch, and by the plan in use.
-    """
-    if has_experts:
-        _print_accounts(policy, events_named(source, store), settings or (), as_json=as_json)
+def replay(asked: ReplayArguments) -> None:
+    """Print what a policy decides over one recorded run."""
+    if asked.has_experts:
+        _print_accounts(
+            asked.policy, events_named(asked.source, asked.store), asked.settings or (), as_json=asked.as_json
+        )
         return
-    loaded, events = policy_named(policy, settings), events_named(source, store)
-    replayed = replaying.replay(loaded, events, saves=saves)
-    if has_rates:
-        _print_rates(learning_rates(replayed, events), as_json=as_json)
-    elif as_json:
+    loaded, events = policy_named(asked.policy, asked.settings), events_named(asked.source, asked.store)
+    replayed = replaying.replay(loaded, events)
+    if asked.has_rates:
+        _print_rates(learning_rates(replayed, events), as_json=asked.as_json)
+    elif asked.as_json:
         for judged in replayed.outcomes:
             print_json(judged.to_json())
     else:

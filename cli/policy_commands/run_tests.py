@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from ...rules.errors import PolicyError
@@ -12,24 +10,17 @@ from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.report import result_json, result_lines
 from ...rules.scenarios.run import ScenarioResult, run_test
 from ...store.errors import TelemetryError
+from ..arguments.ruling import TestArguments
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..options import JsonOption
 from ..output import print_json, say
 from ..policy_lookup import openable
 from ..streams import complain
 
 
-def run_tests(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped policies.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Run the unit tests of policies.
-
-    A test file names a policy, series of values in a short notation, and the expected decisions. "Check and test rules"
-    in the documents describes it. Exit status 1 when a test fails, 2 when a file or its policy does not load.
-    """
+def run_tests(asked: TestArguments) -> None:
+    """Run the unit tests of policies."""
     status = 0
-    for name in files:
+    for name in asked.files:
         try:
             results = [run_test(test) for test in load_tests(openable(tests_path(name)))]
         except PolicyError as error:
@@ -43,7 +34,7 @@ def run_tests(
             continue
         failed = [result for result in results if not result.passes]
         status = max(status, FINDINGS if failed else 0)
-        if as_json:
+        if asked.as_json:
             for result in results:
                 print_json(result_json(result))
             continue

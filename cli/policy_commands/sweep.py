@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -22,20 +21,11 @@ from ...replay.runs.saves import Saves, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.plural import counted
-from ..options import JsonOption, StoreOption
+from ..arguments.judging import SweepArguments
 from ..output import print_json, print_table, reading_runs, say
 from ..output_file import output_file
 from ..param_values import variants_asked
 from ..policy_options import (
-    FamilyOption,
-    ModeOption,
-    ObjectiveOption,
-    PolicyArgument,
-    ProcessesOption,
-    RayOption,
-    RenameOption,
-    SavesOption,
-    ValuesOption,
     objectives_of,
     ray_pool,
     renames_of,
@@ -43,6 +33,7 @@ from ..policy_options import (
 from ..streams import complain
 
 _SECONDS_PER_HOUR: Final = 3600
+_FEWEST_FOLDS: Final = 2
 _TOTALS: Final = (
     "stopped",
     "steps saved",
@@ -66,67 +57,45 @@ _OUT_OF_SAMPLE: Final = (
 )
 
 
-def sweep(
-    policy: PolicyArgument,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to replay the policy over.")] = None,
-    settings: ValuesOption = None,
-    store: StoreOption = None,
-    objective: ObjectiveOption = None,
-    mode: ModeOption = None,
-    renames: RenameOption = None,
-    saves: SavesOption = Saves.KEEP,
-    family: FamilyOption = None,
-    processes: ProcessesOption = None,
-    ray: RayOption = None,
-    split: Annotated[
-        SplitKind | None,
-        typer.Option(
-            metavar="KIND",
-            help="Also judge the best trade-offs on runs that did not choose them: 'families' or 'walk-forward'.",
-        ),
-    ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, help="Folds of families (each family, up to 20), or parts in time (5)."),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with a picture of the best trade-offs.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Backtest every combination of a policy's params.
-
-    A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
-    saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
-    run's best. The runs that chose these variants flatter them: --split states by how much. With --json, prints every
-    variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
-    """
-    declared, renaming = objectives_of(objective, mode), renames_of(renames)
-    workers = ray_pool(ray, processes)
-    asked = variants_asked(policy, settings, runs, store, html)
+def sweep(asked: SweepArguments) -> None:
+    """Backtest every combination of a policy's params."""
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    split = None if asked.split is None else _split_of(asked.split)
+    workers = ray_pool(asked.ray, asked.processes)
+    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.html)
     with reading_runs() as on_progress:
         result = sweep_runs(
-            *asked,
+            *variants,
             objective=declared,
             renames=renaming,
-            saves=saves,
+            saves=Saves(asked.saves),
             on_progress=on_progress,
-            processes=processes,
+            processes=asked.processes,
             pool=workers,
-            family=family,
+            family=asked.family,
             keep_outcomes=split is not None,
         )
-    judged = None if split is None else optimism_of(result, split, folds=folds)
+    judged = None if split is None else optimism_of(result, split[0], folds=split[1])
     rows = result.frame().to_dicts()
-    if html is not None:
-        with output_file(html) as page:
+    if asked.html is not None:
+        with output_file(asked.html) as page:
             page.write(sweep_page(result, judged, datetime.now(UTC).date().isoformat()))
-    if as_json:
+    if asked.as_json:
         _print_lines(result, rows, judged)
     else:
         _print_front(result, rows, judged)
-        if html is not None:
-            say(f"The HTML page is in {html}.")
+        if asked.html is not None:
+            say(f"The HTML page is in {asked.html}.")
+
+
+def _split_of(text: str) -> tuple[SplitKind, int | None]:
+    """Parse ``KIND`` or ``KIND=N``."""
+    kind, equals, number = text.partition("=")
+    folds = int(number) if number.isdecimal() else 0
+    if kind not in tuple(SplitKind) or (equals and folds < _FEWEST_FOLDS):
+        kinds = " or ".join(SplitKind)
+        raise typer.BadParameter(f"--split takes {kinds}, with =N of at least {_FEWEST_FOLDS} or without; got {text!r}")
+    return SplitKind(kind), folds or None
 
 
 def _print_front(result: Sweep, rows: Sequence[dict[str, Any]], judged: Optimism | None) -> None:

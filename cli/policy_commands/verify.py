@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from ...replay.runs.verification import Verification
 from ...replay.runs.verification import verify as verify_run
 from ...store.errors import TelemetryError
 from ...store.plural import counted
+from ..arguments.judging import VerifyArguments
 from ..exit_status import CANNOT_OPEN, FINDINGS
 from ..lookup import complain_of, runs_chosen
-from ..options import JsonOption, StoreOption
 from ..output import print_json, say
 from ..streams import complain_of_error
 
 
-def verify(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to verify.")] = None,
-    store: StoreOption = None,
-    every: Annotated[bool, typer.Option("--all", help="Verify every run of --store.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Prove that recorded and replayed decisions agree.
-
-    Replays the policy that each run was recorded with, and checks the digests that were taken at its end. An outcome is
-    a decision, a rule error or a rule warning.
-    Exit status 1 when they differ, 2 when a run cannot be opened.
-    """
-    if not runs and not every:
-        raise typer.BadParameter("name a RUN, or give --store STORE --all")
-    chosen, problems = runs_chosen(runs, store)
+def verify(asked: VerifyArguments) -> None:
+    """Prove that recorded and replayed decisions agree."""
+    chosen, problems = runs_chosen(asked.runs, asked.store)
     complain_of(problems)
     status = CANNOT_OPEN if problems else 0
     if not chosen and not problems:
@@ -43,7 +29,7 @@ def verify(
             complain_of_error(error)
             status = CANNOT_OPEN
             continue
-        _print(verdict, as_json)
+        _print(verdict, asked.as_json)
         if not verdict.identical:
             status = max(status, FINDINGS)
     raise typer.Exit(status)

@@ -2,59 +2,66 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Final
 
 import typer
 
 from ...store.cache.mirrored import require_writable
+from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.reading.deletion import delete_run, expendable
-from ...store.store import open_store
-from ..lookup import age, complain_of, the_run_named
-from ..options import JsonOption, StoreOption
+from ..arguments.keeping import DeleteArguments
+from ..lookup import age, complain_of, open_store_named, the_run_named
 from ..output import print_json, say
+from ..streams import complain
+
+#: Most folders to name in the refusal.
+_NAMED: Final = 3
 
 
-def delete(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Runs to delete.")] = None,
-    store: StoreOption = None,
-    older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="With --store: runs that ended longer ago, such as 90d or 12h.")
-    ] = None,
-    keep_last: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="With --store: all but the newest N.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which runs would be deleted.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Delete runs by name, by age, or all but the newest.
-
-    Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is still being written.
-    """
-    live = 0
-    if runs and (older_than or keep_last is not None):
-        raise typer.BadParameter("name a RUN, or use --older-than and --keep-last; not both")
-    if runs:
-        folders = [the_run_named(key, store).folder for key in runs]
-    elif store is not None and (older_than or keep_last is not None):
-        entries, problems = open_store(store).entries()
-        complain_of(problems)
-        limit = None if older_than is None else age(older_than)
-        now = datetime.now(UTC).replace(tzinfo=None)
-        chosen = expendable(entries, now=now, older_than=limit, keep_last=keep_last)
-        folders = [entry.folder for entry in chosen]
-        live = sum(entry.is_live for entry in entries)
-    else:
-        raise typer.BadParameter("name a RUN, or give --store STORE with --older-than AGE or --keep-last N")
+def delete(asked: DeleteArguments) -> None:
+    """Delete runs by name, by age, or all but the newest."""
+    folders, live = _chosen(asked)
     for folder in folders:
         require_writable(folder.parent, folder.name)
-    if not folders and not as_json:
+    if not folders and not asked.as_json:
         say("no run to delete" + (f": a process is writing to {counted(live, 'run')}" if live else ""))
+    if folders and not asked.yes:
+        _confirm(folders)
     for folder in folders:
-        if not dry_run:
-            delete_run(folder)
-        if as_json:
-            print_json({"folder": str(folder), "deleted": not dry_run})
+        delete_run(folder)
+        if asked.as_json:
+            print_json({"folder": str(folder), "deleted": True})
         else:
-            say(f"{'would delete' if dry_run else 'deleted'} {folder}")
+            say(f"deleted {folder}")
+
+
+def _chosen(asked: DeleteArguments) -> tuple[list[Path], int]:
+    """Return the folders of the runs to delete, and how many runs of the store are being written."""
+    by_rule = asked.older_than is not None or asked.keep_last is not None
+    if bool(asked.runs) == by_rule:
+        raise typer.BadParameter("name a RUN, or use --older-than AGE and --keep-last N; not both")
+    if asked.runs:
+        return [the_run_named(key, asked.store).folder for key in asked.runs], 0
+    entries, problems = open_store_named(asked.store).entries()
+    complain_of(problems)
+    limit = None if asked.older_than is None else age(asked.older_than)
+    now = datetime.now(UTC).replace(tzinfo=None)
+    chosen = expendable(entries, now=now, older_than=limit, keep_last=asked.keep_last)
+    return [entry.folder for entry in chosen], sum(entry.is_live for entry in entries)
+
+
+def _confirm(folders: Sequence[Path]) -> None:
+    """List the runs on stderr, and ask whether to delete them. Without a terminal, refuse."""
+    runs = counted(len(folders), "run")
+    if not sys.stdin.isatty():
+        first = ", ".join(map(str, folders[:_NAMED])) + (", ..." if len(folders) > _NAMED else "")
+        fix = "Repeat the command with --yes to delete them"
+        raise TelemetryError(f"there is no terminal to ask whether to delete {runs} ({first})", fix=fix)
+    for folder in folders:
+        complain(str(folder))
+    typer.confirm(f"Delete {runs} with all {'its' if len(folders) == 1 else 'their'} files?", abort=True, err=True)

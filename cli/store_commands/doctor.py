@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -21,9 +21,10 @@ from ...store.reading.diagnosis import (
 )
 from ...store.reading.training import check_training
 from ...store.run import Run
-from ...store.store import open_store
+from ...store.store import local_folder
+from ..arguments.keeping import DoctorArguments
 from ..exit_status import FINDINGS
-from ..options import JsonOption, store_path
+from ..lookup import open_store_named, run_named, store_named
 from ..output import print_json, progress, say
 from ..streams import complain
 
@@ -60,37 +61,25 @@ def _in_bucket(fault: StoreFault) -> StoreFault:
     return StoreFault(fault.code, where, fault.what.replace(fault.where, where), fix)
 
 
-def doctor(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            parser=store_path, metavar="STORE|RUN", envvar="STEPTAPE_STORE", help="Folder of runs, or one run's folder."
-        ),
-    ] = Path("runs"),
-    training: Annotated[
-        bool,
-        typer.Option(
-            "--training",
-            help="Check the training, too: updates, micro-batches, plan and ranks, and what a resume did to its data.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Find damage in a store or a run, and print what to do about it.
+def _folder_of(key: str, store: str | None) -> Path:
+    """Return the folder of a run, which may be damaged."""
+    folder = local_folder(key) if "/" in key else store_named(store) / key
+    return folder if is_run_folder(folder) else run_named(key, store).folder
 
-    Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
-    """
+
+def doctor(asked: DoctorArguments) -> None:
+    """Find damage in a store or a run, and print what to do about it."""
     found: list[StoreFault] = []
-    if is_run_folder(source):
-        folders = [source]
+    if asked.run is not None:
+        folders = [_folder_of(asked.run, asked.store)]
     else:
-        store = open_store(source).path
+        store = open_store_named(asked.store).path
         folders = folders_to_look_at(store)
         found += [StoreFault("no-run", str(run), error.what, error.fix) for run, error in refresh(store)]
     examined: list[_Examined] = []
     with progress() as bar, RunPool(None) as pool:
         task = bar.add_task("reading runs", total=len(folders))
-        for one in pool.mapped(partial(_examined, training=training), folders):
+        for one in pool.mapped(partial(_examined, training=asked.training), folders):
             examined.append(one)
             bar.advance(task)
     found += [fault for one in examined for fault in one.faults]
@@ -98,13 +87,13 @@ def doctor(
     found = [_in_bucket(fault) for fault in found]
     unknown = [line for one in examined for line in one.unjudged]
     for finding in found:
-        if as_json:
+        if asked.as_json:
             print_json(finding.to_json())
         else:
             say(f"{finding} [{finding.code}]")
     for line in unknown:
         complain(line)
-    if not as_json:
+    if not asked.as_json:
         say(f"{counted(len(folders), 'run')}: {counted(len(found), 'finding') if found else 'nothing is wrong'}")
     if found:
         raise typer.Exit(FINDINGS)

@@ -6,20 +6,22 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
 from ...importers.importing import Outcome, State
 from ...importers.registry import AUTO, reader_of
 from ...importers.source import Reader, ReadOptions
+from ...store.cache.mirrored import require_writable
 from ...store.plural import counted
+from ..arguments.recording import ImportArguments
 from ..exit_status import FINDINGS
 from ..import_notes import doubts, evaluation_losses
 from ..imports import Signatures, every_reader, find_and_import
-from ..options import JsonOption
+from ..lookup import store_named
 from ..output import print_json, print_table, say
-from ..policy_options import RayOption, RenameOption, ray_pool, renames_of
+from ..policy_options import ray_pool, renames_of
 from ..streams import complain
 
 #: Seconds between two scans of growing sources.
@@ -28,50 +30,24 @@ FOLLOW_EVERY_S: Final = 2.0
 _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 
 
-def import_runs(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="The tool that wrote the logs; 'auto' detects it.")],
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", readable=False, help="Log files, and folders of them.")
-    ],
-    store: Annotated[
-        Path, typer.Option("--store", metavar="STORE", envvar="STEPTAPE_STORE", help="Folder to import the runs into.")
-    ],
-    follow: Annotated[bool, typer.Option("--follow", help="Keep importing logs that grow, until Ctrl-C.")] = False,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX", help="Pattern of a line of a text log. Its named groups are metrics; one is 'step'."
-        ),
-    ] = None,
-    step: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, if several could.")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
-    ] = None,
-    renames: RenameOption = None,
-    ray: RayOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Import past runs from the logs of other tools.
-
-    Kinds: auto, json, jsonl, mlflow, optuna, parquet, stable_baselines, table (CSV, TSV), tensorboard, text, trackio,
-    trainer_state, wandb.
-    IMPORT.md, installed in steptape/reference, describes what each log becomes. Importing again adds only what is new.
-    Exit status 1 when a log could not be read; the others are still imported.
-    """
-    if pattern is not None and kind == AUTO:
+def import_runs(asked: ImportArguments) -> None:
+    """Import past runs from the logs of other tools."""
+    if asked.pattern is not None and asked.kind == AUTO:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
-    chosen = every_reader() if kind == AUTO else (reader_of(kind),)
-    options = ReadOptions(pattern, step, renames_of(renames), is_growing=follow, run_column=run)
-    workers = ray_pool(ray)
+    chosen = every_reader() if asked.kind == AUTO else (reader_of(asked.kind),)
+    options = ReadOptions(
+        asked.pattern, asked.step, renames_of(asked.renames), is_growing=asked.follow, run_column=asked.run
+    )
+    store = store_named(asked.store)
+    require_writable(store)
+    workers = ray_pool(asked.ray)
     seen: Signatures = {}
-    outcomes = list(_told(find_and_import(paths, chosen, store, options, seen, workers), as_json))
+    outcomes = list(_told(find_and_import(asked.paths, chosen, store, options, seen, workers), asked.as_json))
     for note in doubts(outcomes):
         complain(f"note: {note}")
-    if follow:
-        _follow(paths, chosen, store, options, seen, as_json)
-    elif not as_json:
+    if asked.follow:
+        _follow(asked.paths, chosen, store, options, seen, asked.as_json)
+    elif not asked.as_json:
         _summarise(outcomes)
         for line in evaluation_losses(outcomes):
             say(line)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -17,8 +17,9 @@ from ...shipping.store_push import Backoff, RunPushed, push_on, push_once
 from ...shipping.target import target_of
 from ...store.errors import StoreNotFound, TelemetryError
 from ...store.plural import counted
+from ..arguments.keeping import PushArguments
 from ..exit_status import FINDINGS, INTERRUPTED
-from ..options import JsonOption, StoreArgument
+from ..lookup import store_named
 from ..output import print_json, say
 from ..streams import complain
 
@@ -28,62 +29,33 @@ TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
 _LOGGER: Final = logging.getLogger("steptape.push")
 
 
-def push(
-    store: StoreArgument,
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], s3://BUCKET/PREFIX, file://PATH or a folder."),
-    ],
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on: push events as they are written, and new runs. Ctrl-C ends it.")
-    ] = False,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"File of the token, of scope 'record'; else {TOKEN_VARIABLE} holds it."),
-    ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Give up when the target is away for so long; 60, or never."),
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None,
-        typer.Option(help="Write a log to stderr instead of messages, from this level on; outcomes are 'info'."),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(help="Write a log to stderr instead of messages, as lines of text or JSON objects."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Bring runs to a server, another folder or object storage, and prove that both logs are equal.
-
-    STORE is a folder of runs, or one run's folder. Only what the target lacks is sent, so a push may be interrupted and
-    repeated. At the end of a run both ends are sealed, and the digests of their logs are compared.
-    """
+def push(asked: PushArguments) -> None:
+    """Bring runs to a server, another folder or object storage, and prove that both logs are equal."""
+    store = store_named(asked.store)
     if not store.is_dir():
-        raise StoreNotFound("no such store", where=str(store))
+        raise StoreNotFound("no such store", where=asked.store)
     outcomes: list[RunPushed] = []
-    note = _noting(log_level, log_format)
+    note = _noting(asked.log_level and LogLevel(asked.log_level), asked.log_format and LogFormat(asked.log_format))
 
     def report(outcome: RunPushed) -> None:
         outcomes.append(outcome)
-        if as_json:
+        if asked.as_json:
             _print_json(outcome)
         elif not outcome.refused:
             say(_text(outcome))
         note(_text(outcome), logging.ERROR if outcome.refused else logging.INFO)
 
-    wait_s = wait if wait is not None else math.inf if follow else 60.0
-    place = target_of(target, _token(token_file))
+    wait_s = asked.wait if asked.wait is not None else math.inf if asked.follow else 60.0
+    place = target_of(asked.target, _token(asked.token_file))
     try:
-        (push_on if follow else push_once)(store.absolute(), place, report, Backoff(note, wait_s))
+        (push_on if asked.follow else push_once)(store.absolute(), place, report, Backoff(note, wait_s))
     except TargetAway as error:
         note(f"error: {error}\nNothing is lost. Repeat the command to push the rest", logging.ERROR)
         raise typer.Exit(FINDINGS) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    if not outcomes and not as_json:
-        say(f"no runs in {store}")
+    if not outcomes and not asked.as_json:
+        say(f"no runs in {asked.store}")
     if any(outcome.refused for outcome in outcomes):
         raise typer.Exit(FINDINGS)
 

@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from ...store.sql.statements import rows_of
-from ...store.store import Store, open_run, open_store
-from ..lookup import complain_of
-from ..options import JsonOption, store_path
+from ...store.store import Store
+from ..arguments.looking import QueryArguments
+from ..lookup import complain_of, open_store_named, run_named
 from ..output import print_json, print_rows
+from ..removed import store_by_position
 
 #: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
 _PART_ROWS: Final = 1000
 
 
-def query(
-    store: Annotated[
-        Path,
-        typer.Argument(
-            parser=store_path, metavar="STORE", help="Folder of runs, one run's folder, or s3://BUCKET/PREFIX."
-        ),
-    ],
-    sql: Annotated[
-        str, typer.Argument(metavar="SQL", show_default=False, help="One read-only SQL statement over the views.")
-    ] = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Run read-only SQL over a store.
-
-    Views: runs, events, steps, evals, saves, samples, vectors, decisions, windows. Table macros: series(name),
-    rolling(n), spiking_samples(step).
-    """
-    if not sql:
-        missing = f"the first argument is the store: steptape query STORE '{store}'"
-        raise typer.BadParameter("give a statement, such as 'SELECT * FROM runs'" if store.exists() else missing)
-    source = open_run(store) if (store / "run.json").exists() else open_store(store)
+def query(asked: QueryArguments) -> None:
+    """Run read-only SQL over a store, or over one run."""
+    if asked.run is not None and Path(asked.sql).exists():
+        raise store_by_position("query", asked.sql)
+    source = open_store_named(asked.store) if asked.run is None else run_named(asked.run, asked.store)
     if isinstance(source, Store):
         complain_of(source.known_problems())
-    table = source.sql(sql)
+    table = source.sql(asked.sql)
     # In parts: all rows as Python objects would take 2 KB each, and a reader may have had enough after the first.
     parts = (rows_of(table.slice(start, _PART_ROWS)) for start in range(0, max(1, table.num_rows), _PART_ROWS))
-    if as_json:
+    if asked.as_json:
         for row in itertools.chain.from_iterable(parts):
             print_json(row)
     else:

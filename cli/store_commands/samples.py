@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from ...store.errors import TelemetryError
 from ...store.plural import counted
 from ...store.run import Run
+from ..arguments.looking import SamplesArguments
 from ..lookup import run_named
-from ..options import JsonOption, RunArgument, StoreOption
 from ..output import print_json, print_rows, say, shown
 
 #: Columns of the printed table; those without any value are left out.
 _COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
 
 
-def samples(
-    run: RunArgument,
-    step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")],
-    store: StoreOption = None,
-    radius: Annotated[int, typer.Option(metavar="N", help="Steps before and after it that belong to the spike.")] = 0,
-    top: Annotated[int, typer.Option(metavar="N", help="Most samples to print.")] = 20,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the samples that drove a loss spike, the highest losses first.
-
-    The excess is a sample's loss minus the normal loss: the median of the 50 updates before. The share is its part of
-    all excess. A sample was seen and had its earlier loss before the spike.
-    """
-    opened = run_named(run, store)
-    rows = opened.spiking_samples(step, radius=radius, top=top).to_pylist()
+def samples(asked: SamplesArguments) -> None:
+    """Print the samples that drove a loss spike, the highest losses first."""
+    opened = run_named(asked.run, asked.store)
+    rows = opened.spiking_samples(asked.step, radius=asked.radius, top=asked.top).to_pylist()
     if not rows:
-        raise _nothing_there(opened, step)
-    if as_json:
+        raise _nothing_there(opened, asked.step)
+    if asked.as_json:
         for row in rows:
             print_json(row)
         return
-    say(f"{counted(len(rows), 'sample')} at step {step}; normal loss {shown(rows[0]['typical'])}")
+    say(f"{counted(len(rows), 'sample')} at step {asked.step}; normal loss {shown(rows[0]['typical'])}")
     say()
     print_rows(rows, [name for name in _COLUMNS if any(row[name] is not None for row in rows)])
 

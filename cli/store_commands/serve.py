@@ -3,67 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ...api import server
 from ...api.logs import LogFormat, LogLevel
 from ...store.errors import TelemetryError
 from ...store.store import open_store
-from ..options import StoreArgument
+from ..arguments.looking import ServeArguments
+from ..lookup import store_named
 from ..streams import complain
 
 
-def serve(
-    store: StoreArgument = Path("runs"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; one that other machines can reach needs tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8420,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File of lines 'token scope name'; scopes: record, read, write, admin."),
-    ] = None,
-    allowed_hosts: Annotated[
-        list[str] | None,
-        typer.Option("--allowed-host", metavar="NAME", help="A host name by which clients reach this server."),
-    ] = None,
-    quota: Annotated[
-        float | None, typer.Option(metavar="GB", min=0, help="Most gigabytes of the runs that one token pushes; 1000.")
-    ] = None,
-    root_path: Annotated[
-        str, typer.Option(metavar="PATH", help="Path under which a reverse proxy serves this server, as /steptape.")
-    ] = "",
-    policies: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
-    ] = None,
-    log_level: Annotated[
-        LogLevel, typer.Option(help="Least serious records of the log on stderr; requests are 'info'.")
-    ] = LogLevel.WARNING,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="Write the log as lines of text, or of JSON objects.")
-    ] = LogFormat.TEXT,
-) -> None:
-    """Serve the web pages and the HTTP API of a store.
-
-    The pages are at /, the API is under /api/v1 and described in /api/v1/openapi.json. Creates the store if there is
-    none, and shows its runs as they come. Ctrl-C stops the server. Tokens may also be in the environment variable
-    STEPTAPE_TOKENS.
-    """
+def serve(asked: ServeArguments) -> None:
+    """Serve the web pages and the HTTP API of a store."""
+    store = store_named(asked.store)
     if not store.exists():
         _create(store)
     server.serve(
         open_store(store).path,
-        host=host,
-        port=port,
-        tokens_path=tokens,
-        allowed_hosts=allowed_hosts or (),
-        policies_path=policies,
-        quota_bytes=None if quota is None else int(quota * 1e9),
-        root_path=root_path,
-        log_level=log_level,
-        log_format=log_format,
+        host=asked.host,
+        port=asked.port,
+        tokens_path=asked.tokens,
+        allowed_hosts=asked.allowed_hosts or (),
+        policies_path=asked.policies,
+        quota_bytes=None if asked.quota is None else int(asked.quota * 1e9),
+        root_path=asked.root_path,
+        log_level=LogLevel(asked.log_level or LogLevel.WARNING),
+        log_format=LogFormat(asked.log_format or LogFormat.TEXT),
     )
 
 

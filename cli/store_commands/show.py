@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from ..arguments.looking import ShowArguments
 from ..lookup import run_named
-from ..options import JsonOption, RunArgument, StoreOption
 from ..output import print_json
 from ..run_sheet import run_document, run_sheet
 
 
-def show(
-    run: RunArgument,
-    store: StoreOption = None,
-    plotted: Annotated[
-        list[str] | None, typer.Option("--plot", metavar="METRIC", help="Plot this metric; repeatable.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
+def show(asked: ShowArguments) -> None:
     """Show one run: its curve, metrics and decisions."""
-    opened = run_named(run, store)
-    if as_json:
+    opened = run_named(asked.run, asked.store)
+    if asked.as_json:
         print_json(run_document(opened))
     else:
-        run_sheet(opened, plotted or ())
+        run_sheet(opened, asked.plotted or ())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -17,9 +17,9 @@ from ...store.polling import pause_after
 from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
 from ...store.reading.snapshot_parts import after, of_rank
 from ...store.run import Run
+from ..arguments.looking import TailArguments
 from ..exit_status import FINDINGS
 from ..lookup import run_named
-from ..options import JsonOption, RunArgument, StoreOption
 from ..output import say, shown
 from ..streams import complain, print_line
 
@@ -36,30 +36,15 @@ _BAD_ENDS: Final = ("failed", "crashed")
 _KNOWN_ATTRS: Final = ("controller", "operations", "values", "mode", "message", "error")
 
 
-def tail(
-    run: RunArgument,
-    store: StoreOption = None,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of existing events to print first.")
-    ] = 10,
-    kinds: Annotated[
-        list[str] | None, typer.Option("--kind", metavar="KIND", help="Print only events of this kind; repeatable.")
-    ] = None,
-    rank: Annotated[int, typer.Option(metavar="R", min=0, help="Rank of the process whose events to print.")] = 0,
-    as_json: JsonOption = False,
-) -> None:
-    """Print a run's events as they are written, until it ends.
-
-    Ctrl-C stops it. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
-    'export' writes them.
-    """
-    unknown = sorted(kind for kind in kinds or () if not is_kind(kind))
+def tail(asked: TailArguments) -> None:
+    """Print a run's events as they are written, until it ends."""
+    unknown = sorted(kind for kind in asked.kinds or () if not is_kind(kind))
     if unknown:
         raise typer.BadParameter(f"no such kind of event: {unknown[0]}. {kind_advice(unknown[0])}")
-    opened = run_named(run, store)
+    opened = run_named(asked.run, asked.store)
     try:
-        for event in followed(opened, rank=rank, kinds=frozenset(kinds or ()), lines=lines):
-            if as_json:
+        for event in followed(opened, rank=asked.rank, kinds=frozenset(asked.kinds or ()), lines=asked.lines):
+            if asked.as_json:
                 print_line(event_to_line(event))
             else:
                 say(event_line(event))

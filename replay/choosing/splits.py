@@ -184,7 +184,8 @@ def _check_families(count: int, needed: int, what: str = "folds") -> None:
     if needed < 2:
         raise TelemetryError("a split needs at least 2 folds", got=str(needed))
     if count < needed:
-        fix = f"Ask for fewer with --folds, at most {count - (what != 'folds')}, or name smaller families with --family"
+        most = count - (what != "folds")
+        fix = f"Ask for fewer with --split KIND=N, at most {most}, or name smaller families with --family"
         raise TelemetryError(f"there are fewer families than {what}", got=f"{count} and {needed}", fix=fix)
 
 

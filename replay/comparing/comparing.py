@@ -399,7 +399,7 @@ def _is_paired(baseline: Group, candidate: Group, settings: ComparisonSettings) 
     known = [{seed for seed in group if seed is not None} for group in seeds]
     if settings.paired:
         if not known[0] & known[1]:
-            raise TelemetryError("the groups have no seed in common", fix="Name the key of the seed with --seed KEY")
+            raise TelemetryError("the groups have no seed in common", fix="Name the key of the seed with --pairs KEY")
         return True
     all_known = all(seed is not None for group in seeds for seed in group)
     return all_known and (known[0] <= known[1] or known[1] <= known[0])

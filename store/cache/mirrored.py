@@ -22,7 +22,7 @@ def is_mirror(store: Path) -> bool:
     return Path(os.path.abspath(store)).parent == mirrors_folder()
 
 
-def require_writable(store: Path, run: str) -> None:
+def require_writable(store: Path, run: str = "") -> None:
     """Check that a store is one of this machine.
 
     Args:

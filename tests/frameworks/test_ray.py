@@ -418,7 +418,7 @@ def test_the_command_answers_the_same_with_ray(nodes: Nodes, store: Path, tmp_pa
 controllers:
   - {name: stop, triggers: [on_step_end], rule: loss > 2, operations: [hfcontrols.should_training_stop]}
 """)
-    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store), "--no-cache"]
+    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store)]
     environment = {**os.environ, "RAY_ADDRESS": nodes.address}
     tables = []
     for more in (["--processes", "1"], ["--ray", nodes.address], ["--ray"]):

@@ -1,0 +1,67 @@
+"""Answers removed commands, options and ways to name a store with what replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..store.errors import TelemetryError
+
+#: What replaces each removed command.
+COMMANDS: Final = {
+    "evaluate": "Write 'steptape ask evaluate RUN'",
+    "retain": "The how-to 'Free disk space' lists what nothing needs any more by 'steptape query'",
+    "save": "Write 'steptape ask save RUN'",
+    "stop": "Write 'steptape ask stop RUN'",
+}
+
+_OBJECTIVE: Final = "Write --objective METRIC:min or METRIC:max"
+_PAIRS: Final = "Write --pairs KEY, or --pairs none for groups without pairs"
+_STORE: Final = "Name the store by position"
+
+#: What replaces each removed option of a command.
+OPTIONS: Final = {
+    **{(name, "--mode"): _OBJECTIVE for name in ("backtest", "sweep", "certify", "diff", "compare")},
+    **{("compare", option): _PAIRS for option in ("--paired", "--unpaired", "--seed")},
+    **{(name, "--store"): _STORE for name in ("serve", "push")},
+    **{(name, "--no-cache"): "Leave it out: results are no longer cached" for name in ("backtest", "diff")},
+    ("certify", "--seed"): "The draw of the runs is the same each time",
+    ("delete", "--dry-run"): "Leave it out: 'delete' lists the runs and asks before it deletes",
+    ("diff", "--saves"): "'steptape backtest --saves' judges either policy",
+    ("docs", "--json"): "Leave it out: each line is a path",
+    ("replay", "--saves"): "'steptape backtest --saves' judges the policy",
+    ("runs", "--page"): "Give a greater --limit, or select runs by 'steptape query'",
+    ("sweep", "--folds"): "Write --split families=N or --split walk-forward=N",
+    ("verify", "--all"): "Leave it out: without RUN, every run of the store is verified",
+}
+
+#: Commands that took their store by position.
+_TOOK_STORE: Final = ("demo", "runs")
+
+
+def refuse_removed_command(name: str) -> None:
+    """Raise a ``TelemetryError`` that names what replaces a removed command."""
+    if name in COMMANDS:
+        raise TelemetryError("this command is gone", where=f"steptape {name}", fix=COMMANDS[name])
+
+
+def refuse_removed_options(command: str, args: Sequence[str]) -> None:
+    """Raise a ``TelemetryError`` that names what replaces the first removed option among these arguments."""
+    for arg in args:
+        option = arg.partition("=")[0]
+        if arg == "--":
+            return
+        if (command, option) in OPTIONS:
+            raise TelemetryError(f"{option} is gone", where=f"steptape {command}", fix=OPTIONS[command, option])
+
+
+def refuse_store(command: str, text: str) -> None:
+    """Raise a ``TelemetryError`` if the command once took a store by position, and was given this one."""
+    if command in _TOOK_STORE:
+        raise store_by_position(command, text)
+
+
+def store_by_position(command: str, text: str) -> TelemetryError:
+    """Return the error for a store that is not named by --store."""
+    fix = f"Write --store {text}"
+    return TelemetryError("the store is named by --store", where=f"steptape {command}", got=text, fix=fix)
