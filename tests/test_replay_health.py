@@ -160,7 +160,7 @@ def test_a_run_without_a_known_metric_is_not_evaluable_at_all(tmp_path: Path) ->
         for _ in range(3):
             rec.step({"train/loss": 1.0, "train/grad_norm": 1.0, "lr": 0.1})
         rec.evaluate({"val/loss": 1.0})
-    found = health_of(open_run(rec.folder), PACK)
+    found = health_of(open_run(rec.folder), shipped("nano_train"))
 
     assert (found.state, found.known) == (HealthState.NOT_EVALUABLE, ())
     assert found.sentence == "not evaluable at step 3, 16 of 16 groups not evaluable"

@@ -9,18 +9,17 @@ import pytest
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from shipped_rules import shipped
 
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import Policy, parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 
 EVAL_LOSS = declared_objective("eval_loss", "min")
-SHIPPED = {name: load_policy(path) for name, path in shipped_policies().items()} | {
-    f"baseline:{name}": baseline_policy(one, EVAL_LOSS) for name, one in BASELINES.items() if one.path is not None
-}
+NAMES = [*sorted(shipped_policies()), *(f"baseline:{name}" for name, one in BASELINES.items() if one.path is not None)]
 
 #: What a policy says of a loss today, and the plain multiple that it was.
 MULTIPLES = {
@@ -33,6 +32,12 @@ MULTIPLES = {
     "baseline:prechelt_gl": ("abs(", "("),
     "baseline:prechelt_pq": ("abs(", "("),
 }
+
+
+def policy_of(name: str) -> Policy:
+    """Return a shipped policy, or a baseline that reads the evaluation loss."""
+    kind, _, rest = name.rpartition(":")
+    return baseline_policy(BASELINES[rest], EVAL_LOSS) if kind else shipped(name)
 
 
 def training(losses: Sequence[float]) -> list[Event]:
@@ -49,13 +54,15 @@ def training(losses: Sequence[float]) -> list[Event]:
 
 def decisions(policy: Policy, losses: Sequence[float]) -> list[tuple[int, str]]:
     """Return the step and the controller of each decision on a training."""
-    return [(one.outcome.step, one.outcome.controller) for one in replay_events(policy, training(losses), Plan()).decisions]
+    return [
+        (one.outcome.step, one.outcome.controller) for one in replay_events(policy, training(losses), Plan()).decisions
+    ]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_loss_that_falls_below_zero_is_good(name: str) -> None:
     """It falls from 0 to -3, as Dice losses and likelihoods do; checkpoints of it may be asked for."""
-    falling = replay_events(SHIPPED[name], training([-0.01 * step for step in range(1, 301)]), Plan())
+    falling = replay_events(policy_of(name), training([-0.01 * step for step in range(1, 301)]), Plan())
 
     assert falling.stop is None
     assert not re.findall("spike|probe_loss", " ".join(one.outcome.controller for one in falling.decisions))
@@ -73,7 +80,7 @@ def test_a_loss_that_falls_below_zero_is_good(name: str) -> None:
 )
 def test_a_negative_loss_that_rises_by_the_share_is_bad(name: str, losses: list[float], step: int) -> None:
     """As far above its mean or its best as a positive loss that is worse by the same share."""
-    stop = replay_events(SHIPPED[name], training(losses), Plan()).stop
+    stop = replay_events(policy_of(name), training(losses), Plan()).stop
 
     assert stop is not None
     assert stop.outcome.step == step
@@ -91,8 +98,8 @@ def test_a_positive_loss_is_judged_by_the_multiple_alone(
 ) -> None:
     """Decision for decision, so that nothing changes for positive losses."""
     today, plain = MULTIPLES[name]
-    text = SHIPPED[name].text
+    text = policy_of(name).text
     losses = [level + index % 4 / 8 for index in range(quiet)] + losses
 
     assert today in text
-    assert decisions(SHIPPED[name], losses) == decisions(parse_policy(text.replace(today, plain)), losses)
+    assert decisions(policy_of(name), losses) == decisions(parse_policy(text.replace(today, plain)), losses)
