@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from ..recorder.arguments import completed
+from ..recorder.arguments import Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.plan import Plan
 from .guard import Guard, guarded
@@ -446,7 +446,7 @@ class SteptapeLogger(Logger):
     @rank_zero_only  # type: ignore[untyped-decorator]
     def _log_alone(self, metrics: Mapping[str, float], step: int | None) -> None:
         if self._alone is None or self._alone.is_closed:
-            arguments = {"config": self._callback.config, **self._arguments, "rank": 0}
+            arguments = completed({"config": self._callback.config, **self._arguments}, Ranks, rank=0)
             if arguments.pop("rules", None) is not None:
                 self._guard.warn("rules steer nothing without Trainer(callbacks=[tape.callback()])")
             self._alone = self._guard.opened(self._store, self._state, arguments)
