@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
+from ..rules.semantics import SEMANTICS_VERSION
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.redaction import redacted
@@ -163,7 +164,7 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
     """Describe an attempt that begins now. Its number is assigned later."""
     record = None
     if policy is not None:
-        record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), policy.semantics_version)
+        record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), SEMANTICS_VERSION)
     environment = describe_environment()
     if rank.world_size > 1:
         environment["world_size"] = rank.world_size
@@ -261,12 +262,11 @@ def declared_later(
     return {name: value for name, value in plan.items() if value}
 
 
-def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
+def declared_policy(rules: Any) -> Policy | None:
     """Return the policy that ``rules`` gives: itself, a file, or the name of a shipped one; None if not given.
 
     Args:
         rules: The argument.
-        resumes: Whether a run is resumed, which may have recorded a policy that only earlier semantics accept.
 
     Raises:
         PolicyError: The policy does not load.
@@ -277,7 +277,7 @@ def declared_policy(rules: Any, *, resumes: bool) -> Policy | None:
     # A run without rules does not load the rule engine, which is half of the modules.
     from .steering import policy_of
 
-    return policy_of(rules, resumes=resumes)
+    return policy_of(rules)
 
 
 def declared_certificate(certificate: Any, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:

@@ -177,11 +177,7 @@ class Recorder:
         if disable(self, folder, mode):
             return
         rank, world_size, agree_timeout_s = declared_ranks(ranks)
-        policy, own, journal = (
-            declared_policy(rules, resumes=resume is not None),
-            this_rank(rank),
-            declared_journal(journal),
-        )
+        policy, own, journal = declared_policy(rules), this_rank(rank), declared_journal(journal)
         attempt = described_attempt(declared_plan(plan, total_steps, world_size), policy, journal.sync_every_s, own)
         described = described_run(name, group, tags, config, attempt)
         self._log_every = declared(log_every, "log_every")

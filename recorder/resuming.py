@@ -40,6 +40,7 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
 
     Raises:
         TelemetryError: The run does not exist, is still being written, or has no such checkpoint.
+        UnsupportedVersion: The run was recorded under other rule semantics, and there are rules to continue.
     """
     folder = store / point.run_id
     if not RUN_ID.fullmatch(point.run_id) or not (folder / RUN_JSON).exists():
@@ -57,13 +58,13 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     number = max(info.last.attempt, journaled) + 1
     attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
     engine = None
-    if policy is not None and attempt.policy is not None:
+    if policy is not None:
         # A run without rules does not load the rule engine.
-        from ..rules.engine.resuming import policy_as_recorded, resumed_engine
+        from ..rules.engine.resuming import resumed_engine
+        from ..rules.semantics import require_semantics
 
-        policy = policy_as_recorded(policy, info.attempts)
-        record = dataclasses.replace(attempt.policy, digest=policy.digest, semantics_version=policy.semantics_version)
-        attempt = dataclasses.replace(attempt, policy=record)
+        for earlier in info.attempts:
+            require_semantics(earlier, folder)
         engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
     tally = tally_of(snapshot, DECIDING_RANK, lineage_of(info.attempts, attempt))
     position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0, tally=tally)

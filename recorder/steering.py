@@ -19,7 +19,7 @@ from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome,
 from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames
 from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.policy import Policy, load_policy, load_recorded_policy, policy_path
+from ..rules.policy_file.policy import Policy, load_policy, policy_path
 from ..rules.policy_file.registration import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.events import Event
@@ -84,7 +84,7 @@ class Steering:
             for key in bound.series
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
-        self._digest = DecisionDigest(engine.policy.semantics_version)
+        self._digest = DecisionDigest()
         self._control, self._orders, self._ask = control, orders, ask
         self._is_agreed, self._callbacks = orders is not control, callbacks
         self._operations = {
@@ -230,12 +230,11 @@ def _warn_of(policy: Policy) -> None:
             logger.warning("%s", finding)
 
 
-def policy_of(rules: Any, *, resumes: bool) -> Policy:
+def policy_of(rules: Any) -> Policy:
     """Return the policy that a ``rules`` argument gives: itself, a file, or the name of a shipped one.
 
     Args:
         rules: The argument.
-        resumes: Whether to accept what only earlier semantics accept.
 
     Raises:
         PolicyError: The policy does not load.
@@ -247,5 +246,4 @@ def policy_of(rules: Any, *, resumes: bool) -> Policy:
         fix = "Write the rules to a YAML file and give its path"
         what = "rules must be a policy file, the name of a shipped policy or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
-    path = existing(policy_path(str(rules)))
-    return load_recorded_policy(path) if resumes else load_policy(path)
+    return load_policy(existing(policy_path(str(rules))))

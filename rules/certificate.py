@@ -15,17 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
-from ..store.errors import TelemetryError
+from ..store.errors import TelemetryError, require_version
 from ..store.run_folder import replace_file
 from ..store.run_info import flattened
 from .language.references import Param
 from .policy_file.policy import Policy
+from .semantics import SEMANTICS_VERSION
 
-#: Version of the file. A reader refuses a newer one.
+#: Version of the file.
 FORMAT: Final = 1
 
 #: Most values of a configuration key that a certificate lists. A key with more is not compared.
 MOST_VALUES: Final = 50
+
+_AGAIN: Final = "Use the steptape that certified it, or certify again"
 
 #: Most entries that a reason names.
 _NAMED: Final = 5
@@ -251,21 +254,20 @@ class Certificate:
             where: The file, for errors.
 
         Raises:
-            TelemetryError: A key is missing, unknown or of another type, the format is newer, or the content does not
-                have its digest.
+            TelemetryError: A key is missing, unknown or of another type, or the content does not have its digest.
+            UnsupportedVersion: It has another format, or its policy has other semantics.
         """
         if not isinstance(document, Mapping):
             raise TelemetryError("a certificate is a JSON object", where=where, got=document)
-        version = document.get("format")
-        if type(version) is not int or not 1 <= version <= FORMAT:
-            what = f"this steptape reads certificates of format {FORMAT}"
-            raise TelemetryError(what, where=where, got=version, fix="Upgrade steptape")
+        require_version("certificate format", document.get("format"), FORMAT, where=where, fix=_AGAIN)
         content = {key: value for key, value in document.items() if key not in ("format", "digest")}
         certificate = _rebuilt(cls, content, where)
         assert isinstance(certificate, cls)
         if document.get("digest") != certificate.digest:
             fix = "Restore the file, or certify again"
             raise TelemetryError("the certificate was changed: its digest differs", where=where, fix=fix)
+        own = certificate.policy.semantics_version
+        require_version("rule semantics", own, SEMANTICS_VERSION, where=f"{where}.policy", fix=_AGAIN)
         return certificate
 
     def why_other_policy(self, policy: Policy) -> str:
@@ -277,9 +279,6 @@ class Certificate:
         if other:
             pairs = [f"{name} is {own.get(name)!r}, certified is {mine.get(name)!r}" for name in other]
             return f"its params differ: {'; '.join(_some(pairs))}"
-        if policy.semantics_version != self.policy.semantics_version:
-            versions = f"{policy.semantics_version}, certified is {self.policy.semantics_version}"
-            return f"it has another version of the semantics: {versions}"
         return "its rules, metrics or operations have changed"
 
     def why_outside(
@@ -288,7 +287,6 @@ class Certificate:
         *,
         steps: int | None = None,
         metrics: Collection[str] | None = None,
-        semantics_version: int | None = None,
     ) -> tuple[str, ...]:
         """Return why a run is outside of the population, one reason each; empty if nothing says that it is.
 
@@ -296,13 +294,10 @@ class Certificate:
             config: The run's configuration.
             steps: Its planned length, or the recorded one of a run without a plan; None if it is not known.
             metrics: The metrics that it recorded; None if they are not known yet.
-            semantics_version: The version of the semantics that its rules have; None without rules.
         """
-        return tuple(self._reasons(flattened(dict(config)), steps, metrics, semantics_version))
+        return tuple(self._reasons(flattened(dict(config)), steps, metrics))
 
-    def _reasons(
-        self, config: Mapping[str, Any], steps: int | None, metrics: Collection[str] | None, semantics: int | None
-    ) -> Iterator[str]:
+    def _reasons(self, config: Mapping[str, Any], steps: int | None, metrics: Collection[str] | None) -> Iterator[str]:
         population = self.population
         missing = [key for key, known in population.config.items() if known.is_in_all and key not in config]
         if missing:
@@ -316,8 +311,6 @@ class Certificate:
             yield f"its length is {steps:,} steps, the population has {lengths}"
         if metrics is not None and (lacking := [name for name in population.metrics if name not in metrics]):
             yield f"it recorded no {', '.join(_some(lacking))}, which all runs of the population did"
-        if semantics is not None and semantics != self.policy.semantics_version:
-            yield f"its rules have semantics version {semantics}, certified is {self.policy.semantics_version}"
 
 
 def read_certificate(path: str | Path) -> Certificate:

@@ -94,7 +94,32 @@ class NotARun(TelemetryError):
 
 
 class UnsupportedVersion(TelemetryError):
-    """A newer steptape wrote the data, in a format that this one does not know."""
+    """The data is of another version than the one that this steptape reads and writes."""
+
+
+def require_version(
+    what: str,
+    version: object,
+    own: int,
+    *,
+    where: str,
+    fix: str = "Use the steptape that wrote it, or record or import the run anew",
+) -> None:
+    """Refuse data of another version: one version of each format is supported.
+
+    Args:
+        what: The format.
+        version: The version that the data has, as read; None if it names none.
+        own: The one version.
+        where: The file or name that holds the data.
+        fix: The next thing the reader can do.
+
+    Raises:
+        UnsupportedVersion: The versions differ.
+    """
+    if type(version) is not int or version != own:
+        got = "none" if version is None else version
+        raise UnsupportedVersion(f"this steptape supports {what} {own}", where=where, got=got, fix=fix)
 
 
 class DamagedLog(TelemetryError):

@@ -35,8 +35,8 @@ class PolicyRecord:
     digest: str
     source: str
     text: str
-    params: dict[str, Any] = field(default_factory=dict)
-    semantics_version: int = 1
+    params: dict[str, Any]
+    semantics_version: int
 
 
 @dataclass(frozen=True, slots=True)

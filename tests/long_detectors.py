@@ -1,8 +1,8 @@
-"""The detectors of ``data/detectors/adaptive.yaml`` in the language of version 3, which has no names for expressions.
+"""The detectors of ``data/detectors/adaptive.yaml`` without names for expressions.
 
 What the short form defines once is written out wherever it is needed. A count that a decision does not restart is the
 number of steps since a shadow controller last fired. What another controller decides at the same event is asked
-again. The window of the guard leaves out what the guard refused: no version 3 policy can say so, and the events
+again. The window of the guard leaves out what the guard refused, which needs a name: the events
 carry these values as ``calm_loss`` and ``calm_norm``, each one event late.
 """
 

@@ -22,6 +22,7 @@ from steptape.rules.engine.decisions import Cleared, Decision, RuleError, outcom
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
 from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.rules.semantics import SEMANTICS_VERSION
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, RULE_KINDS, Event
 from steptape.store.plan import Plan
 from steptape.store.run import Run
@@ -71,7 +72,7 @@ def resumed(policy: Policy, plan: Plan, events: Sequence[Event], cuts: Sequence[
     parts, engine = [0, *cuts, len(events)], Engine(policy, plan)
     ancestry: list[tuple[Attempt, list[Event]]] = []
     found: list[Any] = []
-    record = PolicyRecord(policy.digest, policy.source, policy.text, semantics_version=policy.semantics_version)
+    record = PolicyRecord(policy.digest, policy.source, policy.text, {}, SEMANTICS_VERSION)
     for number, (first, end) in enumerate(itertools.pairwise(parts)):
         before_ns = events[first - 1].elapsed_ns if first else 0
         part = [event._replace(attempt=number, elapsed_ns=event.elapsed_ns - before_ns) for event in events[first:end]]

@@ -28,7 +28,7 @@ LIVE = "20260102T000000-bbbbbb"
 EMPTY = "20260103T000000-cccccc"
 
 START_NS = 1_750_000_000_000_000_000
-POLICY = PolicyRecord("sha256:1234", "policy.yaml", "controllers: []\n", {"spike": 2.0})
+POLICY = PolicyRecord("sha256:1234", "policy.yaml", "controllers: []\n", {"spike": 2.0}, 1)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +21,9 @@ from hypothesis import strategies as st
 from waiting import until
 
 from steptape import Plan, Recorder, TelemetryError, open_run, verify
-from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.semantics import SEMANTICS_VERSION
+from steptape.store.errors import UnsupportedVersion
 from steptape.store.run import Run
-from steptape.store.run_info import read_run_info
 
 RULES = """
 controllers:
@@ -139,56 +136,24 @@ def test_the_state_is_plain_and_travels_in_a_torch_checkpoint(tmp_path: Path) ->
     ]
 
 
-def test_a_run_that_was_recorded_under_earlier_semantics_resumes_under_them(tmp_path: Path) -> None:
-    """The policy is the same one, so patience continues; its message is one that later semantics refuse."""
-    (sample,) = (Path(__file__).parent / "data" / "semantics-2").iterdir()
-    shutil.copytree(sample, tmp_path / sample.name)
-    first = read_run_info(sample).last.policy
-    assert first is not None
-    rules = tmp_path / "policy.yaml"
-    rules.write_text(first.text)
-
-    with Recorder(tmp_path, resume=sample.name, rules=rules) as rec:
-        for _ in range(5):
-            rec.step(lr=0.1)
-    run = open_run(rec.folder)
-    record = run.info.last.policy
-
-    assert [(row["controller"], row["step"]) for row in run.decisions().to_pylist() if row["attempt"] == 1] == [
-        ("held", 14)
-    ]
-    assert record is not None
-    assert (record.semantics_version, record.digest) == (2, first.digest)
-    assert verify(run).identical
-
-
-def test_another_policy_than_the_recorded_one_resumes_under_the_semantics_of_today(tmp_path: Path) -> None:
-    """Its controllers start fresh."""
-    (sample,) = (Path(__file__).parent / "data" / "semantics-2").iterdir()
-    shutil.copytree(sample, tmp_path / sample.name)
+def test_rules_of_other_semantics_are_not_resumed(tmp_path: Path) -> None:
+    """The attempt is refused before anything is written; without rules it resumes."""
     policy = parse_policy(RULES)
-
-    with Recorder(tmp_path, resume=sample.name, rules=policy) as rec:
-        rec.step(loss=1.0)
-    record = open_run(rec.folder).info.last.policy
-
-    assert record is not None
-    assert (record.semantics_version, record.digest) == (SEMANTICS_VERSION, policy.digest)
-    assert verify(open_run(rec.folder)).identical
-
-
-def test_a_policy_that_only_earlier_semantics_accept_is_refused_where_no_run_recorded_it(tmp_path: Path) -> None:
-    """The error is that of a new run."""
-    with Recorder(tmp_path, run_id="r") as rec:
+    with Recorder(tmp_path, run_id="r", rules=policy) as rec:
         rec.step(loss=1.0)
         rec.save("checkpoint", size_bytes=1)
-    rules = tmp_path / "policy.yaml"
-    rules.write_text(
-        "controllers: [{name: c, triggers: [on_step_end], rule: loss > 2, operations: [], message: '{loss:d}'}]"
-    )
+    path = rec.folder / "run.json"
+    document = json.loads(path.read_text())
+    document["attempts"][0]["policy"]["semantics_version"] = 3
+    path.write_text(json.dumps(document))
 
-    with pytest.raises(PolicyError, match="controller 'c', message"):
-        Recorder(tmp_path, resume="r", rules=rules)
+    with pytest.raises(UnsupportedVersion, match="policy of attempt 0: this steptape supports rule semantics 4; got 3"):
+        Recorder(tmp_path, resume="r", rules=policy)
+
+    assert json.loads(path.read_text()) == document
+    with Recorder(tmp_path, resume="r") as again:
+        again.step(loss=2.0)
+    assert open_run(rec.folder).info.last.attempt == 1
 
 
 def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from steptape.rules.engine.resuming import resumed_engine
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.scenarios.file import parse_tests
 from steptape.rules.scenarios.run import run_test
+from steptape.rules.semantics import SEMANTICS_VERSION
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
@@ -184,7 +185,9 @@ def test_warm_start(name: str, drawn: list[tuple[str, float]], cut: int) -> None
     for event in events[:cut]:
         engine.observe(event)
     policy = POLICIES[name]
-    ancestor = Attempt(0, "crashed", 0, policy=PolicyRecord(policy.digest, policy.source, policy.text))
+    ancestor = Attempt(
+        0, "crashed", 0, policy=PolicyRecord(policy.digest, policy.source, policy.text, {}, SEMANTICS_VERSION)
+    )
 
     warm = resumed_engine(policy, Plan(), [(ancestor, events[:cut])])
 

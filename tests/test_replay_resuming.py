@@ -22,6 +22,7 @@ from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcom
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.semantics import SEMANTICS_VERSION
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
@@ -133,8 +134,7 @@ class LiveRun:
         number = len(self.attempts)
         record = None
         if policy is not None:
-            version = policy.semantics_version
-            record = PolicyRecord(policy.digest, policy.source, policy.text, semantics_version=version)
+            record = PolicyRecord(policy.digest, policy.source, policy.text, {}, SEMANTICS_VERSION)
         new = Attempt(
             number,
             status,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from newer_language import NEWER_CONTROLLER_KEYS, NEWER_FUNCTIONS, NEWER_ROOT_KEYS, NEWER_WINDOW_WORDS
+from example_words import CONTROLLER_KEYS, EXAMPLE_FUNCTIONS, ROOT_KEYS, WINDOW_WORDS
 from typer.testing import CliRunner
 
 from steptape.cli.app import app
@@ -137,8 +137,8 @@ def test_columns_decide_the_rest_without_a_word(reasons: dict[str, str]) -> None
     assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word}
 
 
-def test_each_newer_key_and_function_is_among_these() -> None:
+def test_each_key_and_function_but_the_plainest_is_among_these() -> None:
     """A key that joins the language needs a line above."""
-    words = NEWER_ROOT_KEYS | NEWER_CONTROLLER_KEYS | NEWER_FUNCTIONS | NEWER_WINDOW_WORDS
+    words = ROOT_KEYS | CONTROLLER_KEYS | EXAMPLE_FUNCTIONS | WINDOW_WORDS
 
     assert sorted(words - BY_EVENTS.keys() - BY_COLUMNS.keys()) == []

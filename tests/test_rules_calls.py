@@ -105,12 +105,6 @@ def test_a_policy_says_where_a_call_is_wrong() -> None:
         parse_policy(policy("lr.reduce"))
 
 
-def test_earlier_semantics_know_no_operations_with_arguments() -> None:
-    """A policy that was recorded then is refused as it was then."""
-    with pytest.raises(PolicyError, match=r"unknown operation; got 'lr\.reduce"):
-        parse_policy(policy("lr.reduce(0.5)"), semantics_version=3)
-
-
 def test_only_a_trigger_before_the_update_skips_its_batch() -> None:
     """At the end of a step the update is applied."""
     with pytest.raises(PolicyError, match=r"batch.skip\(\) takes effect before the update, and 'on_step_end' does not"):

@@ -59,8 +59,6 @@ controllers:
         {'times_fired("a")': 0, 'holding("b")': False},
         {'streak("c")': 0, 'fired_now("a")': True},
     ]
-    before = Engine(parse_policy("\n".join(text.splitlines()[:3]), semantics_version=3)).observe(step(loss=1.0))
-    assert [dict(outcome.values) for outcome in before if isinstance(outcome, Decision)] == [{'fired("a")': True}]
 
 
 HEAD = """\

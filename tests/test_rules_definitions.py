@@ -122,9 +122,3 @@ def test_names_that_nest_too_deep_are_refused() -> None:
 
     with pytest.raises(PolicyError, match="deeper than 100 levels"):
         policy("n199 > 1", f"{{n0: loss, {nested}}}")
-
-
-def test_earlier_versions_of_the_language_have_no_definitions() -> None:
-    """A recorded file of such a version is read as it was."""
-    with pytest.raises(PolicyError, match="unknown key; got 'define'"):
-        parse_policy("define: {a: loss}\ncontrollers: []", semantics_version=3)

@@ -1,4 +1,4 @@
-"""Detectors of a training's health in the newest language, against the same detectors in that of version 3."""
+"""Detectors of a training's health with named expressions, against the same detectors written out."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_short_form_decides_like_the_long_form() -> None:
         setting, drawn = SETTINGS[number % len(SETTINGS)], list(training(first + number))
         short = _decided(_observed(_short(setting), drawn))
         refused = {step for step, what in short if what.startswith("guard")}
-        long = parse_policy(long_form(*setting), semantics_version=3)
+        long = parse_policy(long_form(*setting))
 
         assert short == _decided(_observed(long, _with_calm_values(drawn, refused))), setting
         seen.update(what for _, what in short)

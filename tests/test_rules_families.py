@@ -46,10 +46,10 @@ def controller(rule: str, name: str = "c", **keys: str) -> str:
     return f"  - {{name: {name}, rule: '{rule}', operations: []{more}}}\n"
 
 
-def policy(*controllers: str, head: str = NORM, semantics_version: int = 4) -> Policy:
+def policy(*controllers: str, head: str = NORM) -> Policy:
     """Return a policy of these controllers."""
     text = f"{head}controllers:\n{''.join(controllers)}"
-    return parse_policy(text, source="p.yaml", semantics_version=semantics_version)
+    return parse_policy(text, source="p.yaml")
 
 
 def observed(run: Engine, steps: Sequence[Mapping[str, float]], first: int = 1) -> list[Outcome]:
@@ -251,15 +251,6 @@ def test_a_list_of_series_may_hold_patterns() -> None:
         policy(controller('any(series("h/*") > 1)'), head=head)
     with pytest.raises(PolicyError, match="requires: not one of the series"):
         policy(controller("loss > 1", requires='["h/*"]'), head=head)
-
-
-def test_before_version_4_a_star_is_a_character() -> None:
-    """The function is that of a list or of a window, and the key is unknown."""
-    early = policy(controller('series("g/*") > 1 and max(series("g/*"), 2) > 1'), head="", semantics_version=3)
-
-    assert [outcome.step for outcome in observed(Engine(early), [{"g/*": 2.0, "g/1": 0.0}])] == [1]
-    with pytest.raises(PolicyError, match="unknown key"):
-        policy(controller("loss > 1", for_each="g/*"), head="", semantics_version=3)
 
 
 # --- one controller for each member -------------------------------------------------------------------------------

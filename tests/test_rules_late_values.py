@@ -418,16 +418,6 @@ def test_a_value_of_the_host_is_judged_beside_the_late_value_of_its_own_step() -
     assert fired(late) == fired(at_once) == [("low", "on_step_end", 1, {"loss": "5.0", "lr": "0.01"})]
 
 
-def test_a_policy_that_was_recorded_under_semantics_2_decides_as_then() -> None:
-    """Each step without a late value was judged at once, on values older than its own step."""
-    text = f"controllers:\n{rule('high', 'loss > 2')}"
-    run = Engine(parse_policy(text, semantics_version=2))
-
-    late = observed(run, stream(RARE, late=frozenset({"loss"}), evaluate_every=100))
-
-    assert [(outcome.step, outcome.value_lag) for outcome in late] == [(2, 2), (6, 0), (7, 0)]
-
-
 def test_what_no_rule_reads_is_computed_at_its_own_event_all_the_same() -> None:
     """A state, and a definition that admits values: their failures have the step of an unsplit run."""
     head = "states: {phase: [{a: loss >= 1}, {b: 1 / 0 > 1}]}\n"

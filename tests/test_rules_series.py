@@ -78,14 +78,6 @@ def test_a_key_that_comes_before_the_hundredth_value_is_not_warned_of(rule: str)
     assert fold(engine(rule, trigger="on_log", head=LOGGED), logs) == []
 
 
-def test_a_policy_of_earlier_semantics_is_not_warned_of_a_key() -> None:
-    """Runs recorded no such warning."""
-    controllers = "controllers: [{name: c, triggers: [on_log], rule: m.los > 2, operations: []}]\n"
-    logs = [Event("log", step=at, seq=at, metrics={"loss": 1.0}) for at in range(300)]
-
-    assert fold(Engine(parse_policy(f"{LOGGED}{controllers}", semantics_version=2)), logs) == []
-
-
 @pytest.mark.parametrize(
     ("series", "counts"), [("acc if loss > 0 else acc", [0, 0, 1, 2]), ("acc + loss", [0, 1, 1, 2])]
 )

@@ -205,7 +205,7 @@ def test_a_message_shows_values_and_never_fails() -> None:
     ],
 )
 def test_a_format_that_fits_no_value_of_its_expression_is_refused_when_the_file_loads(text: str, fault: str) -> None:
-    """Earlier semantics take it, and say so in the message: runs may have recorded such a policy."""
+    """The fault names the place in the message."""
     head = "params: {p: text}\ncontroller_metrics: [{name: m, class: Loss}]\n"
     policy = f"{head}controllers:\n{controller('True', message=repr(text))}"
 
@@ -214,7 +214,6 @@ def test_a_format_that_fits_no_value_of_its_expression_is_refused_when_the_file_
 
     assert fault in str(caught.value)
     assert "controller 'c', message: " in str(caught.value)
-    assert parse_policy(policy, semantics_version=2).controllers[0].message is not None
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_samples_are_counted_from_batch_sizes_unless_the_loop_counts_itself() ->
 
 
 def test_updates_that_were_skipped_are_counted_apart() -> None:
-    """Every other ``step_end`` is an applied update; a late half is none. Until semantics 4 the names were series."""
+    """Every other ``step_end`` is an applied update; a late half is none."""
     text = f"controllers:\n{controller('updates_applied == 2 and updates_skipped == 1')}"
     skipped, awaited = {"applied": False}, {"awaited": ["loss"]}
     events = [
@@ -288,25 +287,21 @@ def test_updates_that_were_skipped_are_counted_apart() -> None:
 
     for extra in ("", " and len(loss) >= 0"):
         assert fired(Engine(parse_policy(text.replace(" == 1", f" == 1{extra}"))), events) == [3]
-    assert fired(Engine(parse_policy(text, semantics_version=3)), events) == [1, 2, 3]
 
 
 def test_a_learning_rate_goes_by_either_name() -> None:
     """Hugging Face writes the full name."""
     event = Event("step_end", metrics={"learning_rate": 0.1})
-    before = parse_policy(f"controllers:\n{controller('lr < 0.5')}", semantics_version=1)
 
     assert fired(engine(controller("lr < 0.5")), [event]) == [0]
-    assert fired(Engine(before), [event]) == []
 
 
-def test_version_1_knew_no_facts_about_the_run() -> None:
-    """In version 1 ``step`` was a series, and recorded runs are read accordingly."""
+def test_a_metric_named_like_a_fact_hides_behind_it() -> None:
+    """The fact is the event's own step."""
     text = f"controllers:\n{controller('step == 7.0')}"
     event = Event("step_end", step=7, metrics={"step": 3.0})
 
     assert len(Engine(parse_policy(text)).observe(event)) == 1
-    assert len(Engine(parse_policy(text, semantics_version=1)).observe(event)) == 0
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_events_of_every_format_are_read_forever(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_run_json_of_every_format_is_read_forever(version: int) -> None:
     """Every key is read, and absent ones have their defaults."""
-    policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
+    policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3}, 1)
     sealed = Attempt(0, "stopped", STARTED_NS, STARTED_NS + 2_500_000_000, Plan(10, 5, 2), policy, WRITER, 2)
     journal = Attempt(0, "running", STARTED_NS, failure={"type": "ValueError", "message": "loss is nan"})
     if version >= 4:

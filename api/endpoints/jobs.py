@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
-from ...rules.semantics import KNOWN_SEMANTICS
+from ...rules.semantics import SEMANTICS_VERSION
 from ...store.annotations import ANNOTATIONS
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, file_stamp, find_run
@@ -243,7 +243,7 @@ def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
 
 def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
     """Return the digest of the request and the current state of the runs' logs and annotations."""
-    asked = {**document, "request": {**document["request"], "runs": None}, "semantics": sorted(KNOWN_SEMANTICS)}
+    asked = {**document, "request": {**document["request"], "runs": None}, "semantics": SEMANTICS_VERSION}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ...rules.policy_file.policy import Policy
-from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import read_run_info
@@ -68,7 +67,6 @@ class Backtest:
         results: One for each run that was judged, with the objective that judges it.
         excluded: The runs that were not, each with its reason.
         repeated: The runs that repeat another's series and are counted once, each with the run that counts.
-        semantics_version: Version of the rule semantics; the current one by default.
         settings: The settings of the backtest.
         declared: The objectives that the user declared, the preferred one first; empty if they were not.
         lacking: The metrics that rules read and many runs lack.
@@ -85,7 +83,6 @@ class Backtest:
     results: tuple[RunResult, ...]
     excluded: tuple[Excluded, ...] = ()
     repeated: tuple[Excluded, ...] = ()
-    semantics_version: int = SEMANTICS_VERSION
     settings: BacktestSettings = DEFAULT_SETTINGS
     declared: tuple[Objective, ...] = ()
     lacking: tuple[LackedMetric, ...] = ()

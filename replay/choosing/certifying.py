@@ -19,6 +19,7 @@ from ...rules.certificate import Certificate, CertifiedEvidence, CertifiedPolicy
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
+from ...rules.semantics import SEMANTICS_VERSION
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.stream import Floats, Ints
@@ -200,7 +201,7 @@ class Certification:
         read = (key.name for one in variant.controllers for rule in one.bound_rules for key in rule.series)
         return Certificate(
             version("steptape"),
-            CertifiedPolicy(variant.source, variant.digest, dict(variant.params), variant.semantics_version),
+            CertifiedPolicy(variant.source, variant.digest, dict(variant.params), SEMANTICS_VERSION),
             CertifiedRisk(
                 str(self.risk),
                 self.risk.at_most,

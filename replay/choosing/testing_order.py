@@ -142,12 +142,7 @@ def conservative_end(policy: Policy, param: str, values: Sequence[Param]) -> Dir
     if any(isinstance(value, (str, bool)) for value in values):
         return None
     low, high = (
-        parse_policy(
-            policy.text,
-            source=policy.source,
-            params={**policy.params, param: value},
-            semantics_version=policy.semantics_version,
-        )
+        parse_policy(policy.text, source=policy.source, params={**policy.params, param: value})
         for value in (min(values), max(values))
     )
     if (low.metrics, low.operations) != (high.metrics, high.operations) or param in _names_elsewhere(policy):

@@ -50,7 +50,7 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -
         "controllers": [*map(_controller, policy.controllers), *controllers],
     }
     kept = {key: value for key, value in document.items() if value is not None}
-    return parse_policy(_flow(kept), source=policy.source, semantics_version=policy.semantics_version)
+    return parse_policy(_flow(kept), source=policy.source)
 
 
 def timed(window: StepWindow) -> dict[str, list[int | None]]:

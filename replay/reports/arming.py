@@ -278,7 +278,7 @@ def _params(policy: Policy) -> str:
     """Return the params with their values; of many, the first of those that differ from the file's."""
     params = dict(policy.params)
     if len(params) > _NAMED:
-        own = parse_policy(policy.text, semantics_version=policy.semantics_version).params
+        own = parse_policy(policy.text).params
         params = {name: value for name, value in params.items() if value != own[name]}
     named = [f"{name} = {value}" for name, value in params.items()]
     more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []

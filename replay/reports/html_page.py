@@ -19,6 +19,7 @@ from ...rules.control.effects import Effect
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, text_as_judged
+from ...rules.semantics import SEMANTICS_VERSION
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
@@ -103,6 +104,7 @@ def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOL
     is_shown = answer.arm is not Arm.CANNOT_JUDGE or bool(decisions)
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
+        semantics_version=SEMANTICS_VERSION,
         ranked=ranked(backtest),
         written=written,
         name=backtest.policy.name or Path(backtest.policy.source).stem,

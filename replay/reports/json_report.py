@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from ...rules.semantics import SEMANTICS_VERSION
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.conduct import Conduct
@@ -49,7 +50,7 @@ def report_json_but_runs(backtest: Backtest, choice: HowChosen = UNTOLD) -> dict
             "source": backtest.policy.source,
             "digest": backtest.policy.digest,
             "params": dict(backtest.policy.params),
-            "semantics_version": backtest.semantics_version,
+            "semantics_version": SEMANTICS_VERSION,
         },
         "event_count": backtest.event_count,
         "events_per_s": backtest.events_per_s,

@@ -56,7 +56,7 @@ def identity_of(stream: EventStream, replayed: Replay) -> RunIdentity:
     reached = (one.outcome for one in replayed.outcomes if last is None or one.event_index <= last)
     return RunIdentity(
         seq_ranges=tuple(seq_ranges(stream)),
-        decision_digest=decision_digest(reached, replayed.policy.semantics_version),
+        decision_digest=decision_digest(reached),
         event_count=replayed.event_count,
     )
 

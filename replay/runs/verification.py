@@ -12,8 +12,8 @@ from typing import Any, Final
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
 from ...rules.engine.resuming import resumed_engine
 from ...rules.policy_file.policy import Policy, parse_policy
-from ...rules.semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
-from ...store.errors import TelemetryError, UnsupportedVersion
+from ...rules.semantics import require_semantics
+from ...store.errors import TelemetryError
 from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK, ancestors_of
@@ -118,7 +118,6 @@ def verify(run: Run) -> Verification:
 def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     """Return the verdict on one snapshot of a run, given the digests that were read before it."""
     info = snapshot.info
-    version = SEMANTICS_VERSION if info.last.policy is None else info.last.policy.semantics_version
     policies = {attempt.attempt: _policy_of(attempt, snapshot.folder) for attempt in info.attempts}
     reads_samples = any(policy is not None and policy.reads_samples for policy in policies.values())
     with collection_paused():
@@ -127,7 +126,7 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     notes: list[str] = []
 
     def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
-        digest = decision_digest(recorded_all, version)
+        digest = decision_digest(recorded_all)
         log_digest = kept_log_digest(kept, snapshot.listing)
         unsealed = [_UNSEALED] if snapshot.listing.journals and snapshot.status != "running" else []
         note = "; ".join(dict.fromkeys([*_unruled(info.attempts), *notes, *unsealed]))
@@ -185,7 +184,7 @@ def _digest_fault(attempt: Attempt, recorded: list[Outcome]) -> str:
     """Compare the decisions with the digest that the recorder kept at the attempt's end; empty if they match."""
     if attempt.policy is None or attempt.decision_digest is None:
         return ""
-    if decision_digest(recorded, attempt.policy.semantics_version) == attempt.decision_digest:
+    if decision_digest(recorded) == attempt.decision_digest:
         return ""
     return f"attempt {attempt.attempt}: its decisions do not match the digest that was taken at its end"
 
@@ -246,15 +245,9 @@ def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
     """Return the policy that an attempt was recorded with; None without one."""
     if attempt.policy is None:
         return None
-    version = attempt.policy.semantics_version
-    if version not in KNOWN_SEMANTICS:
-        raise UnsupportedVersion(
-            f"recorded under rule semantics {version}, but this steptape has {SEMANTICS_VERSION}",
-            where=str(folder),
-            fix="Verify it with the steptape that recorded it",
-        )
+    require_semantics(attempt, folder)
     recorded = attempt.policy
-    policy = parse_policy(recorded.text, source=recorded.source, params=recorded.params, semantics_version=version)
+    policy = parse_policy(recorded.text, source=recorded.source, params=recorded.params)
     if policy.digest != recorded.digest:
         raise TelemetryError(
             "the stored policy does not match its recorded digest",

@@ -56,7 +56,7 @@ def replay_by_columns(
     Args:
         policy, stream, plan, delay_steps, saves: As for ``replay_stream``, which returns the same.
     """
-    form = _form_of(policy, policy.semantics_version)
+    form = _form_of(policy)
     if form is not None and _suits(stream, plan):
         try:
             decider = _ByColumns(form, policy, stream, plan)
@@ -69,7 +69,7 @@ def replay_by_columns(
 
 def is_columnar(policy: Policy) -> bool:
     """Whether columns can decide a whole policy; a run may still need the event engine."""
-    return _form_of(policy, policy.semantics_version) is not None
+    return _form_of(policy) is not None
 
 
 def _suits(stream: EventStream, plan: Plan) -> bool:
@@ -109,8 +109,8 @@ class _Form:
 
 
 @functools.lru_cache(maxsize=16)
-def _form_of(policy: Policy, _semantics_version: int) -> _Form | None:
-    """Return the columnar form of a policy; None if it has none. Equal policies may differ in their version."""
+def _form_of(policy: Policy) -> _Form | None:
+    """Return the columnar form of a policy; None if it has none."""
     if policy.states or policy.admitted or policy.reads_ranks or not policy.is_self_contained:
         return None
     log_messages = LogMessages(policy)

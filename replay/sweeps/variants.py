@@ -45,7 +45,7 @@ class Variant:
         base = self.structure.policy
         if self.params == base.params:
             return base
-        return parse_policy(base.text, source=base.source, params=self.params, semantics_version=base.semantics_version)
+        return parse_policy(base.text, source=base.source, params=self.params)
 
 
 def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Variant]:
@@ -86,7 +86,7 @@ def sole_variant(policy: Policy, compiler: StructureCompiler) -> Variant:
 
 def _with(policy: Policy, settings: Mapping[str, Param]) -> Policy:
     params = {**policy.params, **settings}
-    return parse_policy(policy.text, source=policy.source, params=params, semantics_version=policy.semantics_version)
+    return parse_policy(policy.text, source=policy.source, params=params)
 
 
 def _settling(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[str]:

@@ -259,9 +259,9 @@ def canonical_line(outcome: Outcome) -> str:
     return json.dumps(line, separators=(",", ":"))
 
 
-def decision_digest(outcomes: Iterable[Outcome], semantics_version: int = SEMANTICS_VERSION) -> str:
+def decision_digest(outcomes: Iterable[Outcome]) -> str:
     """Return the SHA-256 over the version of the semantics and the canonical lines of outcomes, in order."""
-    digest = DecisionDigest(semantics_version)
+    digest = DecisionDigest()
     for outcome in outcomes:
         digest.add(outcome)
     return digest.hexdigest()
@@ -270,8 +270,8 @@ def decision_digest(outcomes: Iterable[Outcome], semantics_version: int = SEMANT
 class DecisionDigest:
     """The decision digest, computed outcome by outcome."""
 
-    def __init__(self, semantics_version: int = SEMANTICS_VERSION) -> None:
-        self._digest = hashlib.sha256(f"steptape decisions {semantics_version}\n".encode())
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256(f"steptape decisions {SEMANTICS_VERSION}\n".encode())
 
     def add(self, outcome: Outcome) -> None:
         """Add one outcome."""

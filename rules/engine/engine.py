@@ -13,8 +13,6 @@ from typing import Final
 from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, PLAN, Event, is_loop_kind
 from ...store.plan import Plan
 from ..policy_file.policy import Policy
-from ..semantics import FIRST_IN_STEP_ORDER
-from .arrival_order import ArrivalOrder
 from .decisions import Outcome
 from .event_fold import EventFold
 from .own_values import made_up
@@ -43,8 +41,7 @@ class Engine:
         self._fold = EventFold(policy, plan, earlier)
         self._has_started = False
         self._is_alone = self._fold.own is not None
-        is_in_step_order = policy.semantics_version >= FIRST_IN_STEP_ORDER
-        self._late: StepOrder | ArrivalOrder = StepOrder(self._fold) if is_in_step_order else ArrivalOrder(self._fold)
+        self._late = StepOrder(self._fold)
 
     def start(self) -> Sequence[Outcome]:
         """Fire the ``init_end`` trigger, which precedes the stream: its outcomes have seq -1.

@@ -10,7 +10,6 @@ from ..errors import phrase, suggestion
 from ..language.metric_keys import keys_read
 from ..late_events import lag_of
 from ..policy_file.policy import Policy
-from ..semantics import FIRST_WITH_KEY_WARNINGS
 from .decisions import RuleWarning
 
 #: Values of a metric after which a key that none of them had is worth a warning.
@@ -70,11 +69,10 @@ def _lacks(value: Any, path: tuple[str, ...]) -> bool:
 
 
 def expected_keys(policy: Policy) -> dict[str, ExpectedKeys]:
-    """Return the keys that rules read of each metric; none under semantics that do not warn of missing ones."""
+    """Return the keys that rules read of each metric."""
     reads: dict[str, dict[tuple[str, ...], str]] = {metric.name: {} for metric in policy.metrics}
-    if policy.semantics_version >= FIRST_WITH_KEY_WARNINGS:
-        for controller in policy.controllers:
-            for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
-                if read.metric in reads:
-                    reads[read.metric].setdefault(read.path, controller.name)
+    for controller in policy.controllers:
+        for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
+            if read.metric in reads:
+                reads[read.metric].setdefault(read.path, controller.name)
     return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}

@@ -18,7 +18,6 @@ from ..language.families import matches
 from ..language.references import ALSO_CALLED, SeriesKey
 from ..policy_file.blueprint import Admission, Computation
 from ..policy_file.policy import Policy
-from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_KEYS
 from .admissions import Admissions, Gatekeeper
 from .computed_series import ComputedSeries
 from .missing_series import REMEMBERED_NAMES
@@ -52,7 +51,6 @@ class SeriesIntake:
         self._families = workspace.families
         self._listener = listener
         self._standing = standing
-        self._orders = policy.semantics_version >= FIRST_WITH_NEWER_KEYS
         self._told: set[SeriesKey] = set()
         self._gatekeepers: dict[SeriesKey, Gatekeeper] = {}
         self.seen: dict[str, str] = {}
@@ -128,7 +126,7 @@ class SeriesIntake:
         if key.name in metrics:
             return key.name
         other = ALSO_CALLED.get(key.name)
-        return other if other in metrics and self._policy.semantics_version >= FIRST_WITH_CONTEXT else None
+        return other if other in metrics else None
 
     def _note_unseen(self) -> None:
         self._unseen = [series for series in self._unseen if series.bound_kind is None]
@@ -229,9 +227,8 @@ class SeriesIntake:
                 held = listener.admissions.computed
             held.append(computed)
             listener.series.append(target)
-            if self._orders:
-                # A series is computed after those that it is computed from, whichever of them appeared first.
-                held.sort(key=attrgetter("order"))
+            # A series is computed after those that it is computed from, whichever of them appeared first.
+            held.sort(key=attrgetter("order"))
 
     def _admit(self, admission: Admission) -> None:
         """Let the kinds of events that feed the driver of admitted values admit some."""

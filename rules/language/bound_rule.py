@@ -25,14 +25,12 @@ class NameScope:
         params: Params with their values.
         series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
-        context: Names of facts about the run.
         definitions: Expressions by name; None for one that was refused.
         above: Names of the controllers above in the file.
         states: Names of the states, which are among ``metrics``, too.
         clearing: Names of the controllers that have a ``clear``.
         owner: The controller or state whose expression is bound, in a text of its own; empty if milestones mean nothing
             there.
-        has_families: Whether a series with a star in its name is a family.
         each: The pattern that means a member of a family; empty without one.
         is_definition: Whether the expression is a part of others, in which a pattern may mean a member.
         admitted: Names of the definitions that have ``admit``.
@@ -43,13 +41,11 @@ class NameScope:
     params: Mapping[str, Param] = field(default_factory=dict)
     series: Collection[str] | None = None
     controllers: Collection[str] = ()
-    context: Collection[str] = tuple(CONTEXT)
     definitions: Mapping[str, Expression | None] = field(default_factory=dict)
     above: Collection[str] = ()
     states: Collection[str] = ()
     clearing: Collection[str] = ()
     owner: str = ""
-    has_families: bool = True
     each: str = ""
     is_definition: bool = False
     admitted: Collection[str] = ()
@@ -58,22 +54,22 @@ class NameScope:
     @property
     def has_rates(self) -> bool:
         """Whether ``lr.used`` and kin are series: nothing else of the policy is called ``lr``."""
-        return self.has_families and "lr" not in (*self.definitions, *self.admitted, *self.metrics, *self.params)
+        return "lr" not in (*self.definitions, *self.admitted, *self.metrics, *self.params)
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
-        return [*self.definitions, *self.admitted, *self.metrics, *self.params, *self.context, *(self.series or ())]
+        return [*self.definitions, *self.admitted, *self.metrics, *self.params, *CONTEXT, *(self.series or ())]
 
     def lists(self, name: str) -> bool:
         """Whether rules may read a series, or a pattern of names, as far as the file lists them."""
         if self.series is None or name in self.series:
             return True
-        return self.has_families and any(have_common_names(name, listed) for listed in self.series)
+        return any(have_common_names(name, listed) for listed in self.series)
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""
         is_member = bool(self.each) and name == MEMBER
-        return not (is_member or name in self.metrics or name in self.params or name in self.context)
+        return not (is_member or name in self.metrics or name in self.params or name in CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...store.events import APPLIED, RANKS, Event
 from ...store.plan import Plan
 from ..functions.undefined import Undefined
-from ..semantics import FIRST_WITH_CONTEXT, FIRST_WITH_NEWER_FACTS
 from .milestones import MilestoneTracker, Reached
 from .references import Extent
 
@@ -41,18 +40,7 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: The facts that version 4 has added.
-_NEWER: Final = frozenset({"updates_applied", "updates_skipped", "tokens_seen", "undefined"})
-
 _Number = TypeVar("_Number", int, float)
-
-
-def facts_since(semantics_version: int) -> tuple[str, ...]:
-    """Return the names that are facts under a version of the semantics; the others are series."""
-    if semantics_version < FIRST_WITH_CONTEXT:
-        return ()
-    has_newer = semantics_version >= FIRST_WITH_NEWER_FACTS
-    return tuple(name for name in CONTEXT if has_newer or name not in _NEWER)
 
 
 class UnitCount(NamedTuple):
@@ -161,18 +149,6 @@ class Clock:
             Undefined: The run's position or its length were not known there.
         """
         return self._reached[milestone].read()
-
-    @contextmanager
-    def as_of(self, event: Event) -> Iterator[None]:
-        """Set the clock back to the step and epoch of an event while its late values are processed, then restore it."""
-        reached = self.reached_step, self.reached_epoch
-        self.reached_step = event.step
-        if event.epoch is not None:
-            self.reached_epoch = event.epoch
-        try:
-            yield
-        finally:
-            self.reached_step, self.reached_epoch = reached
 
     def become(self, other: Clock) -> None:
         """Take over the position of another clock."""

@@ -12,6 +12,7 @@ from ..errors import Fault, kind_suggestion, suggestion
 from . import corrections
 from . import references as ref
 from .bound_rule import MEMBER, Derived, NameScope, Need
+from .context import CONTEXT
 from .expressions import Expression
 from .families import is_pattern
 
@@ -99,7 +100,7 @@ class NodeBinder(ABC):
             self.references[node] = ref.ParamValue(self.scope.params[node.id])
         elif node.id == MEMBER and self.scope.each:
             self._refer_to_name(node)
-        elif node.id in self.scope.context:
+        elif node.id in CONTEXT:
             self.references[node] = ref.ContextValue(node.id)
         elif not self.scope.lists(node.id):
             self.refuse(node, "unknown name", suggestion(node.id, self.scope.names()))
@@ -141,7 +142,7 @@ class NodeBinder(ABC):
         if None in texts:
             return None
         name, kind = texts[0] or "", texts[1] if len(texts) > 1 else None
-        return ref.SeriesKey(name, kind, is_of_member=self.scope.has_families and is_pattern(name))
+        return ref.SeriesKey(name, kind, is_of_member=is_pattern(name))
 
     def _check_containers(self, node: ast.AST, variables: Mapping[str, str]) -> None:
         if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):

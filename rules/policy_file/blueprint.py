@@ -16,7 +16,6 @@ from ..language import references as ref
 from ..language.bound_rule import BoundRule, Need, dependencies
 from ..language.milestones import MilestoneTracker
 from ..language.timing import StepWindow, Unit
-from ..semantics import FIRST_WITH_NEWER_KEYS
 from .declarations import AdmittedSeries, Controller, StateDeclaration
 
 #: Facts about the run for which an engine has to look at every event.
@@ -133,7 +132,6 @@ def draw_blueprint(
     states: Sequence[StateDeclaration],
     admitted: Sequence[AdmittedSeries],
     names: Names,
-    semantics_version: int,
 ) -> Blueprint:
     """Build the blueprint of a policy from its declarations, and the names that these were compiled with."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
@@ -159,8 +157,7 @@ def draw_blueprint(
         )
         for series in admitted
     ]
-    explains = semantics_version >= FIRST_WITH_NEWER_KEYS
-    asked = {kind: _asked(kind, controllers, entries, names, explains) for kind, entries in _watched(controllers)}
+    asked = {kind: _asked(kind, controllers, entries, names) for kind, entries in _watched(controllers)}
     for name in dict.fromkeys(controller.name for controller in controllers):
         names.past_of(name)
     for state in states:
@@ -228,7 +225,6 @@ def _asked(
     controllers: Sequence[Controller],
     entries: Sequence[tuple[int, str]],
     names: Names,
-    explains: bool,
 ) -> RulesAtKind:
     indices, triggers = tuple(index for index, _ in entries), tuple(trigger for _, trigger in entries)
     asked: dict[str, set[str]] = {}
@@ -247,7 +243,7 @@ def _asked(
             changing=controller.changing,
             asked=frozenset(asked.get(controller.name, ())),
             clear=None if controller.clear is None else controller.clear.bound,
-            is_explained=explains and _reads_past(controller),
+            is_explained=_reads_past(controller),
             each=controller.each,
         )
         for controller in (controllers[index] for index in indices)

@@ -31,7 +31,6 @@ class ClassFieldReader(StateFieldReader):
     def __init__(self, document: Document, *, takes_last: bool) -> None:
         super().__init__(document, takes_last=takes_last)
         self._actions: dict[str, tuple[str, ...]] = {}
-        self._takes_calls = False
         # A metric or operation of an unknown class keeps its name, so that one mistake is one problem.
         self._metric_names: dict[str, None] = {}
 
@@ -90,7 +89,7 @@ class ClassFieldReader(StateFieldReader):
             if reference is None:
                 continue
             operation, _, action = reference.partition(".")
-            if self._takes_calls and (is_call(reference) or (reference in CALLS and operation not in self._actions)):
+            if is_call(reference) or (reference in CALLS and operation not in self._actions):
                 references += self._call(node, where, reference)
             elif operation not in self._actions:
                 fix = suggestion(operation, self._actions)

@@ -19,11 +19,21 @@ from .declarations import ACT, SEVERITIES, SHADOW, Rule
 from .fields import Fields, is_null
 from .message import MessageTemplate, parse_message
 
-#: Keys of a controller that are read here.
-TIMING_KEYS: Final = ("for", "cooldown", "once", "between", "severity", "message", "mode")
-
-#: Keys of a controller that version 4 has added.
-NEWER_KEYS: Final = ("requires", "every", "clear", "for_each", "escalate")
+#: Keys of a controller, beyond its rule and patience.
+TIMING_KEYS: Final = (
+    "for",
+    "cooldown",
+    "once",
+    "between",
+    "severity",
+    "message",
+    "mode",
+    "requires",
+    "every",
+    "clear",
+    "for_each",
+    "escalate",
+)
 
 _EACH_VALUE: Final = "value"
 _EVERY_OTHER: Final = (
@@ -198,9 +208,7 @@ class ControllerFieldReader(AdmissionFieldReader):
         """Whether the controller orders nothing."""
         return self.choice(fields, "mode", where, (ACT, SHADOW), habits.CONTROLLER_MODES) == SHADOW
 
-    def message(
-        self, fields: Fields, where: str, scope: NameScope, names: Names, *, checks_formats: bool
-    ) -> MessageTemplate | None:
+    def message(self, fields: Fields, where: str, scope: NameScope, names: Names) -> MessageTemplate | None:
         """Return the template of a decision's message; None without one, or when it is refused."""
         if "message" not in fields:
             return None
@@ -210,7 +218,7 @@ class ControllerFieldReader(AdmissionFieldReader):
             return None
         assert isinstance(node, yaml.ScalarNode)
         try:
-            return parse_message(text, scope, names, checks_formats=checks_formats)
+            return parse_message(text, scope, names)
         except ExpressionError as error:
             self.refuse_faults(node, where, error)
             return None

@@ -16,6 +16,7 @@ from ..errors import ExpressionError
 from ..functions.table import FUNCTIONS
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope
+from ..language.context import CONTEXT
 from ..language.definitions import in_order
 from ..language.expressions import Expression, parse
 from ..language.references import ContextValue, ParamValue
@@ -142,7 +143,7 @@ class DefinitionFieldReader(FieldReader):
             others: More such names, by what they are.
         """
         metrics = [metric for metric in scope.metrics if metric not in scope.states]
-        known = {"controller metric": metrics, "param": scope.params, "fact about the run": scope.context}
+        known = {"controller metric": metrics, "param": scope.params, "fact about the run": CONTEXT}
         if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
             self.refuse(node, where, "the name must be an identifier", shows=False)
             return False

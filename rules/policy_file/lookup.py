@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...store.errors import TelemetryError
 from ..errors import suggestion
-from .policy import Policy, load_recorded_policy, policy_path, shipped_policies, shipped_tests
+from .policy import Policy, load_policy, policy_path, shipped_policies, shipped_tests
 
 
 def tests_path(name: str) -> Path:
@@ -36,5 +36,5 @@ def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
     """
     if rules is None:
         return frozenset()
-    policy = rules if isinstance(rules, Policy) else load_recorded_policy(existing(policy_path(str(rules))))
+    policy = rules if isinstance(rules, Policy) else load_policy(existing(policy_path(str(rules))))
     return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)

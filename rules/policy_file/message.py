@@ -69,14 +69,13 @@ class MessageTemplate:
         return tuple(part for part in self.parts if isinstance(part, MessageField))
 
 
-def parse_message(text: str, scope: NameScope, names: Names, *, checks_formats: bool = True) -> MessageTemplate:
+def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
     """Parse a template; check and compile its expressions.
 
     Args:
         text: The template; ``{{`` and ``}}`` are braces.
         scope: The names that expressions can use.
         names: The policy's names for generated code.
-        checks_formats: Whether to refuse a format that fits no value of its expression.
 
     Raises:
         ExpressionError: The template is invalid. The error holds all faults of all expressions, each with its offset in
@@ -93,8 +92,7 @@ def parse_message(text: str, scope: NameScope, names: Names, *, checks_formats: 
         try:
             bound = bind(parse(piece, has_rates=scope.has_rates), scope, is_condition=False)
             check_specification(specification)
-            if checks_formats:
-                _check_format(specification, bound)
+            _check_format(specification, bound)
             parts.append(
                 MessageField(piece, specification, bound, Translator(bound, names).code(bound.expression.tree))
             )

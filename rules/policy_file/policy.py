@@ -6,7 +6,6 @@ import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +14,9 @@ from typing import Any, Final
 from ...store.errors import TelemetryError
 from ..control.calls import InvalidCall, is_call, parse_call
 from ..control.effects import Effect
-from ..errors import PolicyError
 from ..language.references import Param
 from ..language.timing import Span, StepWindow
-from ..semantics import KNOWN_SEMANTICS, SEMANTICS_VERSION
+from ..semantics import SEMANTICS_VERSION
 from .blueprint import Blueprint, draw_blueprint
 from .declarations import (
     SHADOW,
@@ -62,7 +60,6 @@ class Policy:
         states: States, in file order.
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
-        semantics_version: Version of the semantics under which it is read.
         blueprint: The parts that its engines share.
     """
 
@@ -80,7 +77,6 @@ class Policy:
     states: tuple[StateDeclaration, ...]
     operations: tuple[OperationDeclaration, ...]
     controllers: tuple[Controller, ...]
-    semantics_version: int
     blueprint: Blueprint = field(repr=False)
 
     @property
@@ -142,7 +138,7 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Compiled rules cannot be pickled; the other process parses the text again.
-        return _unpickled, (self.text, self.source, tuple(self.params.items()), self.semantics_version)
+        return _unpickled, (self.text, self.source, tuple(self.params.items()))
 
 
 def text_as_judged(policy: Policy) -> str:
@@ -164,23 +160,13 @@ def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) 
     return parse_policy(read_text(path), source=str(path), params=params)
 
 
-def parse_policy(
-    text: str,
-    *,
-    source: str = "<policy>",
-    params: Mapping[str, Param] | None = None,
-    semantics_version: int = SEMANTICS_VERSION,
-) -> Policy:
-    """Check and compile the text of a policy; see ``load_policy``.
-
-    Args:
-        semantics_version: The version under which to read it, such as the one that a run was recorded under.
-    """
-    declarations = read_declarations(Document(text, source), params or {}, semantics_version)
+def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
+    """Check and compile the text of a policy; see ``load_policy``."""
+    declarations = read_declarations(Document(text, source), params or {})
     return Policy(
         source=source,
         text=text,
-        digest=_digest(declarations, semantics_version),
+        digest=_digest(declarations),
         name=declarations.name,
         description=declarations.description,
         params=declarations.params,
@@ -192,13 +178,8 @@ def parse_policy(
         states=declarations.states,
         operations=declarations.operations,
         controllers=declarations.controllers,
-        semantics_version=semantics_version,
         blueprint=draw_blueprint(
-            declarations.controllers,
-            declarations.states,
-            declarations.admitted,
-            declarations.names,
-            semantics_version,
+            declarations.controllers, declarations.states, declarations.admitted, declarations.names
         ),
     )
 
@@ -220,22 +201,6 @@ def shipped_tests() -> Mapping[str, Path]:
     return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
 
 
-def load_recorded_policy(path: str | Path) -> Policy:
-    """Read, check and compile a policy file under the newest semantics that accept it, for a run that may know it.
-
-    Raises:
-        PolicyError: No semantics accept it. The error is that of the newest.
-    """
-    text, source = read_text(path), str(path)
-    try:
-        return parse_policy(text, source=source)
-    except PolicyError:
-        for version in sorted(KNOWN_SEMANTICS - {SEMANTICS_VERSION}, reverse=True):
-            with suppress(PolicyError):
-                return parse_policy(text, source=source, semantics_version=version)
-        raise
-
-
 def _effect_of_call(operation: str, source: str) -> Effect:
     try:
         return parse_call(operation).effect
@@ -243,12 +208,12 @@ def _effect_of_call(operation: str, source: str) -> Effect:
         raise TelemetryError("no such operation", where=source, got=operation) from error
 
 
-def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...], semantics_version: int) -> Policy:
+def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...]) -> Policy:
     """Return the policy that a pickle describes. A pool's answers hold the same one, so it is parsed once."""
-    key = text, source, repr(params), semantics_version
+    key = text, source, repr(params)
     policy = _UNPICKLED.get(key)
     if policy is None:
-        policy = parse_policy(text, source=source, params=dict(params), semantics_version=semantics_version)
+        policy = parse_policy(text, source=source, params=dict(params))
         # Another class may be registered under the name of one from outside steptape.
         if policy.is_self_contained:
             if len(_UNPICKLED) == _MOST_UNPICKLED:
@@ -257,9 +222,9 @@ def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...], se
     return policy
 
 
-def _digest(declarations: Declarations, semantics_version: int) -> str:
+def _digest(declarations: Declarations) -> str:
     canonical = {
-        "language": semantics_version,
+        "language": SEMANTICS_VERSION,
         "params": {name: _constant(value) for name, value in declarations.params.items()},
         "series": None if declarations.series is None else sorted(declarations.series),
         "metrics": [

@@ -19,13 +19,11 @@ from .. import habits
 from ..compiled.names import Names
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..language.bound_rule import BoundRule, NameScope
-from ..language.context import facts_since
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
 from ..language.references import Param, PastDecisions
 from ..language.timing import Span
-from ..semantics import FIRST_WITH_CHECKED_FORMATS, FIRST_WITH_NEWER_KEYS
 from .class_fields import ClassFieldReader
-from .controller_fields import NEWER_KEYS, TIMING_KEYS
+from .controller_fields import TIMING_KEYS
 from .declarations import (
     OF_STATE,
     AdmittedSeries,
@@ -45,14 +43,14 @@ _TRIGGER: Final = "on_"
 #: All triggers but those of custom kinds.
 TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
 
-#: Keys at the top that version 4 has added.
-_NEWER_ROOT_KEYS: Final = ("define", "ranges", "states")
 _ROOT_KEYS: Final = (
     "name",
     "description",
     "params",
     "series",
-    *_NEWER_ROOT_KEYS,
+    "define",
+    "ranges",
+    "states",
     "controller_metrics",
     "operations",
     "cooldowns",
@@ -60,7 +58,7 @@ _ROOT_KEYS: Final = (
 )
 #: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
 _FREE_KEYS: Final = "x-"
-_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS, *NEWER_KEYS)
+_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS)
 _REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
 _PATIENCE_KEYS: Final = ("patience_threshold", "mode")
 _CONFIG_KEYS: Final = ("trigger_log_level",)
@@ -96,18 +94,17 @@ class Declarations:
     names: Names = field(default_factory=Names)
 
 
-def read_declarations(document: Document, overrides: Mapping[str, object], semantics_version: int) -> Declarations:
+def read_declarations(document: Document, overrides: Mapping[str, object]) -> Declarations:
     """Return the declarations of a document, with params overridden.
 
     Args:
         document: The file.
         overrides: Values of params that replace those of the file.
-        semantics_version: The version under which it is read.
 
     Raises:
         PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
-    reader = _PolicyReader(document, semantics_version)
+    reader = _PolicyReader(document)
     declarations = reader.read(overrides)
     if reader.problems:
         raise PolicyError(reader.problems)
@@ -117,11 +114,8 @@ def read_declarations(document: Document, overrides: Mapping[str, object], seman
 class _PolicyReader(ClassFieldReader):
     """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
 
-    def __init__(self, document: Document, semantics_version: int) -> None:
+    def __init__(self, document: Document) -> None:
         super().__init__(document, takes_last=True)
-        self._context = facts_since(semantics_version)
-        self._checks_formats = semantics_version >= FIRST_WITH_CHECKED_FORMATS
-        self._has_newer = self._takes_calls = semantics_version >= FIRST_WITH_NEWER_KEYS
         self._scope = NameScope()
         self._cooldowns: Mapping[str, Span] = {}
         self._states: Mapping[str, StateDeclaration] = {}
@@ -138,8 +132,7 @@ class _PolicyReader(ClassFieldReader):
             return Declarations()
         named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
         free = [key for key in named if key.startswith(_FREE_KEYS)]
-        known = _ROOT_KEYS if self._has_newer else [key for key in _ROOT_KEYS if key not in _NEWER_ROOT_KEYS]
-        fields = self.fields(root, "", (*known, *free), habits=habits.ROOT_KEYS)
+        fields = self.fields(root, "", (*_ROOT_KEYS, *free), habits=habits.ROOT_KEYS)
         metrics = self._metrics(fields)
         self.params = self._params(fields, overrides)
         self.series = self._series(fields)
@@ -147,9 +140,9 @@ class _PolicyReader(ClassFieldReader):
         declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
         operations = self._operations(fields)
         controllers = self._named_entries(fields, "controllers")
-        scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers), self._context)
+        scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers))
         clearing = tuple(self._named_entries(fields, "controllers", "clear"))
-        scope = replace(scope, clearing=clearing, has_families=self._has_newer)
+        scope = replace(scope, clearing=clearing)
         states = self.state_names(fields, scope)
         scope = replace(scope, metrics=(*scope.metrics, *states), states=states)
         defined = self.defined(fields)
@@ -237,14 +230,13 @@ class _PolicyReader(ClassFieldReader):
         return tuple(read)
 
     def _controller(self, node: yaml.Node) -> Controller | None:
-        known = _CONTROLLER_KEYS if self._has_newer else [key for key in _CONTROLLER_KEYS if key not in NEWER_KEYS]
         required = [key for key in _REQUIRED_KEYS if key != "operations" or "escalate" not in self.keys_of(node)]
-        fields = self.fields(node, "controller", known, required, habits.CONTROLLER_KEYS)
+        fields = self.fields(node, "controller", _CONTROLLER_KEYS, required, habits.CONTROLLER_KEYS)
         name = self.name(fields["name"], "controller, name") if "name" in fields else None
         where = f"controller '{name}'" if name else "controller"
         each = self.each(fields, where)
         self._scope = replace(self._scope, each="" if each is None else each.name)
-        changing = self.changing_state(fields, where) if self._has_newer else None
+        changing = self.changing_state(fields, where)
         triggers = self._triggers(fields, where) if changing is None else self._changes(fields, where, changing)
         # Two controllers may have one name, but not one number.
         number = len(self._scope.above)
@@ -261,7 +253,7 @@ class _PolicyReader(ClassFieldReader):
         hold, cooldown = self.hold(fields, where), self.cooldown(fields, where, self._cooldowns)
         is_once, between = self.is_once(fields, where), self.between(fields, where)
         severity, is_shadow = self.severity(fields, where), self.is_shadow(fields, where)
-        message = self.message(fields, where, self._scope, self._names, checks_formats=self._checks_formats)
+        message = self.message(fields, where, self._scope, self._names)
         if name is None or rule is None:
             return None
         controller = Controller(

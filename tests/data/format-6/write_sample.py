@@ -20,7 +20,7 @@ from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_in
 from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 
 STARTED_NS = 1_767_323_045_000_000_000
-POLICY = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3})
+POLICY = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3}, 1)
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
 
 

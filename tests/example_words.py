@@ -1,0 +1,26 @@
+"""The keys, functions and window words that need an example of their own: all but the plainest."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steptape.rules.functions.table import FUNCTIONS
+from steptape.rules.language.window_arguments import WINDOW_KEYWORDS
+from steptape.rules.policy_file import controller_fields, schema
+
+_PLAIN_FUNCTIONS: Final = """
+    mean sum min max std var median quantile slope detrended_std count first last argmin argmax ema peak lag delta
+    len series fired times_fired steps_since holding any_rank max_rank min_rank spread abs clamp isnan isfinite round
+    sqrt exp log math_trunc math_floor math_ceil math_sqrt int float str list tuple dict set any all sorted
+"""
+_PLAIN_WORDS: Final = frozenset({"last", "steps", "epochs", "skip", "half"})
+
+_PLAIN_ROOT_KEYS: Final = """
+    name description params series controller_metrics operations cooldowns controllers
+"""
+_PLAIN_CONTROLLER_KEYS: Final = frozenset({"for", "cooldown", "once", "between", "severity", "message", "mode"})
+
+ROOT_KEYS: Final = frozenset(schema._ROOT_KEYS).difference(_PLAIN_ROOT_KEYS.split())
+CONTROLLER_KEYS: Final = frozenset(controller_fields.TIMING_KEYS) - _PLAIN_CONTROLLER_KEYS
+EXAMPLE_FUNCTIONS: Final = frozenset(FUNCTIONS).difference(_PLAIN_FUNCTIONS.split())
+WINDOW_WORDS: Final = frozenset(WINDOW_KEYWORDS) - _PLAIN_WORDS
