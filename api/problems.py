@@ -92,7 +92,7 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     Busy: Sort(503, "busy", "The server is busy"),
     RunChanging: _CHANGING,
     DamagedLog: Sort(500, "damaged-log", "The run's log is damaged"),
-    UnsupportedVersion: Sort(500, "unsupported-version", "The run was written by a newer steptape"),
+    UnsupportedVersion: Sort(500, "unsupported-version", "The run has another version of the format"),
     NotWritten: Sort(503, "not-written", "The store cannot be written"),
     StoreNotFound: Sort(503, "store-not-found", "The store cannot be reached"),
     TelemetryError: Sort(500, "telemetry-error", "The run cannot be read"),

@@ -140,7 +140,7 @@ def _print_first(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], what
 
 
 def _end_lines(failure: Mapping[str, str] | None, status: str, reason: str | None) -> list[str]:
-    """Return the lines about what ended the run, if it is known; older runs have no traceback."""
+    """Return the lines about what ended the run, if it is known; imported runs may have no traceback."""
     if failure is None:
         return [f"why it ended: {reason}"] if reason else []
     traceback = failure.get("traceback", "").splitlines()

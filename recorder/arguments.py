@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
-from ..rules.semantics import SEMANTICS_VERSION
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.plan import Plan
 from ..store.redaction import redacted
-from ..store.run_info import Attempt, PolicyRecord, RunInfo
+from ..store.run_info import Attempt, RunInfo
 from .batch_samples import Samples
 from .control import Callbacks
 from .environment import describe_environment
@@ -162,9 +161,7 @@ def declared_config(config: Any) -> dict[str, Any]:
 
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
     """Describe an attempt that begins now. Its number is assigned later."""
-    record = None
-    if policy is not None:
-        record = PolicyRecord(policy.digest, policy.source, policy.text, dict(policy.params), SEMANTICS_VERSION)
+    record = None if policy is None else policy.to_record()
     environment = describe_environment()
     if rank.world_size > 1:
         environment["world_size"] = rank.world_size

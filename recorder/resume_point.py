@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ..store.errors import TelemetryError
+from ..store.errors import TelemetryError, require_version
 from ..store.events import Event
 from ..store.run_info import RunInfo
 from .position import Position
@@ -55,21 +55,20 @@ class ResumePoint:
         """Read the user's ``resume`` argument: a run id, a run id with a step, or a ``Recorder.state_dict``.
 
         Raises:
-            TelemetryError: It is none of them, has another format, or holds an invalid value.
+            UnsupportedVersion: It is a state of another format.
+            TelemetryError: It is none of them, or holds an invalid value.
         """
         if isinstance(resume, str):
             return cls(resume)
         if isinstance(resume, (tuple, list)) and len(resume) == 2 and isinstance(resume[0], str):
             return cls(resume[0], step=as_whole(resume[1], "the step to resume from"))
         fields = {field.name for field in dataclasses.fields(cls)}
+        if isinstance(resume, Mapping) and "format" in resume:
+            fix = "Resume with the steptape that made it, or with resume=(run_id, step)"
+            require_version("recorder state format", resume["format"], STATE_FORMAT, where="resume", fix=fix)
         if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
             what = "resume must be a run id, (run_id, step) or the return value of Recorder.state_dict()"
             raise TelemetryError(what, got=resume)
-        if resume["format"] != STATE_FORMAT:
-            raise TelemetryError(
-                f"the recorder's state has format {resume['format']}; this steptape reads format {STATE_FORMAT}",
-                fix="Resume with the version of steptape that made it, or with resume=(run_id, step)",
-            )
         return cls(
             as_text(resume["run_id"]),
             as_whole(resume["attempt"], "the state's attempt"),

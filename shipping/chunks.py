@@ -33,7 +33,7 @@ from ..store.journal.format import (
 )
 from ..store.journal.scan import segment_of
 from ..store.journal.segment import Segment
-from .errors import BadFrames
+from .errors import SAME_RELEASE, BadFrames
 
 #: Attempt and rank.
 Stream = tuple[int, int]
@@ -134,8 +134,12 @@ def checked_chunk(data: bytes, run_id: str) -> Chunk:
     Raises:
         BadFrames: It is not a chunk of this run, or holds an event that no reader could read.
     """
-    if data[: PREAMBLE.size] != PREAMBLE.pack(MAGIC, VERSION):
-        raise BadFrames("this is not a chunk of a journal of version 4", where=run_id, got=data[: PREAMBLE.size])
+    beginning = data[: PREAMBLE.size]
+    if beginning[: len(MAGIC)] != MAGIC or len(beginning) < PREAMBLE.size:
+        raise BadFrames("this is not a chunk of a journal", where=run_id, got=beginning)
+    if beginning != PREAMBLE.pack(MAGIC, VERSION):
+        own, fix = PREAMBLE.unpack(beginning)[1], SAME_RELEASE
+        raise BadFrames(f"this steptape supports journal version {VERSION}", where=run_id, got=own, fix=fix)
     try:
         segment = segment_of(data, run_id)
         if segment.torn_bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..store.columns import read_columns
 from ..store.run_folder import list_files
 from .chunks import Stream
-from .errors import PushRefused
+from .errors import SAME_RELEASE, PushRefused
 from .run_state import StreamDigest
 
 
@@ -35,14 +35,17 @@ def check_equal(folder: Path, next_seq: Mapping[Stream, int], theirs: Mapping[St
     Raises:
         PushRefused: A log differs.
     """
-    from ..store.parquet.digests import log_digest, read_digests
+    from ..store.parquet.digests import FORMAT, log_digest, read_digests
 
     listing, kept = list_files(folder), read_digests(folder).logs
     columns = read_columns(folder)
     for stream, following in sorted(next_seq.items()):
-        own, format_ = kept.get(stream), theirs[stream].format
-        is_kept = own is not None and (own.last_seq, own.format) == (following - 1, format_)
-        sha256 = own.sha256 if own and is_kept else log_digest(listing, columns, stream, format_)
+        if theirs[stream].format != FORMAT:
+            what = f"this steptape supports digest format {FORMAT}"
+            raise PushRefused(what, where=folder.name, got=theirs[stream].format, fix=SAME_RELEASE)
+        own = kept.get(stream)
+        is_kept = own is not None and own.last_seq == following - 1
+        sha256 = own.sha256 if own and is_kept else log_digest(listing, columns, stream)
         if sha256 != theirs[stream].sha256:
             what = f"the log of attempt {stream[0]}, rank {stream[1]} differs from the one at the target"
             fix = "'steptape verify' at each end says which of them has changed; delete the run there and push again"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..store.errors import TelemetryError
+
+#: What to do where a pusher and its target have other versions of a format.
+SAME_RELEASE: Final = "Install the same steptape at both ends"
 
 
 class BadFrames(TelemetryError):

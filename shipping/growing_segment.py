@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..store.errors import DamagedLog, UnsupportedVersion
+from ..store.errors import DamagedLog, require_version
 from ..store.journal.checksum import FRAME
-from ..store.journal.format import EVENT, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION, VERSIONS
+from ..store.journal.format import EVENT, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
 from ..store.journal.whole_frames import runs_of_frames
 
 #: Room in front of the bytes that are read, where a segment has its preamble.
@@ -77,7 +77,8 @@ class GrowingSegment:
                 has seen: a writer that a signal interrupts takes its last record back at once.
 
         Raises:
-            DamagedLog, UnsupportedVersion: The file is not a journal that this version reads.
+            DamagedLog: The file is not a journal.
+            UnsupportedVersion: The journal has another version.
         """
         if seq < self.next_seq:
             self.next_seq, self._offset, self._layouts = self.first, 0, {}
@@ -99,9 +100,7 @@ class GrowingSegment:
             return  # A power loss left zeros, and no event.
         if magic != MAGIC:
             raise DamagedLog("not a journal", where=str(self._path), got=magic)
-        if version not in VERSIONS:
-            what = f"journal version {version}; this steptape reads versions up to {VERSION}"
-            raise UnsupportedVersion(what, where=str(self._path), fix="Upgrade steptape")
+        require_version("journal version", version, VERSION, where=str(self._path))
         self._offset = PREAMBLE.size
 
     def _next(self, seq: int, end: int, most_bytes: int) -> Frames | None:

@@ -22,11 +22,11 @@ from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.lineage import DECIDING_RANK
-from ..store.parquet.digests import DIGESTS_JSON, read_digests
+from ..store.parquet.digests import DIGESTS_JSON, FORMAT, read_digests
 from ..store.run_folder import INTAKE_JSON, RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
-from .errors import BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
+from .errors import SAME_RELEASE, BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
 from .received_stream import ReceivedStream, next_seq_of
 from .run_state import (
     OTHER_ID,
@@ -108,7 +108,7 @@ class Intake:
             }
             content, info = _run_in(folder)
             live = {journal[1:3] for journal in listing.journals}
-            digests = {s: StreamDigest(*d) for s, d in read_digests(folder).logs.items() if s not in live}
+            digests = {s: StreamDigest(*d, FORMAT) for s, d in read_digests(folder).logs.items() if s not in live}
             return RunState(
                 positions,
                 hashlib.sha256(content).hexdigest() if content else "",
@@ -342,8 +342,10 @@ def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:
     try:
         info = run_info_of(content, folder)
         json.dumps(json.loads(content), allow_nan=False).encode()
-    except (NotARun, UnsupportedVersion) as error:
+    except NotARun as error:
         raise BadFrames(error.what, where=run_id) from None
+    except UnsupportedVersion as error:
+        raise BadFrames(error.what, where=run_id, got=error.got, fix=SAME_RELEASE) from None
     except ValueError as error:
         raise BadFrames(f"run.json is not strict JSON ({error})", where=run_id) from None
     if info.run_id != run_id:

@@ -16,7 +16,7 @@ from typing import Final
 
 from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import Columns, columns_json, columns_of, read_columns
-from ..store.errors import DamagedLog, StoreNotFound
+from ..store.errors import DamagedLog, StoreNotFound, UnsupportedVersion
 from ..store.objects.access import fetch
 from ..store.objects.blocks import block_digests
 from ..store.objects.bucket import ObjectChanged
@@ -30,7 +30,7 @@ from ..store.objects.manifest import (
     part_in,
     part_key,
 )
-from ..store.parquet.digests import DIGESTS_JSON, Digests, digests_of, read_digests
+from ..store.parquet.digests import DIGESTS_JSON, FORMAT, Digests, digests_of, read_digests
 from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
 from .chunks import CHUNK_BYTES, Stream, header_of
@@ -145,8 +145,8 @@ class ObjectPush:
         assert found is not None
         try:
             return manifest_of(found.content, self.run_id), found.etag
-        except DamagedLog as error:
-            raise PushRefused(error.what, where=self.run_id, fix=error.fix) from None
+        except (DamagedLog, UnsupportedVersion) as error:
+            raise PushRefused(error.what, where=self.run_id, got=error.got, fix=error.fix) from None
 
     def _put(self, old: Manifest, new: Manifest, etag: str) -> str:
         """Replace the manifest, if it has changed or a sign of life is due, and return its etag."""
@@ -272,7 +272,7 @@ class ObjectPush:
             return False
         if theirs.last_seq != following - 1 or old.next_seq(stream) != following:
             return False
-        check_equal(self._folder, {stream: following}, {stream: StreamDigest(*theirs)})
+        check_equal(self._folder, {stream: following}, {stream: StreamDigest(*theirs, FORMAT)})
         return True
 
     def _sealed(self, stream: Stream, listing: Listing, held: list[LogPart]) -> list[LogPart]:

@@ -102,7 +102,7 @@ class RunPush:
             self._state = None  # It may be another process by now.
             self._chunk_bytes = max(_LEAST_CHUNK_BYTES, self._chunk_bytes // 2)
             if isinstance(error, OutOfStep):
-                raise TargetAway(error.what, where=error.where) from None
+                raise TargetAway(error.what, where=error.where, got=error.got) from None
             raise
 
     def _look(self, live: set[Stream]) -> PushProgress:

@@ -30,10 +30,13 @@ class TelemetryError(Exception):
         self.fix = fix
         super().__init__(self._message())
 
+    @property
+    def fact(self) -> str:
+        """The fact with the offending value, without place and fix."""
+        return self.what if self.got is None else f"{self.what}; got {shortened(repr(self.got))}"
+
     def _message(self) -> str:
-        message = f"{self.where}: {self.what}" if self.where else self.what
-        if self.got is not None:
-            message += f"; got {shortened(repr(self.got))}"
+        message = f"{self.where}: {self.fact}" if self.where else self.fact
         if not self.fix:
             return message
         return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .errors import DamagedLog, NotARun, UnsupportedVersion
+from .errors import DamagedLog, NotARun, require_version
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
+#: The version of FORMAT.md. It counts on when what a run folder holds changes.
 FORMAT: Final = 6
 
 _Value = TypeVar("_Value")
@@ -29,7 +30,7 @@ class PolicyRecord:
         source: Where it was read from.
         text: The file, unchanged.
         params: The params in force.
-        semantics_version: Version of the rule engine's semantics; another version may decide differently.
+        semantics_version: Version of the rule semantics; another version may decide differently.
     """
 
     digest: str
@@ -54,7 +55,7 @@ class Attempt:
         environment: Host, versions, git commit, command line.
         steps: Optimizer updates finished at its end; None while open or after a crash.
         reason: Why it ended, as the loop put it; None where it gave no reason.
-        failure: Type, message and traceback of the exception that ended it, if any; no traceback in older runs.
+        failure: Type, message and traceback of the exception that ended it, if any; imports may lack a traceback.
         parent: The attempt that it continues; None when it started from scratch.
         parent_seq: The deciding rank's ``seq`` in the parent of the checkpoint that it was resumed from, that event
             included; None when only a step is known.
@@ -99,7 +100,6 @@ class RunInfo:
         attempts: In order; at least one.
         source: The origin of an imported run: ``kind``, ``path``, ``folder``, ``sha256``, and in ``problem`` what could
             not be read; None when it was recorded here.
-        format: The FORMAT.md version that its folder was written with.
     """
 
     run_id: str
@@ -109,7 +109,6 @@ class RunInfo:
     tags: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] | None = None
-    format: int = field(default=FORMAT, compare=False)
 
     @property
     def last(self) -> Attempt:
@@ -122,8 +121,8 @@ class RunInfo:
         return {attempt.attempt: attempt.plan for attempt in self.attempts[:-1]}
 
     def to_json(self) -> bytes:
-        """Encode the content of ``run.json``, in this steptape's format."""
-        document = {"format": FORMAT, **dataclasses.asdict(dataclasses.replace(self, format=FORMAT))}
+        """Encode the content of ``run.json``."""
+        document = {"format": FORMAT, **dataclasses.asdict(self)}
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -156,7 +155,7 @@ def read_run_info(folder: Path) -> RunInfo:
 
     Raises:
         NotARun: The file is missing, unreadable, or lacks a required field.
-        UnsupportedVersion: A newer steptape wrote it.
+        UnsupportedVersion: The run has another format.
     """
     try:
         content = read_file(folder, RUN_JSON)
@@ -177,17 +176,11 @@ def run_info_of(content: bytes, folder: Path) -> RunInfo:
 
     Raises:
         NotARun: The content is malformed or lacks a required field.
-        UnsupportedVersion: A newer steptape wrote it.
+        UnsupportedVersion: The run has another format.
     """
     try:
         document = json.loads(content)
-        version = document.get("format")
-        if isinstance(version, int) and version > FORMAT:
-            raise UnsupportedVersion(
-                f"run format {version}; this steptape reads formats up to {FORMAT}",
-                where=f"{folder}/{RUN_JSON}",
-                fix="Upgrade steptape",
-            )
+        require_version("run format", document["format"], FORMAT, where=f"{folder}/{RUN_JSON}")
         return _info_from(document)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise _unreadable(folder, error) from None
@@ -213,7 +206,6 @@ def _info_from(document: dict[str, Any]) -> RunInfo:
         tags=tuple(str(tag) for tag in _typed(document, "tags", list) or ()),
         config=_typed(document, "config", dict) or {},
         source=_typed(document, "source", dict),
-        format=_typed(document, "format", int) or 1,
     )
 
 
@@ -239,7 +231,7 @@ def _attempt_from(entry: dict[str, Any]) -> Attempt:
 
 
 def _known(type_: type[Attempt | Plan | PolicyRecord], entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of the entry that this steptape knows; a newer one may add keys."""
+    """Return the keys of the entry that steptape knows; other writers may add keys."""
     names = _NAMES[type_]
     return {key: value for key, value in entry.items() if key in names}
 

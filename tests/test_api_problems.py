@@ -262,7 +262,7 @@ def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server
     """Unreadable runs are never silently missing and never block the others, with or without filters."""
     (make_run(store, "broken-json") / "run.json").write_text("{")
     (make_run(store, "no-attempts") / "run.json").write_text('{"run_id": "no-attempts", "name": "n", "attempts": []}')
-    (make_run(store, "newer") / "run.json").write_text('{"format": 99}')
+    (make_run(store, "older") / "run.json").write_text('{"format": 5}')
     next(make_run(store, "damaged-journal").glob("journal-*")).write_bytes(b"this is no journal")
     next(make_run(store, "damaged-parquet", sealed=True).glob("events-*")).write_bytes(b"this is no Parquet")
     beyond_time = RunInfo("beyond-time", "n", (Attempt(0, "completed", 10**30, 10**30, steps=1),))
@@ -277,14 +277,14 @@ def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server
         "broken-json",
         "damaged-journal",
         "damaged-parquet",
-        "newer",
         "no-attempts",
+        "older",
         "twin",
     ]
     assert {p["run"]: p["code"] for p in page["problems"]}.items() >= {
         ("broken-json", "not-a-run"),
         ("damaged-journal", "damaged-log"),
-        ("newer", "unsupported-version"),
+        ("older", "unsupported-version"),
     }
     assert all(problem["detail"].startswith(problem["run"]) for problem in page["problems"])
     assert server.get("/runs?status=failed")["problems"] == page["problems"]

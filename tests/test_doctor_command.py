@@ -194,7 +194,7 @@ def test_a_file_that_was_compressed_anew_is_sound(sealed: Path) -> None:
 
 
 def test_a_run_whose_files_have_no_digest_is_examined_by_its_values(sealed: Path) -> None:
-    """Runs that older recorders left are examined like any other."""
+    """So does a pushed run."""
     path = sealed / "digests.json"
     document = json.loads(path.read_text())
     del document["logs"][0]["files_sha256"]

@@ -556,8 +556,8 @@ def test_a_long_traceback_is_bounded(tmp_path: Path) -> None:
     assert text.startswith("Traceback (most recent call last):")
 
 
-def test_show_prints_the_traceback_of_a_failed_run_and_does_without_in_older_ones(tmp_path: Path) -> None:
-    """Runs of older recorders keep type and message only."""
+def test_show_prints_the_traceback_of_a_failed_run_and_does_without_where_there_is_none(tmp_path: Path) -> None:
+    """Imported runs may have type and message only."""
     run = failed_run(tmp_path / "runs", "raise ValueError('no data')")
 
     def shown() -> list[str]:

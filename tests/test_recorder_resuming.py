@@ -204,6 +204,7 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
         ({"resume": "my loop"}, "resume takes a run's id; got 'my loop'. The newest run of this name is a-run"),
         ({"resume": 3}, "resume must be a run id, "),
         ({"resume": {"format": 1}}, "resume must be a run id, "),
+        ({"resume": {"format": 2}}, "resume: this steptape supports recorder state format 1; got 2. Resume with the"),
         ({"resume": "RUN"}, "recorded no checkpoint"),
         ({"resume": ("a-run", 9)}, "reached only step 2; got 9"),
         ({"resume": ("a-run", -1)}, r"the step to resume from must be a whole number from 0 to 2\*\*53; got -1"),

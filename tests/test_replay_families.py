@@ -92,7 +92,6 @@ def curve(number: int, length: int = 6) -> list[float]:
         ({"group": "night", "source": {"folder": "logs/a"}}, "model", Family("group", "night")),
         ({"source": {"folder": "logs/nanogpt/run-3/tb", "path": "x"}}, None, Family("source folder", "logs/nanogpt")),
         ({"source": {"folder": "logs", "path": "logs/a.csv"}}, None, Family("source folder", "logs")),
-        ({"source": {"path": "/data/logs/a.csv"}}, None, Family("source folder", "/data/logs")),
         ({}, None, Family("configuration", "train.py")),
     ],
 )

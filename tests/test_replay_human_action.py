@@ -118,10 +118,8 @@ with Recorder({str(tmp_path)!r}, quiet=True) as rec:
     ("source", "acted"),
     [
         ({"kind": "wandb", "ending": "stated"}, True),
-        ({"kind": "mlflow"}, True),
         ({"kind": "trainer_state", "ending": "before_plan"}, False),
         ({"kind": "optuna", "ending": "open"}, False),
-        ({"kind": "trainer_state"}, False),
     ],
 )
 def test_a_log_that_ends_before_its_plan_was_not_acted_upon_unless_its_source_says_so(

@@ -352,7 +352,7 @@ def said(outcomes: Sequence[Outcome]) -> dict[str, list[tuple[object, ...]]]:
 
 
 def test_a_decision_has_the_step_of_its_value_and_says_how_far_the_loop_had_come() -> None:
-    """The record and the digest hold the lag; without a lag they omit it, so old digests remain valid."""
+    """The record and the digest hold the lag; without a lag they omit it."""
     events = stream([{"loss": 1.0}, {"loss": 9.0}, {"loss": 1.0}, {"loss": 1.0}], late=frozenset({"loss"}))
     (decision,) = observed(engine(rule("high", "loss > 3")), events)
     (at_once,) = observed(engine(rule("high", "loss > 3")), stream([{"loss": 1.0}, {"loss": 9.0}]))

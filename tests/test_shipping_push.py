@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,9 @@ from shipped_runs import RUN, Loop, digests_of
 
 from steptape import Recorder, open_run
 from steptape.shipping.chunks import Recording, Stream, chunk_of
+from steptape.shipping.ending import check_equal
 from steptape.shipping.errors import (
+    BadFrames,
     ForeignRun,
     IntakeBusy,
     OutOfStep,
@@ -27,13 +28,13 @@ from steptape.shipping.errors import (
 from steptape.shipping.folder_target import FolderTarget
 from steptape.shipping.intake import Intake, IntakeLimits
 from steptape.shipping.run_push import PushProgress, RunPush
-from steptape.shipping.run_state import RunPapers
+from steptape.shipping.run_state import RunPapers, StreamDigest
 from steptape.store.annotations import Annotation, append_annotation, read_annotations
 from steptape.store.errors import NotWritten
 from steptape.store.journal.checksum import framed
-from steptape.store.journal.format import EVENT, layout_record
+from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, layout_record
 from steptape.store.parquet.sealing import seal
-from steptape.store.run_info import read_run_info
+from steptape.store.run_info import FORMAT, read_run_info
 from steptape.store.store import open_store
 
 
@@ -187,21 +188,27 @@ def test_ranks_on_hosts_without_a_common_disk_make_one_run(tmp_path: Path) -> No
     assert open_run(tmp_path / "b" / RUN).sql("SELECT count(*) FROM all_events").to_pylist() == [{"count_star()": 60}]
 
 
-def test_imported_runs_and_every_old_format_are_pushed(tmp_path: Path) -> None:
-    """The committed samples of all versions arrive with the digest that their log has in today's format."""
-    samples = Path(__file__).parent / "data"
-    folders = sorted({path.parent for path in samples.rglob("run.json")})
-    for folder in folders:
-        info = read_run_info(folder)
-        copy = tmp_path / "a" / info.run_id
-        if copy.exists():
-            continue
-        shutil.copytree(folder, copy)
-        seal(copy, other_hosts=True)
-        progress = pushed(copy, tmp_path / "b")
+def test_a_target_of_another_version_is_named_with_the_remedy(tmp_path: Path) -> None:
+    """A chunk, a document and a digest that only another version understands are refused; nothing is written."""
+    intake = an_intake(tmp_path / "b")
+    older = dataclasses.replace(PAPERS, run=PAPERS.run.replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
+    chunk = PREAMBLE.pack(MAGIC, 2) + a_chunk(0, 3)[PREAMBLE.size :]
+    with Recorder(tmp_path / "a", quiet=True) as rec:
+        rec.step(loss=1.0)
+    rec.close(seal=True)
 
-        assert (progress.is_done, progress.uncompared) == (True, ""), folder
-    assert len(folders) > 3
+    with pytest.raises(BadFrames) as papers:
+        intake.take_papers(RUN, "me", older)
+    with pytest.raises(BadFrames) as frames:
+        intake.take_chunk(RUN, "me", chunk)
+    with pytest.raises(PushRefused) as digest:
+        check_equal(rec.folder, {(0, 0): 3}, {(0, 0): StreamDigest(2, "0" * 64, 1)})
+
+    fix = "Install the same steptape at both ends"
+    assert str(papers.value) == f"{RUN}: this steptape supports run format {FORMAT}; got {FORMAT - 1}. {fix}"
+    assert str(frames.value) == f"{RUN}: this steptape supports journal version 4; got 2. {fix}"
+    assert str(digest.value) == f"{rec.run_id}: this steptape supports digest format 2; got 1. {fix}"
+    assert list((tmp_path / "b").iterdir()) == []
 
 
 def test_notes_travel_and_come_once(tmp_path: Path) -> None:
@@ -226,7 +233,12 @@ def an_intake(store: Path, limits: IntakeLimits | None = None) -> Intake:
 
 PAPERS = RunPapers(
     json.dumps(
-        {"format": 6, "run_id": RUN, "name": "x", "attempts": [{"attempt": 0, "status": "running", "started_ns": 1}]}
+        {
+            "format": FORMAT,
+            "run_id": RUN,
+            "name": "x",
+            "attempts": [{"attempt": 0, "status": "running", "started_ns": 1}],
+        }
     )
 )
 

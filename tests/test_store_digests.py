@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from steptape import Recorder, open_run
+from steptape import Recorder, open_run, open_store, verify
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.errors import DamagedLog
+from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.events import Event
 from steptape.store.parquet.column_digests import Alongside
 from steptape.store.parquet.digests import DIGESTS_JSON, attempt_digest, digest_faults, read_digests
-from steptape.store.parquet.sealing import seal
+from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.plan import Plan
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import Attempt, PolicyRecord
@@ -90,12 +90,9 @@ def test_a_finished_run_has_a_digest_of_its_log_and_of_its_attempt(recorded: Pat
     assert digest_faults(recorded) == []
 
 
-#: A run whose digests have the first format.
-FIRST = Path(__file__).parent / "data" / "digests-1" / "20260102T030405-d19e57"
-
 LOG_CHANGED = "the log of rank {} has changed since its digest was computed at the end"
 
-#: The digest of the events above. It must never change, since it is stored with runs.
+#: The digest of the events above. It changes only together with the format of digests: runs store it.
 EXPECTED = "15e3f169cd837b74dfc4732fd00df4a86587f2e3c1cfdddc8c86b5963b1d153e"
 
 
@@ -106,7 +103,7 @@ def test_the_digest_does_not_know_how_the_log_was_cut(store_record: Callable[...
 
     folder = store_record(EVENTS, samples=samples, segment_bytes=segment_bytes, sealed=True)
 
-    assert read_digests(folder).logs[(0, 0)] == (39, EXPECTED, 2) == (39, described_digest(folder), 2)
+    assert read_digests(folder).logs[(0, 0)] == (39, EXPECTED) == (39, described_digest(folder))
     assert digest_faults(folder) == []
 
 
@@ -118,7 +115,7 @@ def test_ids_of_samples_of_both_kinds_make_one_digest(store_record: Callable[...
 
     folder = store_record(EVENTS, samples=samples, segment_bytes=segment_bytes, sealed=True)
 
-    assert read_digests(folder).logs[(0, 0)] == (39, described_digest(folder), 2)
+    assert read_digests(folder).logs[(0, 0)] == (39, described_digest(folder))
     assert digest_faults(folder) == []
 
 
@@ -197,37 +194,30 @@ def described_column(rows: list[Any], kind: pa.DataType, *, seldom: bool) -> lis
 CODES = {"int64": "<q", "int32": "<i", "float": "<f", "double": "<d"}
 
 
-def test_digests_of_the_first_format_are_found_again_forever(tmp_path: Path) -> None:
-    """They are verified against their data, and stay when more is sealed. Not a bit may differ."""
-    folder = tmp_path / FIRST.name
-    shutil.copytree(FIRST, folder)
-    before = read_digests(folder)
-    with Recorder(tmp_path, resume=(folder.name, 8)) as rec:
+def test_digests_of_another_format_are_refused_and_stay(recorded: Path) -> None:
+    """Neither a sealer nor a resume writes over them; all else of the run, and other runs, are read and verified."""
+    path = recorded / DIGESTS_JSON
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    before = path.read_bytes()
+    with Recorder(recorded.parent, quiet=True) as rec:
         rec.step(loss=1.0)
     rec.close(seal=True)
+    sentence = (
+        f"{path}: this steptape supports digest format 2; got 1. "
+        "Use the steptape that wrote it, or record or import the run anew"
+    )
 
-    after = read_digests(folder)
-    assert {log.format for log in before.logs.values()} == {1}
-    assert {stream: after.logs[stream] for stream in before.logs} == before.logs
-    assert after.logs[(1, 0)].format == 2
-    assert digest_faults(FIRST) == digest_faults(folder) == []
-    for table, column in (("events", "kind"), ("events", "loss"), ("samples", "sample_id"), ("samples", "seq")):
-        (path,) = folder.glob(f"{table}-0-0-*.parquet")
-        whole = path.read_bytes()
-        pq.write_table(flipped(pq.read_table(path), column, 5, 0), path)
-        assert digest_faults(folder) == [f"attempt 0: {LOG_CHANGED.format(0)}"]
-        path.write_bytes(whole)
+    with Recorder(recorded.parent, resume=(recorded.name, 20)) as again:
+        again.step(loss=1.0)
+    again.close(seal=True)
+    with pytest.raises(UnsupportedVersion) as refused:
+        verify(open_run(recorded))
 
-
-def test_a_digest_of_an_unknown_format_is_damage(recorded: Path) -> None:
-    """It is not skipped: no writer puts one into a file of this format."""
-    path = recorded / DIGESTS_JSON
-    path.write_text(path.read_text().replace('"format": 2\n', '"format": 3\n'))
-
-    with pytest.raises(
-        DamagedLog, match=r"not valid digests .*a digest has format 3, which this steptape does not know"
-    ):
-        read_digests(recorded)
+    assert complaints(recorded) == [str(refused.value)] == [sentence]
+    assert path.read_bytes() == before
+    assert [event.step for event in open_run(recorded).events()][-1] == 21
+    assert len(open_store(recorded.parent).runs()) == 2
+    assert verify(open_run(rec.folder)).identical
 
 
 def wide(step: int) -> dict[str, float]:
@@ -246,7 +236,7 @@ def test_the_digest_covers_metrics_that_are_no_columns(store_record: Callable[..
     turned = rewritten(cut, "metrics", lambda rows: rows.take(pa.array(range(rows.num_rows)[::-1])))
 
     assert read_digests(whole).logs == read_digests(cut).logs
-    assert read_digests(whole).logs[(0, 0)] == (9, described_digest(whole), 2)
+    assert read_digests(whole).logs[(0, 0)] == (9, described_digest(whole))
     assert digest_faults(whole) == digest_faults(cut) == digest_faults(turned) == []
 
 
@@ -344,8 +334,8 @@ def test_what_run_json_says_of_an_attempt_is_covered(recorded: Path) -> None:
     assert digest_faults(recorded) == ["attempt 0: its entry in run.json has changed since the attempt ended"]
 
 
-def test_the_digest_of_an_attempt_never_changes() -> None:
-    """It is stored with runs: fields of later versions must not enter it unless they were recorded."""
+def test_the_digest_of_an_attempt_is_stored_with_runs() -> None:
+    """So it changes only together with the format of digests. What an attempt does not have is not part of it."""
     policy = PolicyRecord("d" * 64, "p.yaml", "controllers: []", {"spike": 2.0}, 2)
     attempt = Attempt(1, "stopped", 5, 9, Plan(10, constants={"size": 3.0}), policy, steps=7, parent=0, from_step=3)
 

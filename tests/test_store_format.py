@@ -1,4 +1,4 @@
-"""The promise of FORMAT.md holds: every old run opens, and any Parquet reader reads a run folder."""
+"""FORMAT.md describes what is on disk: the committed sample opens, and any Parquet reader reads a run folder."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from typing import Any
 import pytest
 from waiting import PATIENCE_S
 
-from steptape import open_run, open_store
+from steptape import Recorder, open_run, open_store
+from steptape.store.errors import UnsupportedVersion
 from steptape.store.event_json import event_to_line, events_from_lines
 from steptape.store.events import Event
-from steptape.store.parquet.sealing import seal
+from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.plan import Plan
-from steptape.store.run_info import Attempt, PolicyRecord, RunInfo
+from steptape.store.run_info import FORMAT, Attempt, PolicyRecord, RunInfo
 
 DATA = Path(__file__).parent / "data"
 PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")
-SAMPLE = DATA / "format-1"
-VERSIONS = (1, 2, 3, 4, 5, 6)
+SAMPLE = DATA / f"format-{FORMAT}"
 SEALED, JOURNAL = "20260102T030405-5ea1ed", "20260102T030405-0a11ed"
 STARTED_NS = 1_767_323_045_000_000_000
 WRITER = {"host": "node-1", "boot_id": "11111111-2222-3333-4444-555555555555", "pid": 4321}
 CONFIG = {"lr": 0.1, "seed": 2**60, "nested": {"a": [1, None]}}
 
-#: The content of both runs of each sample; format 4 adds some.
-EVENTS = [
+#: The content of both runs of the sample.
+_LOOP = [
     Event("train_begin", seq=0, time_ns=STARTED_NS),
     Event(
         "step_end", step=1, seq=1, micro_step=1, epoch=0.5, time_ns=STARTED_NS,
@@ -62,7 +62,7 @@ EVENTS = [
     ),
     Event("train_end", step=2, seq=6, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000),
 ]  # fmt: skip
-EVENTS_SINCE_4 = [
+EVENTS = _LOOP + [
     event._replace(step=2, seq=seq, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000)
     for seq, event in enumerate(
         (
@@ -73,14 +73,6 @@ EVENTS_SINCE_4 = [
             Event("ranks", metrics={"loss@0": 0.5, "loss@1": math.nan}, attrs={"world_size": 2}),
             Event("agreement"),
             Event("custom:reward", metrics={"score": 0.25}),
-        ),
-        start=len(EVENTS),
-    )
-]
-EVENTS_SINCE_6 = [
-    event._replace(step=2, seq=seq, time_ns=STARTED_NS + 1_000, elapsed_ns=1_000)
-    for seq, event in enumerate(
-        (
             Event(
                 "span",
                 metrics={"Time/eval_seconds": 1.5e-6},
@@ -88,25 +80,21 @@ EVENTS_SINCE_6 = [
             ),
             Event("system", metrics={"System/rss_mb": 512.25, "GPU/utilization": math.nan}, attrs={"sampled_ns": 900}),
         ),
-        start=len(EVENTS) + len(EVENTS_SINCE_4),
+        start=len(_LOOP),
     )
 ]
-SAMPLES = [
-    {"seq": 1, "step": 1, "micro_step": 1, "position": 0, "sample_id": "-1", "loss": 1.5, "tokens": None},
-    {"seq": 1, "step": 1, "micro_step": 1, "position": 1, "sample_id": str(2**60), "loss": math.nan, "tokens": None},
-    {"seq": 2, "step": 2, "micro_step": 0, "position": 0, "sample_id": "ü", "loss": math.inf, "tokens": 7},
-    {"seq": 2, "step": 2, "micro_step": 0, "position": 1, "sample_id": "b", "loss": 0.25, "tokens": 8},
-]
-
-
-#: Additions and replacements in the samples of later formats, by row.
-SINCE_FORMAT: dict[int, dict[int, dict[str, Any]]] = {
-    2: {2: {"position": 31, "token_losses": [math.inf]}, 3: {"position": 4, "token_losses": [0, 0.5, math.nan]}},
-    3: {2: {"sample_id": "7"}, 3: {"sample_id": "0"}},
-}
-
-
-#: The vectors of both runs since format 5.
+SAMPLES: list[dict[str, Any]] = [
+    {
+        "seq": seq, "step": seq, "micro_step": micro_step, "position": position, "sample_id": sample_id, "loss": loss,
+        "tokens": tokens, "token_losses": token_losses,
+    }
+    for seq, micro_step, position, sample_id, loss, tokens, token_losses in (
+        (1, 1, 0, "-1", 1.5, None, None),
+        (1, 1, 1, str(2**60), math.nan, None, None),
+        (2, 0, 31, "7", math.inf, 7, [math.inf]),
+        (2, 0, 4, "0", 0.25, 8, [0.0, 0.5, math.nan]),
+    )
+]  # fmt: skip
 VECTORS = [
     {"seq": 2, "step": 2, "micro_step": 0, "name": "expert_tokens/größe", "values": [3.0, math.nan, 2.0**53]},
     {"seq": 2, "step": 2, "micro_step": 0, "name": "empty", "values": []},
@@ -114,67 +102,42 @@ VECTORS = [
 ]
 
 
-def vectors_of(version: int) -> list[dict[str, Any]]:
-    """Return the vectors of both runs of a version."""
-    return VECTORS if version >= 5 else []
-
-
-def events_of(version: int) -> list[Event]:
-    """Return the events of both runs of a version."""
-    return EVENTS + (EVENTS_SINCE_4 if version >= 4 else []) + (EVENTS_SINCE_6 if version >= 6 else [])
-
-
-def samples_of(version: int) -> list[dict[str, Any]]:
-    """Return the samples of both runs of a version."""
-    samples = [{**sample, "token_losses": None} for sample in SAMPLES]
-    for since, rows in SINCE_FORMAT.items():
-        for row, own in rows.items() if since <= version else ():
-            samples[row] |= own
-    return samples
-
-
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("run_id", [SEALED, JOURNAL])
-def test_events_of_every_format_are_read_forever(
-    version: int, run_id: str, store_facts: Callable[[Iterable[Event]], Any]
-) -> None:
+def test_the_events_of_the_sample_are_read(run_id: str, store_facts: Callable[[Iterable[Event]], Any]) -> None:
     """A sealed run and a journal give exactly these values."""
-    run = open_run(DATA / f"format-{version}" / run_id)
+    run = open_run(SAMPLE / run_id)
     samples = run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
     by_sql = run.rows("SELECT * EXCLUDE (run_id, attempt, rank) FROM samples ORDER BY seq, tokens")
 
     vectors = run.vectors().drop_columns(["run_id", "attempt", "rank"]).to_pylist()
 
-    assert store_facts(run.events()) == store_facts(events_of(version))
-    assert str(vectors) == str(vectors_of(version))
-    assert str(samples) == str(by_sql) == str(samples_of(version)).replace("[0,", "[0.0,")
+    assert store_facts(run.events()) == store_facts(EVENTS)
+    assert str(vectors) == str(VECTORS)
+    assert str(samples) == str(by_sql) == str(SAMPLES)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_run_json_of_every_format_is_read_forever(version: int) -> None:
+def test_run_json_of_the_sample_is_read() -> None:
     """Every key is read, and absent ones have their defaults."""
     policy = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3}, 1)
+    late, reason = Plan(20, 5, 2, constants={"params": 2.5}), "EarlyStoppingCallback"
     sealed = Attempt(0, "stopped", STARTED_NS, STARTED_NS + 2_500_000_000, Plan(10, 5, 2), policy, WRITER, 2)
+    sealed = dataclasses.replace(sealed, declared=late, reason=reason)
     journal = Attempt(0, "running", STARTED_NS, failure={"type": "ValueError", "message": "loss is nan"})
-    if version >= 4:
-        late = Plan(20, 5, 2, constants={"params": 2.5})
-        sealed = dataclasses.replace(sealed, declared=late, reason="EarlyStoppingCallback")
 
     for run_id, attempt in ((SEALED, sealed), (JOURNAL, journal)):
         info = RunInfo(run_id, "sample", (attempt,), group="g", tags=("a", "ü"), config=CONFIG)
-        assert open_run(DATA / f"format-{version}" / run_id).info == info
+        assert open_run(SAMPLE / run_id).info == info
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_store_of_every_format_answers_sql_forever(version: int) -> None:
+def test_the_store_of_the_sample_answers_sql() -> None:
     """Both runs are read at once; the one left in a journal has crashed."""
-    store = open_store(DATA / f"format-{version}")
+    store = open_store(SAMPLE)
     runs = store.rows("SELECT run_id, status, steps, planned_steps, duration_s FROM runs ORDER BY run_id")
     decisions = store.rows("SELECT controller, event_seq, operations, values->>'loss' AS loss FROM decisions")
 
     assert [tuple(row.values()) for row in runs] == [
         (JOURNAL, "crashed", 2, None, 1e-6),
-        (SEALED, "stopped", 2, 20 if version >= 4 else 10, 2.5),
+        (SEALED, "stopped", 2, 20, 2.5),
     ]
     assert decisions == 2 * [
         {"controller": "stop", "event_seq": 3, "operations": ["hfcontrols.should_training_stop"], "loss": "NaN"}
@@ -182,12 +145,12 @@ def test_a_store_of_every_format_answers_sql_forever(version: int) -> None:
     assert store.rows("SELECT sum(value) AS n FROM series('eval/größe')") == [{"n": 2e300}]
 
 
-def test_what_a_newer_writer_adds_to_run_json_is_passed_over(store_folder: Callable[..., Path]) -> None:
-    """Keys may be added within a format version; older readers ignore them at every level."""
+def test_what_another_writer_adds_to_run_json_is_ignored(store_folder: Callable[..., Path]) -> None:
+    """At every level."""
     folder = store_folder()
     document = json.loads((folder / "run.json").read_bytes())
     for entry in (document, document["attempts"][0], document["attempts"][0]["plan"]):
-        entry["of_the_future"] = {"a": 1}
+        entry["of_another_writer"] = {"a": 1}
     (folder / "run.json").write_text(json.dumps(document))
 
     assert open_run(folder).info.run_id == "run-1"
@@ -197,7 +160,9 @@ def test_what_may_be_missing_from_run_json_has_defaults(store_folder: Callable[.
     """An importer in another language may write only these keys."""
     folder = store_folder("run-1")
     attempt = {"attempt": 0, "status": "completed", "started_ns": 5}
-    (folder / "run.json").write_text(json.dumps({"format": 1, "run_id": "run-1", "name": "n", "attempts": [attempt]}))
+    (folder / "run.json").write_text(
+        json.dumps({"format": FORMAT, "run_id": "run-1", "name": "n", "attempts": [attempt]})
+    )
 
     assert open_run(folder).info == RunInfo("run-1", "n", (Attempt(0, "completed", 5),))
 
@@ -214,7 +179,7 @@ by_arrow = pq.read_table(next(__import__("pathlib").Path(folder).glob("events-*.
 mapping = json.loads(by_arrow.schema.metadata[b"steptape.columns"])
 query = f\"\"\"
 SELECT seq, kind, step, loss, "Loss~7e13be37" AS upper, attrs->>'$.path' AS path
-FROM read_parquet('{folder}/events-*.parquet') ORDER BY attempt, rank, seq
+FROM read_parquet('{folder}/events-*.parquet') WHERE seq < 7 ORDER BY attempt, rank, seq
 \"\"\"
 samples = f"SELECT sample_id, loss FROM read_parquet('{folder}/samples-*.parquet') ORDER BY seq, position"
 print(str({
@@ -231,7 +196,9 @@ def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
     """They run in a process where steptape cannot be imported."""
     command = [sys.executable, "-X", "utf8", "-W", "error", "-c", PLAIN, str(SAMPLE / SEALED)]
     printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S).stdout
-    mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af", "eval/größe": "eval/größe"}
+    mapping = {"loss": "loss", "Loss": "Loss~7e13be37", "epoch": "epoch~b2fdf2af"}
+    others = ("eval/größe", "loss@0", "loss@1", "score", "Time/eval_seconds", "System/rss_mb", "GPU/utilization")
+    mapping |= {name: name for name in others}
 
     assert printed.strip() == str(
         {
@@ -246,7 +213,7 @@ def test_plain_duckdb_and_plain_pyarrow_read_a_sealed_run() -> None:
                 (5, "save", 2, None, None, "checkpoint-2"),
                 (6, "train_end", 2, None, None, None),
             ],
-            "samples": [("-1", 1.5), (str(2**60), math.nan), ("ü", math.inf), ("b", 0.25)],
+            "samples": [(-1, 1.5), (2**60, math.nan), (0, 0.25), (7, math.inf)],
             "arrow": [
                 {"seq": 1, "loss": 0.1, "Loss~7e13be37": -0.0},
                 {"seq": 2, "loss": math.nan, "Loss~7e13be37": math.inf},
@@ -268,7 +235,7 @@ for statement in sys.stdin.read().split(";"):
 
 def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
     """They run in the folder above a store whose sealed run has the id that the page names."""
-    shutil.copytree(DATA / "format-6", tmp_path / "runs")
+    shutil.copytree(SAMPLE, tmp_path / "runs")
     (queries,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 
     command = [sys.executable, "-W", "error", "-c", QUERIES]
@@ -286,19 +253,6 @@ def test_the_json_line_of_the_page_is_what_an_export_writes() -> None:
     assert [event_to_line(event) for event in events_from_lines([line], source="FORMAT.md")] == [line]
 
 
-#: Two blocks of samples for each version, as they are at the end of an event's record.
-FIRST = struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60)
-TEXTS = struct.pack("<I", 10) + '["ü","b"]'.encode()
-TOKENS = struct.pack("<2i", 7, 8)
-SINCE_2 = struct.pack("<2i", 31, 4) + struct.pack("<I2I2I4f", 2, 1, 0, 3, 1, 0.0, 0.5, math.nan, math.inf)
-BLOCKS_OF = {
-    1: [FIRST, struct.pack("<IBB2f", 2, 2, 1, math.inf, 0.25) + TEXTS + TOKENS],
-    2: [FIRST, struct.pack("<IBB2f", 2, 2, 1 | 2 | 4, math.inf, 0.25) + TEXTS + TOKENS + SINCE_2],
-    3: [FIRST, struct.pack("<IBB2f2q", 2, 1, 1 | 2 | 4, math.inf, 0.25, 7, 0) + TOKENS + SINCE_2],
-}
-BLOCKS_OF[4] = BLOCKS_OF[3]
-
-
 def vector_block(*vectors: tuple[str, list[float]]) -> bytes:
     """Return the bytes of vectors, with their length."""
     parts = [
@@ -308,22 +262,20 @@ def vector_block(*vectors: tuple[str, list[float]]) -> bytes:
     return struct.pack("<I", len(b"".join(parts))) + b"".join(parts)
 
 
-BLOCKS_OF[5] = [
-    FIRST,
-    vector_block(("expert_tokens/größe", [3.0, math.nan, 2.0**53]), ("empty", [])) + BLOCKS_OF[3][1],
+#: What follows the attributes of the events that have samples or vectors.
+BLOCKS = [
+    struct.pack("<IBB2f2q", 2, 1, 0, 1.5, math.nan, -1, 2**60),
+    vector_block(("expert_tokens/größe", [3.0, math.nan, 2.0**53]), ("empty", []))
+    + struct.pack("<IBB2f2q", 2, 1, 1 | 2 | 4, math.inf, 0.25, 7, 0)
+    + struct.pack("<2i2i", 7, 8, 31, 4)
+    + struct.pack("<I2I2I4f", 2, 1, 0, 3, 1, 0.0, 0.5, math.nan, math.inf),
     vector_block(("route", [-math.inf])),
 ]
 
-BLOCKS_OF[6] = BLOCKS_OF[5]
 
-#: The version of the journals in folders of each version.
-JOURNAL_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 2, 5: 4, 6: 4}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_journal_can_be_read_from_its_description_alone(version: int) -> None:
+def test_a_journal_can_be_read_from_its_description_alone() -> None:
     """The reader uses only FORMAT.md's numbers and none of our code, as one in another language would."""
-    data = (DATA / f"format-{version}" / JOURNAL / "journal-0-0-000000000000").read_bytes()
+    data = (SAMPLE / JOURNAL / "journal-0-0-000000000000").read_bytes()
     magic, own_version = struct.unpack_from("<4sI", data)
     position, layouts, header, events = 8, {}, {}, []
     while position < len(data):
@@ -354,36 +306,49 @@ def test_a_journal_can_be_read_from_its_description_alone(version: int) -> None:
                 (kind, step, seq, micro_step, known_epoch, time_ns, elapsed_ns, value_lag, metrics, attrs, rest.hex())
             )
 
-    assert (magic, own_version) == (b"STPJ", JOURNAL_VERSIONS[version])
+    assert (magic, own_version) == (b"STPJ", 4)
     assert header == {"run_id": JOURNAL, "attempt": 0, "rank": 0, "first_seq": 0, "writer": WRITER}
     assert str([event[:-1] for event in events]) == str(
         [
             (e.kind, e.step, e.seq, e.micro_step, e.epoch, e.time_ns, e.elapsed_ns, e.value_lag, e.metrics, e.attrs)
-            for e in events_of(version)
+            for e in EVENTS
         ]
     )
-    assert [event[-1] for event in events if event[-1]] == [block.hex() for block in BLOCKS_OF[version]]
+    assert [event[-1] for event in events if event[-1]] == [block.hex() for block in BLOCKS]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_samples_are_small(version: int) -> None:
-    """They are kept for good."""
-    files = [path for path in (DATA / f"format-{version}").rglob("*") if path.is_file()]
-
-    assert sum(path.stat().st_size for path in files) < 50_000
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_journal_and_a_sealed_run_of_every_format_can_be_sealed_today(tmp_path: Path, version: int) -> None:
-    """Their content is preserved; token losses, which format 1 cannot hold, are null."""
-    store = open_store(shutil.copytree(DATA / f"format-{version}", tmp_path / "runs"))
-    expected = str(samples_of(version)).replace("[0,", "[0.0,")
+def test_the_sample_can_be_sealed(tmp_path: Path) -> None:
+    """Its content is preserved."""
+    store = open_store(shutil.copytree(SAMPLE, tmp_path / "runs"))
     for run_id in (SEALED, JOURNAL):
         seal(store.path / run_id, other_hosts=True)
         run = store.run(run_id)
 
-        assert str(run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()) == expected
-        assert str([entry["values"] for entry in run.vectors().to_pylist()]) == str(
-            [entry["values"] for entry in vectors_of(version)]
-        )
+        assert str(run.samples().drop_columns(["run_id", "attempt", "rank"]).to_pylist()) == str(SAMPLES)
+        assert str([entry["values"] for entry in run.vectors().to_pylist()]) == str([row["values"] for row in VECTORS])
         assert not list(run.folder.glob("journal-*"))
+
+
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, str(FORMAT), True, 6.0])
+def test_a_run_of_another_format_is_refused_and_the_others_are_read(tmp_path: Path, version: object) -> None:
+    """Nothing of it changes, whatever is asked of the store; it is listed with its reason."""
+    store = open_store(shutil.copytree(SAMPLE, tmp_path / "runs"))
+    path = store.path / JOURNAL / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "format": version}))
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    sentence = (
+        f"{path}: this steptape supports run format {FORMAT}; got {version!r}. "
+        "Use the steptape that wrote it, or record or import the run anew"
+    )
+
+    with pytest.raises(UnsupportedVersion) as opened:
+        open_run(path.parent)
+    with pytest.raises(UnsupportedVersion):
+        Recorder(store.path, resume=JOURNAL)
+    listed, problems = store.entries()
+
+    assert str(opened.value) == sentence
+    assert [str(problem) for problem in problems] == complaints(path.parent, other_hosts=True) == [sentence]
+    assert [entry.snapshot.info.run_id for entry in listed] == [SEALED]
+    assert store.rows("SELECT DISTINCT run_id FROM events") == [{"run_id": SEALED}]
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before

@@ -24,6 +24,7 @@ from steptape.store.journal.format import LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TA
 from steptape.store.journal.reading import is_being_written, read_segment
 from steptape.store.journal.whole_frames import runs_of_frames
 from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import complaints
 from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 EVENTS = [
@@ -190,12 +191,28 @@ def test_a_file_that_is_no_journal_is_refused(small_run: Path) -> None:
         read_segment(journal_of(small_run))
 
 
-def test_a_journal_of_a_newer_version_is_refused(small_run: Path) -> None:
-    """The error names the remedy."""
-    journal_of(small_run).write_bytes(PREAMBLE.pack(MAGIC, VERSION + 1))
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_journal_of_another_version_is_refused_and_stays(
+    store_record: Callable[..., Path], store_steps: Any, version: int
+) -> None:
+    """The error says how to go on; the sealer leaves the file, and the other runs of the store are read."""
+    folder, other = (store_record(store_steps([1.0]), run_id=run_id) for run_id in ("run-1", "run-2"))
+    path = journal_of(folder)
+    content = PREAMBLE.pack(MAGIC, version) + path.read_bytes()[PREAMBLE.size :]
+    path.write_bytes(content)
+    sentence = (
+        f"{path}: this steptape supports journal version {VERSION}; got {version}. "
+        "Use the steptape that wrote it, or record or import the run anew"
+    )
 
-    with pytest.raises(UnsupportedVersion, match=r"journal version 5; .* versions up to 4. Upgrade steptape"):
-        open_run(small_run)
+    with pytest.raises(UnsupportedVersion) as opened:
+        open_run(folder)
+    runs, problems = open_store(folder.parent).entries()
+
+    assert str(opened.value) == sentence
+    assert [str(problem) for problem in problems] == complaints(folder) == [sentence]
+    assert path.read_bytes() == content
+    assert [run.snapshot.folder for run in runs] == [other]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +239,7 @@ def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tm
 
 
 def test_a_record_of_an_unknown_tag_is_passed_over(small_run: Path) -> None:
-    """A later version can then add records that old readers may ignore."""
+    """Another writer may add records of its own."""
     journal = journal_of(small_run)
     written = contents(journal)
     whole = journal.read_bytes()

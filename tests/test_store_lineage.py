@@ -22,7 +22,7 @@ from steptape.store.lineage import DECIDING_RANK, ancestors_of, lineage_of, merg
 from steptape.store.parquet.sealing import seal
 from steptape.store.reading.timeline import events_table_along, rolled_back
 from steptape.store.run import Run
-from steptape.store.run_info import Attempt, RunInfo, read_run_info, write_run_info
+from steptape.store.run_info import FORMAT, Attempt, RunInfo, read_run_info, write_run_info
 from steptape.store.sample_losses import TEXT_IDS, SampleLosses
 from steptape.store.sql.statements import run_query
 from steptape.store.sql.views import connect
@@ -236,7 +236,9 @@ def test_run_json_keeps_what_an_attempt_went_on_from(store_path: Path) -> None:
 def test_run_json_of_before_resumes_is_read(store_path: Path) -> None:
     """The keys are optional."""
     entry = {"attempt": 0, "status": "completed", "started_ns": 0}
-    (store_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "r", "name": "r", "attempts": [entry]}))
+    (store_path / "run.json").write_text(
+        json.dumps({"format": FORMAT, "run_id": "r", "name": "r", "attempts": [entry]})
+    )
 
     assert read_run_info(store_path).last.parent is None
 
@@ -253,7 +255,9 @@ def test_run_json_of_before_resumes_is_read(store_path: Path) -> None:
 def test_run_json_whose_attempts_have_no_lineage_is_refused(store_path: Path, second: dict[str, Any]) -> None:
     """It is not read as if nothing had been rolled back."""
     entries = [{"status": "completed", "started_ns": 0, **entry} for entry in ({"attempt": 0}, second)]
-    (store_path / "run.json").write_text(json.dumps({"format": 1, "run_id": "r", "name": "r", "attempts": entries}))
+    (store_path / "run.json").write_text(
+        json.dumps({"format": FORMAT, "run_id": "r", "name": "r", "attempts": entries})
+    )
 
     with pytest.raises(NotARun):
         read_run_info(store_path)

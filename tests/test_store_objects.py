@@ -219,7 +219,7 @@ def test_a_stale_listing_only_delays(here: Path, there: Place, store_record: Cal
     ("change", "what"),
     [
         (None, "manifest cannot be read"),
-        ({"format": 2}, "manifest format 2"),
+        ({"format": 2}, "supports manifest format 1; got 2"),
         ({"run_id": "run-2"}, "belongs to another run"),
         ({"parts": [{"name": "../../x", "sha256": "0" * 64, "size_bytes": 1}]}, "is not the name of a part"),
         ({"parts": [{"name": "journal-0-0-000000000000", "sha256": "/etc", "size_bytes": 1}]}, "digest of"),

@@ -31,7 +31,6 @@ from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.run_folder import list_files
-from steptape.store.run_info import FORMAT
 from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 
@@ -140,23 +139,6 @@ def sample_ids(event: Event) -> list[str] | None:
     if event.samples and event.samples.id_kind == INTEGER_IDS:
         return [str(number) for number in struct.unpack(f"<{len(ids) // 8}q", ids)]
     return json.loads(ids) if ids else None
-
-
-@pytest.mark.parametrize(("version", "type_"), [(2, "string"), (3, "int64")])
-def test_a_run_of_an_older_format_gets_the_files_that_its_readers_know(
-    store_record: Callable[..., Path], version: int, type_: str
-) -> None:
-    """Before format 3 they have ids as text and a column of token losses, until a current recorder resumes the run."""
-    events = [Event("step_end", step=step, metrics={"loss": 1.0}) for step in (1, 2)]
-    folder = store_record(events, samples={0: INTEGERS, 1: INTEGERS})
-    run_json = folder / "run.json"
-    run_json.write_text(run_json.read_text().replace(f'"format": {FORMAT}', f'"format": {version}', 1))
-    seal(folder)
-    (path,) = folder.glob("samples-*.parquet")
-
-    assert open_run(folder).info.format == version
-    assert str(pq.read_schema(path).field("sample_id").type) == type_
-    assert ("token_losses" in pq.read_schema(path).names) == (version == 2)
 
 
 def test_every_attempt_and_rank_keeps_its_own_files(store_record: Callable[..., Path]) -> None:

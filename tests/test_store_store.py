@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from steptape import TelemetryError, open_run, open_store
-from steptape.store.errors import NotARun, RunChanging, RunNotFound, StoreNotFound, UnsupportedVersion
+from steptape.store.errors import NotARun, RunChanging, RunNotFound, StoreNotFound
 from steptape.store.events import Event
 from steptape.store.reading.snapshot import retrying
 from steptape.store.run_info import FORMAT
@@ -138,7 +138,7 @@ def test_a_run_id_never_leads_out_of_the_store(tmp_path: Path, store_folder: Cal
 
 
 GOOD = {
-    "format": 1,
+    "format": FORMAT,
     "run_id": "broken",
     "name": "n",
     "attempts": [{"attempt": 0, "status": "completed", "started_ns": 1}],
@@ -193,17 +193,6 @@ def test_a_run_json_that_is_a_folder_is_told_too(store_path: Path, store_folder:
         [NotARun],
         0,
     )
-
-
-def test_a_run_of_a_newer_format_is_refused(store_folder: Callable[..., Path]) -> None:
-    """Nothing else of it is read."""
-    folder = store_folder()
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT + 1, "runs": "are different now"}))
-
-    with pytest.raises(
-        UnsupportedVersion, match=f"run format {FORMAT + 1}; .* reads formats up to {FORMAT}. Upgrade steptape"
-    ):
-        open_run(folder)
 
 
 def test_two_folders_of_one_run_are_read_once(

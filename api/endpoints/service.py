@@ -32,7 +32,7 @@ class Version(Model):
     steptape: str
     api: str
     event_format: int
-    """Newest run format that the server reads."""
+    """The run format that the server reads."""
     rule_semantics: int
     """Version of the rule engine's semantics."""
 

@@ -46,5 +46,5 @@ async def query_run(request: Request, run: RunAccess, statement: str, *, rows: i
     except (QueryRefused, QueryTimedOut) as error:
         if error.what == DAMAGED_FILE:
             raise DamagedLog(error.what, where=error.where or run.folder.name, fix=error.fix) from None
-        raise type(error)(error.what, where=run.folder.name, fix=error.fix) from None
+        raise type(error)(error.what, where=run.folder.name, got=error.got, fix=error.fix) from None
     return Found(from_arrow_stream(answer.rows), answer.truncated)

@@ -75,7 +75,7 @@ def doctor(asked: DoctorArguments) -> None:
     else:
         store = open_store_named(asked.store).path
         folders = folders_to_look_at(store)
-        found += [StoreFault("no-run", str(run), error.what, error.fix) for run, error in refresh(store)]
+        found += [StoreFault("no-run", str(run), error.fact, error.fix) for run, error in refresh(store)]
     examined: list[_Examined] = []
     with progress() as bar, RunPool(None) as pool:
         task = bar.add_task("reading runs", total=len(folders))

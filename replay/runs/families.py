@@ -123,15 +123,9 @@ def _value_of(info: RunInfo, key: str) -> str:
 
 
 def _source_folder(info: RunInfo) -> str:
-    """Return the import root's name and the first folder in it that leads to the source; empty for a recorded run.
-
-    An import of an earlier steptape did not keep the root: its family is the folder that the source lies in.
-    """
-    source = info.source or {}
-    folder, path = source.get("folder"), source.get("path")
-    if isinstance(folder, str) and folder:
-        return "/".join(PurePath(folder).parts[:_FOLDER_PARTS])
-    return str(PurePath(path).parent) if isinstance(path, str) else ""
+    """Return the import root's name and the first folder in it that leads to the source; empty for a recorded run."""
+    folder = (info.source or {}).get("folder")
+    return "/".join(PurePath(folder).parts[:_FOLDER_PARTS]) if isinstance(folder, str) else ""
 
 
 def _configuration(info: RunInfo) -> str:

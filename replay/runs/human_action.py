@@ -80,10 +80,7 @@ def is_end_stated(source: Mapping[str, Any] | None) -> bool:
     Args:
         source: What the run was imported from; None for a recorded run.
     """
-    if source is None:
-        return True
-    # Imports of earlier versions kept no ending. Of their sources, only MLflow's say that a run was interrupted.
-    return bool(source["ending"] == "stated" if "ending" in source else source.get("kind") == "mlflow")
+    return source is None or source.get("ending") == "stated"
 
 
 def is_terminated(attempt: Attempt) -> bool:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ...store.errors import TelemetryError
+from ...store.run_info import PolicyRecord
 from ..control.calls import InvalidCall, is_call, parse_call
 from ..control.effects import Effect
 from ..language.references import Param
@@ -102,6 +103,10 @@ class Policy:
         return all(METRIC_CLASSES.is_own(declaration.class_name) for declaration in self.metrics) and all(
             OPERATION_CLASSES.is_own(declaration.class_name) for declaration in self.operations
         )
+
+    def to_record(self) -> PolicyRecord:
+        """Return what a run records of it."""
+        return PolicyRecord(self.digest, self.source, self.text, dict(self.params), SEMANTICS_VERSION)
 
     def effects(self, operation: str) -> Effect:
         """Return the effect on the training loop of an operation, written ``name.action`` or as a call.
@@ -234,7 +239,7 @@ def _digest(declarations: Declarations) -> str:
             _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declarations.operations
         ],
         "controllers": [_canonical_controller(controller) for controller in declarations.controllers],
-        # Left out when there are none, so that a policy keeps its digest when the language grows.
+        # Left out when there are none: a key that joins the language leaves the digests of other files alone.
         **({"states": [_canonical_state(state) for state in declarations.states]} if declarations.states else {}),
         **({"admitted": list(map(_canonical_admitted, declarations.admitted))} if declarations.admitted else {}),
     }
@@ -261,7 +266,7 @@ def _canonical_rule(rule: Rule) -> Any:
 
 def _canonical_controller(controller: Controller) -> dict[str, Any]:
     patience, cooldown = controller.patience, controller.cooldown
-    # Unused keys are left out, so that a controller keeps its digest when the language grows.
+    # Unused keys are left out: a key that joins the language leaves the digests of other files alone.
     timing = {
         "for": None if controller.hold is None else _canonical_span(controller.hold),
         "cooldown": None if cooldown is None else [*_canonical_span(cooldown.span), cooldown.name],

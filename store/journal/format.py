@@ -1,4 +1,4 @@
-"""Encodes journal records, version 4, and holds the constants that writer and reader share. FORMAT.md specifies both.
+"""Encodes journal records and holds the constants that writer and reader share. FORMAT.md specifies both.
 
 A journal segment is an 8-byte preamble (magic and version), followed by frames: u32 length, u32 CRC-32 of the payload,
 payload. The first byte of a payload is its tag: a header (JSON), a layout (a kind and its metric names, once per
@@ -17,10 +17,8 @@ from ..vectors import NO_VECTORS, Vectors, packed
 from .checksum import framed
 
 MAGIC: Final = b"STPJ"
+#: The next version differs in more than one bit, so that a damaged bit makes no other version.
 VERSION: Final = 4
-
-#: The versions that there are. None differs from another in a single bit, so that damage of one bit is seen.
-VERSIONS: Final = (1, 2, VERSION)
 PREAMBLE: Final = struct.Struct("<4sI")
 
 TAG_HEADER: Final = 0
@@ -56,7 +54,7 @@ SAMPLES_HEAD: Final = "<IBB"
 SAMPLES: Final = struct.Struct(SAMPLES_HEAD)
 SAMPLES_FIELDS: Final = ("count", "id_kind", "holds")
 
-#: Flags for the optional parts of a samples block, besides losses and ids. Version 1 had token counts only.
+#: Flags for the optional parts of a samples block, besides losses and ids.
 HOLDS_TOKENS: Final = 1
 HOLDS_POSITIONS: Final = 2
 HOLDS_TOKEN_LOSSES: Final = 4

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ..errors import DamagedLog, UnsupportedVersion
+from ..errors import DamagedLog, require_version
 from ..objects.access import fetch, is_live
 from ..run_folder import read_file
 from .checksum import FRAME
-from .format import MAGIC, PREAMBLE, RECEIVED, VERSION, VERSIONS
+from .format import MAGIC, PREAMBLE, RECEIVED, VERSION
 from .scan import segment_of
 from .segment import Record, Segment
 from .whole_frames import runs_of_frames
@@ -35,7 +35,7 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
     Raises:
         FileNotFoundError: The segment was sealed meanwhile.
         DamagedLog: The file is not a journal, or is larger than ``MOST_SEGMENT_BYTES``.
-        UnsupportedVersion: A newer steptape wrote it.
+        UnsupportedVersion: The journal has another version.
     """
     try:
         data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
@@ -53,10 +53,7 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
             got=magic,
             fix="Its name says that it is one; check the program that wrote it",
         )
-    # A later version only uses flags that the earlier ones left free, so one reader reads all.
-    if version not in VERSIONS:
-        what = f"journal version {version}; this steptape reads versions up to {VERSION}"
-        raise UnsupportedVersion(what, where=str(path), fix="Upgrade steptape")
+    require_version("journal version", version, VERSION, where=str(path))
     return segment_of(data, str(path), checks=checks)
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..annotations import ANNOTATIONS
-from ..errors import DamagedLog, UnsupportedVersion
+from ..errors import DamagedLog, require_version
 from ..run_folder import COLUMNS_JSON, MOST_SMALL_BYTES, RUN_ID, RUN_JSON, Listing, is_journal, is_sealed, listing_of
 from .blocks import BLOCK_BYTES
 
 FORMAT: Final = 1
+
+_AGAIN: Final = "Use the steptape that pushed it, or delete the run there and push it again"
 
 #: The small files that a manifest may hold, in the order in which a reader may get them.
 SMALL_FILES: Final = (COLUMNS_JSON, "digests.json", ANNOTATIONS, RUN_JSON)
@@ -130,16 +132,13 @@ def manifest_of(content: bytes, run_id: str) -> Manifest:
 
     Raises:
         DamagedLog: It is not the manifest of this run.
-        UnsupportedVersion: A newer steptape wrote it.
+        UnsupportedVersion: The manifest has another format.
     """
     try:
         document = json.loads(content)
-        version = document["format"]
-        if type(version) is int and version > FORMAT:
-            what = f"manifest format {version}; this steptape reads formats up to {FORMAT}"
-            raise UnsupportedVersion(what, where=run_id, fix="Upgrade steptape")
-        if version != FORMAT or document["run_id"] != run_id:
-            raise ValueError("it has another format, or belongs to another run")
+        require_version("manifest format", document["format"], FORMAT, where=run_id, fix=_AGAIN)
+        if document["run_id"] != run_id:
+            raise ValueError("it belongs to another run")
         parts = tuple(_part_of(entry) for entry in document["parts"])
         files = {name: _text(document["files"][name]) for name in SMALL_FILES if name in document["files"]}
         live = frozenset((_number(entry["attempt"]), _number(entry["rank"])) for entry in document["live"])

@@ -20,21 +20,17 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ..columns import Columns, read_columns
-from ..errors import DamagedLog
+from ..errors import DamagedLog, require_version
 from ..run_folder import COLUMNS_JSON, Listing, SealedFile, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
-from .column_digests import ColumnDigest, TableDigests, table_digests
-from .digests_v1 import first_table_digests
+from .column_digests import ColumnDigest, table_digests
 from .reading import read_parquet, read_schema, row_groups_of
 from .schemas import joint_samples_schema, with_ids_of
 
 DIGESTS_JSON: Final = "digests.json"
 FORMAT: Final = 2
 
-#: Column digests of a table, by the format of a log's digest.
-DIGESTS_OF: Final[Mapping[int, Callable[[str], TableDigests]]] = {1: first_table_digests, FORMAT: table_digests}
-
-#: The fields of an attempt that its digest covers, in this order. Nothing is added to them: digests are permanent.
+#: The fields of an attempt that its digest covers, in this order.
 ATTEMPT_FIELDS: Final = (
     "attempt",
     "status",
@@ -52,8 +48,8 @@ ATTEMPT_FIELDS: Final = (
     "decision_digest",
 )
 
-#: Fields since format 4 of runs. Only those that are known are covered: older attempts have none of them.
-_FIELDS_SINCE_4: Final = ("declared", "reason")
+#: The fields that it covers where an attempt has them.
+_OPTIONAL_FIELDS: Final = ("declared", "reason")
 
 
 class LogDigest(NamedTuple):
@@ -62,12 +58,10 @@ class LogDigest(NamedTuple):
     Attributes:
         last_seq: ``seq`` of its last event.
         sha256: The digest of the whole log.
-        format: The digest's format.
     """
 
     last_seq: int
     sha256: str
-    format: int = FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +71,7 @@ class Digests:
     Attributes:
         logs: By attempt and rank.
         attempts: Digest of each finished attempt, as recorded in ``run.json``.
-        files: The ``files_digest`` of logs when their digest was taken. Documents of older recorders have none.
+        files: The ``files_digest`` of logs when their digest was taken. A pushed run has none.
     """
 
     logs: dict[tuple[int, int], LogDigest] = field(default_factory=dict)
@@ -90,6 +84,7 @@ class Digests:
             {"attempt": stream[0], "rank": stream[1]}
             | ({"files_sha256": self.files[stream]} if stream in self.files else {})
             | log._asdict()
+            | {"format": FORMAT}
             for stream, log in sorted(self.logs.items())
         ]
         attempts = [{"attempt": attempt, "sha256": digest} for attempt, digest in sorted(self.attempts.items())]
@@ -97,10 +92,11 @@ class Digests:
 
 
 def read_digests(folder: Path) -> Digests:
-    """Read the digests stored with a run; empty when there are none, or in a format newer than this steptape knows.
+    """Read the digests stored with a run; empty when there are none.
 
     Raises:
         DamagedLog: The file exists and is malformed.
+        UnsupportedVersion: The digests have another format.
     """
     try:
         return digests_of(read_file(folder, DIGESTS_JSON), folder)
@@ -113,22 +109,14 @@ def digests_of(content: bytes, folder: Path) -> Digests:
     path = folder / DIGESTS_JSON
     try:
         document = json.loads(content)
-        if document["format"] > FORMAT:
-            return Digests()
+        require_version("digest format", document["format"], FORMAT, where=str(path))
         return Digests(
-            {(log["attempt"], log["rank"]): _log_digest_from(log) for log in document["logs"]},
+            {(log["attempt"], log["rank"]): LogDigest(log["last_seq"], log["sha256"]) for log in document["logs"]},
             {entry["attempt"]: entry["sha256"] for entry in document["attempts"]},
             {(log["attempt"], log["rank"]): log["files_sha256"] for log in document["logs"] if "files_sha256" in log},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedLog(f"not valid digests ({error!r})", where=str(path)) from None
-
-
-def _log_digest_from(entry: dict[str, Any]) -> LogDigest:
-    format_ = entry.get("format", 1)  # Documents of format 1 hold digests of format 1 only.
-    if format_ not in DIGESTS_OF:
-        raise ValueError(f"a digest has format {format_!r}, which this steptape does not know")
-    return LogDigest(entry["last_seq"], entry["sha256"], format_)
 
 
 #: Column digests by file path that are known without reading the files.
@@ -216,7 +204,7 @@ def faults_of(
         info: The run.
         listing: Its files.
         columns: The columns of its metrics.
-        known: Column digests, in the newest format, of files that need not be read.
+        known: Column digests of files that need not be read.
         unchanged: The attempts and ranks whose files are unchanged, and need not be read either.
 
     Raises:
@@ -234,8 +222,7 @@ def faults_of(
         is_whole = ends.get((attempt, rank)) == log.last_seq
         if is_whole and (attempt, rank) in unchanged:
             continue
-        read = known if log.format == FORMAT else {}
-        if not is_whole or log_digest(listing, columns, (attempt, rank), log.format, known=read) != log.sha256:
+        if not is_whole or log_digest(listing, columns, (attempt, rank), known=known) != log.sha256:
             faults.append(
                 f"attempt {attempt}: the log of rank {rank} has changed since its digest was computed at the end"
             )
@@ -245,14 +232,14 @@ def faults_of(
 def attempt_digest(attempt: Attempt) -> str:
     """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
     told = dataclasses.asdict(attempt, dict_factory=_told)
-    later = {name: told[name] for name in _FIELDS_SINCE_4 if name in told}
+    later = {name: told[name] for name in _OPTIONAL_FIELDS if name in told}
     fields = [*(told.get(name) for name in ATTEMPT_FIELDS), *([later] if later else [])]
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
 def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dictionary without None values. Fields that a later version adds are None in earlier records."""
+    """Build a dictionary without None values."""
     return {name: value for name, value in pairs if value is not None}
 
 
@@ -260,7 +247,6 @@ def log_digest(
     listing: Listing,
     columns: Columns,
     stream: tuple[int, int],
-    format_: int = FORMAT,
     *,
     known: Known = MappingProxyType({}),
 ) -> str:
@@ -270,17 +256,16 @@ def log_digest(
         listing: The run's files.
         columns: The columns of its metrics.
         stream: Attempt and rank.
-        format_: The digest's format.
-        known: Column digests, in the newest format, of files that need not be read.
+        known: Column digests of files that need not be read.
     """
     # A metric may have the same name as a column of samples.
     metrics_of = {"events": columns.by_column()}
-    digest = hashlib.sha256(f"steptape log {format_}\n".encode())
+    digest = hashlib.sha256(f"steptape log {FORMAT}\n".encode())
     for table in ("events", "metrics", "samples", "vectors"):
         files = [file for file in listing.table(table) if file[2:4] == stream]
         digests = known.get(files[0].path) if len(files) == 1 else None
         if digests is None:
-            digests = _digests_of(table, files, DIGESTS_OF[format_])
+            digests = _digests_of(table, files)
         metric_of = metrics_of.get(table, {})
         named = ((table, name in metric_of, metric_of.get(name, name), *own) for name, own in digests.items())
         for line in sorted(named):
@@ -311,14 +296,12 @@ def _ends(listing: Listing) -> dict[tuple[int, int], int]:
     return {(file.attempt, file.rank): file.last for file in listing.table("events")}
 
 
-def _digests_of(
-    table: str, files: Sequence[SealedFile], digests_of: Callable[[str], TableDigests]
-) -> dict[str, ColumnDigest]:
+def _digests_of(table: str, files: Sequence[SealedFile]) -> dict[str, ColumnDigest]:
     """Digest each column of a table. If files have rows out of order, they are read again, each as a whole."""
-    digests = digests_of(table)
+    digests = table_digests(table)
     if all(digests.add(part) for part in _alike(table, files, row_groups_of)):
         return digests.finish()
-    digests = digests_of(table)
+    digests = table_digests(table)
     for rows in _alike(table, files, lambda path: (read_parquet(path),)):
         digests.add(rows)
     return digests.finish()

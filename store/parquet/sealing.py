@@ -50,7 +50,6 @@ from .schemas import (
     METRICS_ALWAYS,
     METRICS_SCHEMA,
     SAMPLES_ALWAYS,
-    SAMPLES_SCHEMA,
     VECTORS_ALWAYS,
     VECTORS_SCHEMA,
     events_schema,
@@ -58,9 +57,6 @@ from .schemas import (
     with_ids_of,
     write_tables,
 )
-
-#: The first run format that allows integer sample ids, and ``samples`` files without the column of token losses.
-SAMPLES_AS_THEY_COME: Final = 3
 
 #: Freed blocks below this size are kept for the next allocation (the largest threshold that glibc accepts).
 KEPT_BYTES: Final = 31 * 1024 * 1024
@@ -176,7 +172,6 @@ class _Sealer:
     def __init__(self, folder: Path, info: RunInfo, other_hosts: bool, thread: ThreadPoolExecutor) -> None:
         self._folder = folder
         self._run_id = info.run_id
-        self._format = info.format
         self._other_hosts = other_hosts
         self._thread = thread
         self._digests: dict[Path, Alongside] = {}
@@ -269,7 +264,7 @@ class _Sealer:
             publish(aside, path)
 
         if segment.has_samples():
-            schema = samples_schema_of(segment) if self._format >= SAMPLES_AS_THEY_COME else SAMPLES_SCHEMA
+            schema = samples_schema_of(segment)
             tables = self._made_by_both(partial(samples_table, self._run_id, schema=schema), pieces)
             publish_table("samples", schema, SAMPLES_ALWAYS, tables)
         if segment.has_vectors():

@@ -90,7 +90,7 @@ def diagnose(folder: Path) -> Diagnosis:
     try:
         return retrying(lambda: _found_in(folder))
     except TelemetryError as error:
-        fault = StoreFault("unreadable", error.where or str(folder), error.what, error.fix)
+        fault = StoreFault("unreadable", error.where or str(folder), error.fact, error.fix)
     except OSError as error:
         what = f"it cannot be read ({error.strerror})"
         fault = StoreFault("unreadable", str(error.filename or folder), what, "Check its permissions and the disk")
@@ -122,7 +122,7 @@ def _found_in(folder: Path) -> Diagnosis:
         listing = list_files(folder)
     except TelemetryError as error:
         fix = error.fix or "Restore run.json from a copy"
-        return Diagnosis(_run_id_in(folder), [StoreFault("no-run", error.where or str(folder), error.what, fix)])
+        return Diagnosis(_run_id_in(folder), [StoreFault("no-run", error.where or str(folder), error.fact, fix)])
     return Diagnosis(info.run_id, _faults_of(folder, kept, info, listing))
 
 
@@ -199,7 +199,7 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             continue  # Sealed meanwhile.
         except TelemetryError as error:
             fix = error.fix or "Move it away; the other files stay readable"
-            yield StoreFault("unreadable-journal", where, error.what, fix)
+            yield StoreFault("unreadable-journal", where, error.fact, fix)
             continue
         if is_being_written(journal.path):
             continue
@@ -240,7 +240,7 @@ def _notes(folder: Path) -> Iterator[StoreFault]:
     try:
         read_annotations(folder)
     except DamagedLog as error:
-        yield StoreFault("unreadable", error.where, error.what, error.fix)
+        yield StoreFault("unreadable", error.where, error.fact, error.fix)
 
 
 def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
@@ -348,7 +348,7 @@ def _kept_digests(folder: Path) -> Digests | StoreFault:
     try:
         return read_digests(folder)
     except TelemetryError as error:
-        return StoreFault("changed", error.where or str(folder), error.what, error.fix or _RESTORE)
+        return StoreFault("changed", error.where or str(folder), error.fact, error.fix or _RESTORE)
     except OSError:
         return Digests()  # The folder cannot be read, which is found out next.
 
@@ -361,4 +361,4 @@ def _changed(folder: Path, kept: Digests | StoreFault, snapshot: Snapshot, read:
         for fault in faults_of(kept, snapshot.info, snapshot.listing, snapshot.columns, read.digests, read.unchanged):
             yield StoreFault("changed", str(folder), fault, _RESTORE)
     except TelemetryError as error:
-        yield StoreFault("changed", error.where or str(folder), error.what, error.fix or _RESTORE)
+        yield StoreFault("changed", error.where or str(folder), error.fact, error.fix or _RESTORE)

@@ -1,8 +1,7 @@
-"""How the sample of format version 6 was written: ``python write_sample.py TARGET``.
+"""Writes the sample of the run format: ``python write_sample.py TARGET``.
 
-It has what version 5 has, and the kinds ``span`` and ``system``. The sample is kept as it is, for good: it stands for
-the runs that people have.
-Never write it anew over the old one. A change of the format gets a folder of its own beside this one.
+The committed sample stands for the runs that people have: never write it anew while the format has this number. A
+format with another number gets another folder, and this one goes.
 """
 
 from __future__ import annotations
