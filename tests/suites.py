@@ -1,7 +1,7 @@
 """The two suites: which tests ``--quick`` leaves out, by the seconds that ``make seconds`` has measured.
 
-Flows in: ``seconds.json``, the processor seconds of test functions, children included. Flows out: a decision for each
-test, and with ``--record-seconds`` that file anew. A test that the file does not list is quick.
+The file holds the processor seconds of tests, child processes included, as ``--record-seconds`` writes it. A test that
+it does not list is quick.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 FILE: Final = Path(__file__).with_name("seconds.json")
 
-#: Seconds of processor time that a case of a test may take in the quick suite, without ``@pytest.mark.only_one``.
+#: Seconds of processor time that a test may take in the quick suite, without ``@pytest.mark.only_one``.
 MOST_S: Final = 0.5
 
 #: Seconds below which the file does not list a test: a margin for machines that compute at other speeds.
@@ -28,7 +28,7 @@ WHOLE_SUITE_ALONE: Final = ("frameworks",)
 
 
 def read_seconds() -> dict[str, dict[str, float]]:
-    """Return the seconds of the slowest case of each listed test function, by file and name."""
+    """Return the seconds of each listed test, by file and name."""
     seconds: dict[str, dict[str, float]] = json.loads(FILE.read_text(encoding="utf-8"))
     return seconds
 
@@ -36,8 +36,7 @@ def read_seconds() -> dict[str, dict[str, float]]:
 def is_slow(item: pytest.Item, seconds: dict[str, dict[str, float]]) -> bool:
     """Return whether the quick suite leaves a test out."""
     file, _, name = item.nodeid.partition("::")
-    function = name.partition("[")[0]
-    return seconds.get(Path(file).name, {}).get(function, 0.0) > MOST_S and not item.get_closest_marker("only_one")
+    return seconds.get(Path(file).name, {}).get(name, 0.0) > MOST_S and not item.get_closest_marker("only_one")
 
 
 class Stopwatch:
@@ -45,7 +44,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._started_s = 0.0
-        self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._seconds: dict[str, dict[str, float]] = defaultdict(dict)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:
@@ -63,22 +62,20 @@ class Stopwatch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the seconds of a test, where the reports of all workers arrive."""
         file, _, name = report.nodeid.partition("::")
-        cases = self._seconds[Path(file).name]
-        function = name.partition("[")[0]
         for key, value in report.user_properties:
             if key == "processor_s":
-                cases[function] = max(cases[function], value)
+                self._seconds[Path(file).name][name] = value
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the file, without tests that take next to nothing."""
         if hasattr(session.config, "workerinput"):
             return
         listed = {
-            file: {name: round(value, 1) for name, value in sorted(cases.items()) if value > _LISTED_S}
-            for file, cases in sorted(self._seconds.items())
+            file: {name: round(value, 1) for name, value in sorted(tests.items()) if value > _LISTED_S}
+            for file, tests in sorted(self._seconds.items())
         }
-        kept = {file: cases for file, cases in listed.items() if cases}
-        FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        some = {file: tests for file, tests in listed.items() if tests}
+        FILE.write_text(json.dumps(some, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _processor_s() -> float:

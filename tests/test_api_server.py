@@ -96,6 +96,7 @@ def add_finished_run(store: Path, name: str) -> None:
         os.utime(touched, (10**9, 10**9))
 
 
+@pytest.mark.only_one
 def test_the_address_that_is_told_answers(store: Path) -> None:
     """It answers from the moment it is printed."""
     with serving(store) as (_, url):

@@ -251,6 +251,7 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
     assert re.search(r"cat-\d+", page.inner_text("#around"))
 
 
+@pytest.mark.only_one
 def test_a_running_run_is_stopped_from_its_page(tmp_path: Path, open_page: Callable[..., Any]) -> None:
     """The browser asks once more. When the run has ended, the buttons are gone."""
     with Recorder(tmp_path, name="live") as rec, serving(tmp_path) as base:

@@ -56,6 +56,7 @@ def live(demo_store: Path) -> Run:
     return open_store(demo_store).run("clusters under trac_fig4")
 
 
+@pytest.mark.only_one
 def test_the_demo_shows_that_live_runs_went_as_the_backtest_said(demo_output: tuple[Path, str]) -> None:
     """Stop steps, checkpoints and decisions in the store agree with the backtest; planted samples are found."""
     store, printed = demo_output

@@ -109,6 +109,7 @@ def series_of(run: Run) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.only_one
 def test_every_log_of_the_folder_is_imported(imported: list[Outcome]) -> None:
     """There are 79 files; a study's trials are separate runs. Two W&B runs end within a record and are reported."""
     assert {outcome.state for outcome in imported} == {State.NEW}

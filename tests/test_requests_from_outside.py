@@ -217,6 +217,7 @@ def test_http_asks_with_write_scope_and_the_page_offers_it_to_whom_may(tmp_path:
     assert open_run(rec.folder).info.last.reason == "WRITE asked to stop: enough"
 
 
+@pytest.mark.only_one
 def test_all_ranks_stop_at_the_step_that_they_agree_on(tmp_path: Path) -> None:
     """No rule is needed; every rank records when the request took effect."""
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
