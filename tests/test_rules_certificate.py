@@ -24,6 +24,7 @@ from steptape.rules.certificate import (
 )
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.semantics import SEMANTICS_VERSION
+from steptape.store.errors import UnsupportedVersion
 
 POLICY = parse_policy("""
 params: {patience: 8}
@@ -99,6 +100,15 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
     (tmp_path / "c.json").write_text(json.dumps(document))
 
     with pytest.raises(TelemetryError, match=message):
+        read_certificate(tmp_path / "c.json")
+
+
+def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
+    """Its rules may decide otherwise today."""
+    other = replace(CERTIFICATE, policy=replace(CERTIFICATE.policy, semantics_version=3))
+    write_certificate(tmp_path / "c.json", other)
+
+    with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 4; got 3. Use"):
         read_certificate(tmp_path / "c.json")
 
 

@@ -19,9 +19,15 @@ import pytest
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
+from steptape.recorder.resume_point import STATE_FORMAT
+from steptape.rules import certificate
+from steptape.rules.semantics import SEMANTICS_VERSION
 from steptape.store.errors import UnsupportedVersion
 from steptape.store.event_json import event_to_line, events_from_lines
 from steptape.store.events import Event
+from steptape.store.journal import format as journal_format
+from steptape.store.objects import manifest
+from steptape.store.parquet import digests
 from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.plan import Plan
 from steptape.store.run_info import FORMAT, Attempt, PolicyRecord, RunInfo
@@ -231,6 +237,23 @@ import duckdb
 for statement in sys.stdin.read().split(";"):
     print(len(duckdb.sql(statement).fetchall()) if statement.strip() else "")
 """
+
+
+def test_the_page_names_the_version_of_each_format() -> None:
+    """Its title and its table."""
+    (table,) = re.findall(r"\n\| what \| version .*?\n\n", PAGE, re.DOTALL)
+    versions = {name: int(number) for name, number in re.findall(r"^\| (\w+).*? \| (\d+) \|", table, re.MULTILINE)}
+
+    assert PAGE.startswith(f"# The store format, version {FORMAT}\n")
+    assert versions == {
+        "run": FORMAT,
+        "journal": journal_format.VERSION,
+        "digests": digests.FORMAT,
+        "rule": SEMANTICS_VERSION,
+        "manifest": manifest.FORMAT,
+        "certificate": certificate.FORMAT,
+        "state": STATE_FORMAT,
+    }
 
 
 def test_the_queries_of_the_page_run_in_plain_duckdb(tmp_path: Path) -> None:
