@@ -104,12 +104,7 @@ def _command() -> str:
 
 
 def _train(store: Path, example: Example, settings: Settings, name: str, rules: Path | None = None) -> Path:
-    with progress() as bar:
-        task = bar.add_task(name, total=settings.steps)
-
-        def show(step: int) -> None:
-            bar.update(task, completed=step)
-
+    with progress(name, settings.steps) as show:
         return example.train(store, settings, name=name, rules=rules, on_step=show)
 
 

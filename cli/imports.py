@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -54,13 +55,13 @@ def find_and_import(
     changed = [source for source in found.sources if seen.get(key := (source.reader.kind, source.path)) != now[key]]
     seen.update(now)
     if changed:
-        with progress() as bar:
-            task = bar.add_task("importing", total=len(changed))
+        with progress("importing", len(changed)) as show:
+            done = itertools.count(1)
             if workers is None:
-                yield from import_sources(store, changed, options, lambda _: bar.advance(task))
+                yield from import_sources(store, changed, options, lambda _: show(next(done)))
                 return
             with messages_on_stderr(), workers:  # Nothing is yielded here: the caller prints to stdout.
-                outcomes = list(import_sources(store, changed, options, lambda _: bar.advance(task), workers.mapped))
+                outcomes = list(import_sources(store, changed, options, lambda _: show(next(done)), workers.mapped))
         yield from outcomes
 
 

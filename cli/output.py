@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -12,10 +13,6 @@ from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.text import Text
 
 from ..store.event_json import encoded
 from .streams import print_line, showable, write_text
@@ -23,8 +20,8 @@ from .streams import print_line, showable, write_text
 if TYPE_CHECKING:
     from ..replay.run_pool import Progress
 
-#: Tables are as wide as their content: a cell is never cut or folded, in a terminal or in a pipe.
-TABLE_WIDTH: Final = 100_000
+#: Control characters that would move the cursor of a terminal: bell, backspace, tabs and feeds but the line feed.
+_MOVES: Final = dict.fromkeys((7, 8, 11, 12, 13))
 
 #: Lines that are written at once.
 _PART_LINES: Final = 1000
@@ -33,14 +30,9 @@ _PART_LINES: Final = 1000
 SHOWN_VALUES: Final = 6
 
 
-def stdout() -> Console:
-    """Return the console for results. It prints text verbatim, because names and rules may hold square brackets."""
-    return Console(width=TABLE_WIDTH, markup=False, highlight=False, emoji=False)
-
-
 def say(text: str = "") -> None:
-    """Print a line on stdout."""
-    stdout().print(Text(showable(text)), soft_wrap=True)
+    """Print a line on stdout, without the control characters that move the cursor."""
+    print_line(showable(text).translate(_MOVES))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Iterable[str] = ()) -> None:
@@ -81,9 +73,13 @@ def _print_parts(
         cells = [[showable(shown(cell)) for cell in row] for row in part]
         if not widths:
             widths = [max(map(cell_len, column)) for column in zip(top, *cells, strict=True)]
-            stdout().print(Text(_line(top, widths, is_right), style="bold"), soft_wrap=True)
+            print_line(_bold(_line(top, widths, is_right)))
         if cells:
             print_line("\n".join(_line(row, widths, is_right) for row in cells))
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else text
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], is_right: Sequence[bool]) -> str:
@@ -137,11 +133,20 @@ def shown_values(values: Mapping[str, object]) -> str:
     return shown(dict(itertools.islice(values.items(), SHOWN_VALUES))) + more
 
 
-def progress() -> Bar:
-    """Return a progress bar on stderr, which draws nothing if stderr is not a terminal."""
-    console = Console(stderr=True)
+@contextmanager
+def progress(what: str, total: float | None) -> Iterator[Callable[..., None]]:
+    """Show a progress bar if stderr is a terminal. Yields a function of how much is done, and of a new total."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    # Loaded late: rich takes 35 ms, and scripts draw no bar.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done, total=None: bar.update(task, completed=done, total=total)
 
 
 def messages_on_stderr() -> AbstractContextManager[object]:
@@ -152,9 +157,8 @@ def messages_on_stderr() -> AbstractContextManager[object]:
 @contextmanager
 def reading_runs() -> Iterator[Callable[[Progress], None]]:
     """Show one progress bar for everything that reads runs. Yields a callback that takes the progress."""
-    with progress() as bar, messages_on_stderr():
-        task = bar.add_task("reading runs", total=None)
-        yield lambda come: bar.update(task, completed=come.done, total=come.total)
+    with progress("reading runs", None) as show, messages_on_stderr():
+        yield lambda come: show(come.done, come.total)
 
 
 def _strict_json(value: Any) -> str:

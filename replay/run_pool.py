@@ -123,8 +123,8 @@ class RunPool:
         pool: Pool | None = None,
     ) -> None:
         most = multiprocessing.cpu_count() if processes is None else processes
-        self._processes = most if most > 1 and can_share_work() else 1
-        self._measures = processes is None and self._processes > 1
+        self._processes = most
+        self._measures = processes is None and most > 1
         self._on_progress = on_progress
         self._given = pool
         self._done = self._total = 0
@@ -179,10 +179,16 @@ class RunPool:
         with fetching_ahead(_mirrored(asked)):
             if self._measures and self._pool is None:
                 asked = yield from self._measured(function, asked)
-            if self._processes > 1 and len(asked) > 1:
+            if len(asked) > 1 and self._can_share():
                 yield from self._in_processes(function, asked)
             else:
                 yield from self._here(function, asked)
+
+    def _can_share(self) -> bool:
+        """Return whether there are workers. This is asked late: the check for semaphores starts a process (40 ms)."""
+        if self._processes > 1 and self._pool is None and not can_share_work():
+            self._processes = 1
+        return self._processes > 1
 
     def _measured(
         self, function: Callable[[_Asked], _Answer], asked: Sequence[_Asked]

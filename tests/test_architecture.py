@@ -660,6 +660,27 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
     assert result.stdout == "loaded\n"
 
 
+def test_the_help_of_every_command_loads_neither_the_engine_nor_a_heavy_package() -> None:
+    """The arguments of a command load no other room but the errors and the names of findings."""
+    script = textwrap.dedent("""
+        import contextlib, io, sys
+        from steptape.cli.app import GROUPS, main
+        for command in [name for group in GROUPS.values() for name in group] + ["--help"]:
+            sys.argv = ["steptape", command, "--help"]
+            with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+                main()
+            assert "Usage:" in printed.getvalue(), command
+        heavy = {"duckdb", "fastapi", "jinja2", "numpy", "polars", "pyarrow", "rich", "yaml"} & set(sys.modules)
+        own = {name for name in sys.modules if name.startswith("steptape.") and not name.startswith("steptape.cli")}
+        print(sorted(heavy), sorted(name for name in own if name.count(".") > 1))
+    """)
+
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    light = ["steptape.rules.checks", "steptape.rules.checks.finding_codes", "steptape.store.errors"]
+    assert result.stdout == f"[] {light}\n"
+
+
 def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
     """Queries, backtests and sweeps run in other processes: opening the page waits for none of their modules."""
     script = textwrap.dedent("""

@@ -20,7 +20,6 @@ from ...replay.reports.aggregation import aggregate
 from ...replay.reports.arming import Arm, Arming, HowChosen, arming_of
 from ...replay.reports.baseline_rows import comparison
 from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
-from ...replay.reports.html_page import report_page
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.ledger import ledger_of
 from ...replay.reports.objectives import guess_warning, rename_hints
@@ -47,7 +46,6 @@ from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..arguments.judging import BacktestArguments
-from ..imports import imported_history
 from ..lookup import complain_of, open_store_named, runs_chosen
 from ..output import print_json_with_list, print_table, reading_runs, say
 from ..output_file import check_output, output_file
@@ -123,7 +121,13 @@ def _chosen(runs: list[str] | None, store: str | None, history: list[Path] | Non
     if runs and history:
         more = "With several logs, write --history before each"
         raise typer.BadParameter(f"name a RUN, or give --history PATH; not both. {more}")
-    chosen, problems = runs_chosen(runs, store) if history is None else imported_history(history)
+    if history is None:
+        chosen, problems = runs_chosen(runs, store)
+    else:
+        # Loaded late: the readers of other tools' logs take 50 ms.
+        from ..imports import imported_history
+
+        chosen, problems = imported_history(history)
     complain_of(problems)
     return chosen
 
@@ -160,6 +164,9 @@ def _certificate_of(path: Path, policy: Policy) -> Certificate:
 
 def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
     if html is not None:
+        # Loaded late, as jinja2 takes 35 ms.
+        from ...replay.reports.html_page import report_page
+
         with output_file(html) as page:
             page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
     if as_json:

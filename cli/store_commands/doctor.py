@@ -77,11 +77,10 @@ def doctor(asked: DoctorArguments) -> None:
         folders = folders_to_look_at(store)
         found += [StoreFault("no-run", str(run), error.fact, error.fix) for run, error in refresh(store)]
     examined: list[_Examined] = []
-    with progress() as bar, RunPool(None) as pool:
-        task = bar.add_task("reading runs", total=len(folders))
+    with progress("reading runs", len(folders)) as show, RunPool(None) as pool:
         for one in pool.mapped(partial(_examined, training=asked.training), folders):
             examined.append(one)
-            bar.advance(task)
+            show(len(examined))
     found += [fault for one in examined for fault in one.faults]
     found += twins(dict(zip(folders, (one.run_id for one in examined), strict=True)))
     found = [_in_bucket(fault) for fault in found]

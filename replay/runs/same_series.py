@@ -120,6 +120,12 @@ def _digest(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> st
     """Return the digest of a series; empty for one of few distinct values."""
     with np.errstate(over="ignore"):
         singles = values.astype(np.float32) + np.float32(0)  # One bit pattern for zero.
-    if len(np.unique(singles[:_FIRST])) < FEWEST_DISTINCT and len(np.unique(singles)) < FEWEST_DISTINCT:
+    if _distinct(singles[:_FIRST]) < FEWEST_DISTINCT and _distinct(singles) < FEWEST_DISTINCT:
         return ""
     return hashlib.sha256(steps.tobytes() + singles.tobytes()).hexdigest()[:32]
+
+
+def _distinct(values: npt.NDArray[np.float32]) -> int:
+    """Count the distinct values of a series without NaN. ``np.unique`` would load ``numpy.ma``, in 45 ms."""
+    ordered = np.sort(values)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + 1
