@@ -661,7 +661,7 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
 
 
 def test_the_help_of_every_command_loads_neither_the_engine_nor_a_heavy_package() -> None:
-    """The arguments of a command load no other room but the errors and the names of findings."""
+    """The arguments of a command load no other room but the errors and the names of findings; 'check' reads no run."""
     script = textwrap.dedent("""
         import contextlib, io, sys
         from steptape.cli.app import GROUPS, main
@@ -673,12 +673,18 @@ def test_the_help_of_every_command_loads_neither_the_engine_nor_a_heavy_package(
         heavy = {"duckdb", "fastapi", "jinja2", "numpy", "polars", "pyarrow", "rich", "yaml"} & set(sys.modules)
         own = {name for name in sys.modules if name.startswith("steptape.") and not name.startswith("steptape.cli")}
         print(sorted(heavy), sorted(name for name in own if name.count(".") > 1))
+        sys.argv = ["steptape", "check", "loss_spike"]
+        with contextlib.suppress(SystemExit):
+            main()
+        print(sorted({"duckdb", "numpy", "polars", "pyarrow"} & set(sys.modules)))
     """)
 
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     light = ["steptape.rules.checks", "steptape.rules.checks.finding_codes", "steptape.store.errors"]
-    assert result.stdout == f"[] {light}\n"
+    help_loads, checked, check_loads = result.stdout.splitlines()
+    assert (help_loads, check_loads) == (f"[] {light}", "[]")
+    assert ": fine, " in checked
 
 
 def test_a_server_starts_without_what_only_its_other_processes_need() -> None:

@@ -261,7 +261,7 @@ def store(make_runs: MakeRuns, tmp_path: Path) -> Path:
 def test_the_command_certifies_and_writes_a_certificate(store: Path, tmp_path: Path) -> None:
     """It prints the promise in one sentence."""
     status, output = command(
-        tmp_path / "policy.yaml", "--store", store, "--set", "patience=1:4:1", "--out", tmp_path / "c.json"
+        tmp_path / "policy.yaml", "--store", store, "--set", "patience=1:4:1", "--output", tmp_path / "c.json"
     )
     certificate = read_certificate(tmp_path / "c.json")
 
@@ -276,7 +276,7 @@ def test_the_command_ends_with_1_if_nothing_is_certified(store: Path, tmp_path: 
     """Its first line says how many more families would be needed; nothing is written."""
     status, output = command(
         tmp_path / "policy.yaml", *("--store", store, "--set", "patience=1,2"),
-        *("--at-most", "5%", "--confidence", "95%", "--out", tmp_path / "c.json"),
+        *("--at-most", "5%", "--confidence", "95%", "--output", tmp_path / "c.json"),
     )  # fmt: skip
 
     assert status == 1
@@ -298,7 +298,7 @@ def test_the_command_prints_all_variants_as_json(store: Path, tmp_path: Path) ->
 def test_a_check_passes_until_the_policy_or_a_log_changes(store: Path, tmp_path: Path) -> None:
     """It then names what has changed, and ends with 1."""
     policy, file = tmp_path / "policy.yaml", tmp_path / "c.json"
-    command(policy, "--store", store, "--set", "patience=1,2", "--out", file)
+    command(policy, "--store", store, "--set", "patience=1,2", "--output", file)
     before = command("--check", file, "--store", store)
     policy.write_text(TEXT.replace("eval_loss <", "eval_loss <="))
     changed = command("--check", file, "--store", store)
@@ -318,7 +318,7 @@ def test_a_check_passes_until_the_policy_or_a_log_changes(store: Path, tmp_path:
 def test_a_log_that_changed_is_named_by_a_check(store: Path, tmp_path: Path) -> None:
     """The digest of the log is part of the certificate."""
     file = tmp_path / "c.json"
-    command(tmp_path / "policy.yaml", "--store", store, "--set", "patience=1,2", "--out", file)
+    command(tmp_path / "policy.yaml", "--store", store, "--set", "patience=1,2", "--output", file)
     journal = next((store / "run-3").glob("journal*"))
     journal.write_bytes(next((store / "run-4").glob("journal*")).read_bytes())
 
@@ -346,7 +346,7 @@ def test_a_backtest_says_which_runs_are_outside_of_a_certificate(
 ) -> None:
     """Also as JSON; a certificate of other params is refused."""
     policy, file = tmp_path / "policy.yaml", tmp_path / "c.json"
-    command(policy, "--store", store, "--set", "patience=1,2", "--out", file)
+    command(policy, "--store", store, "--set", "patience=1,2", "--output", file)
     events = [Event("evaluate", step=step, metrics={"eval_loss": 1.0 / step}) for step in range(1, 40)]
     store_record(events, run_id="longer", name="longer", config={"lr": 0.1}, group="other")
     arguments = ["backtest", str(policy), "--store", str(store), "--certificate", str(file)]

@@ -51,13 +51,6 @@ def test_as_json_each_sample_is_one_line(store: Path) -> None:
     assert {"step", "attempt", "rank", "position", "typical", "seen", "earlier_loss"} <= set(rows[0])
 
 
-def test_steps_around_it_may_belong_to_the_spike(store: Path) -> None:
-    """Four samples were recorded at each of the three steps."""
-    result = call("spiky", "--store", store, "--step", 29, "--radius", 1, "--json")
-
-    assert {json.loads(line)["step"] for line in result.stdout.splitlines()} == {28, 29, 30}
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -158,7 +158,9 @@ class CertifyArguments(NamedTuple):
     family: FamilyOption = None
     processes: ProcessesOption = None
     ray: RayOption = None
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the certificate to this file.")
+    ] = None
     check: Annotated[
         Path | None,
         typer.Option(

@@ -87,7 +87,6 @@ class SamplesArguments(NamedTuple):
     run: RunArgument
     step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")]
     store: StoreOption = None
-    radius: Annotated[int, typer.Option(metavar="N", help="Steps before and after it that belong to the spike.")] = 0
     top: Annotated[int, typer.Option(metavar="N", help="Most samples to print.")] = 20
     as_json: JsonOption = False
 

@@ -84,7 +84,7 @@ def certify(asked: CertifyArguments) -> None:
     limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
     declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
     workers = ray_pool(asked.ray, asked.processes)
-    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.out)
+    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
     with reading_runs() as on_progress:
         found = certify_runs(
             *variants,
@@ -99,7 +99,7 @@ def certify(asked: CertifyArguments) -> None:
             processes=asked.processes,
             pool=workers,
         )
-    _report(found, asked.out, as_json=asked.as_json)
+    _report(found, asked.output, as_json=asked.as_json)
     if found.params is None:
         raise typer.Exit(FINDINGS)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...replay.policies.findings_on_runs import FiringReach, LackedSeries, compared_with
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
@@ -18,13 +17,15 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, load_policy, policy_path
 from ...store.errors import TelemetryError
 from ...store.plural import counted
-from ...store.run import Run
 from ..arguments.ruling import CheckArguments
 from ..exit_status import CANNOT_OPEN, FINDINGS
-from ..lookup import complain_of, runs_chosen
 from ..output import print_json, say
 from ..policy_lookup import openable, params_of
 from ..streams import complain
+
+if TYPE_CHECKING:
+    from ...replay.policies.findings_on_runs import FiringReach, LackedSeries
+    from ...store.run import Run
 
 
 def check(asked: CheckArguments) -> None:
@@ -33,9 +34,15 @@ def check(asked: CheckArguments) -> None:
     keys = [*(asked.against or ()), *(name for name in asked.policies if _is_run(name))]
     if not names:
         raise typer.BadParameter("name a POLICY")
-    runs, problems = runs_chosen(keys, asked.store) if keys or asked.store is not None else ([], [])
-    complain_of(problems)
-    status = CANNOT_OPEN if problems else 0
+    runs: list[Run] = []
+    status = 0
+    if keys or asked.store is not None:
+        # Loaded late, as is 'compared_with': most checks read no run, and pyarrow takes 0.2 s.
+        from ..lookup import complain_of, runs_chosen
+
+        runs, problems = runs_chosen(keys, asked.store)
+        complain_of(problems)
+        status = CANNOT_OPEN if problems else 0
     for name in names:
         path = policy_path(name)
         try:
@@ -64,7 +71,13 @@ def _checked(
         else:
             _print_with_carets(error.problems)
         return FINDINGS
-    on_runs, lacked, reach = compared_with(policy, runs) if runs else ([], [], None)
+    on_runs: Sequence[Finding] = ()
+    lacked: Sequence[LackedSeries] = ()
+    reach: FiringReach | None = None
+    if runs:
+        from ...replay.policies.findings_on_runs import compared_with
+
+        on_runs, lacked, reach = compared_with(policy, runs)
     findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
     if as_json:
         print_json(_check_json(policy.source, policy, (), findings, lacked, reach))
