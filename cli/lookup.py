@@ -55,8 +55,18 @@ def store_named(text: str | None) -> Path:
 
 
 def open_store_named(text: str | None) -> Store:
-    """Open the store of this name, else the default one."""
-    return open_store(store_named(text))
+    """Open the store of this name, else the default one.
+
+    Raises:
+        TelemetryError: There is no such store.
+    """
+    try:
+        return open_store(store_named(text))
+    except StoreNotFound as error:
+        if text is not None:
+            raise
+        fix = "Name one with --store or STEPTAPE_STORE; 'steptape demo' makes one"
+        raise StoreNotFound(error.what, where=error.where, fix=fix) from None
 
 
 def run_named(key: str, store: str | None) -> Run:

@@ -54,7 +54,7 @@ def refuse_removed_options(command: str, args: Sequence[str]) -> None:
         if arg == "--":
             return
         if (command, option) in OPTIONS:
-            raise TelemetryError(f"{option} is gone", where=f"steptape {command}", fix=OPTIONS[command, option])
+            raise TelemetryError(f"there is no {option}", where=f"steptape {command}", fix=OPTIONS[command, option])
 
 
 def refuse_store(command: str, text: str) -> None:

@@ -281,16 +281,19 @@ def test_a_store_is_a_folder_of_runs_and_no_run(folder: Path, monkeypatch: pytes
             "steptape query: the store is named by --store; got 'runs'. Write --store runs",
         ),
         (("doctor", "runs"), "runs: no run has this id or name; got 'runs'. This is a store: write --store runs, "),
-        (("backtest", "a", "--no-cache"), "steptape backtest: --no-cache is gone. Leave it out: results are no longer"),
-        (("serve", "--store", "runs"), "steptape serve: --store is gone. Name the store by position"),
-        (("diff", "a", "b", "--mode=min"), "steptape diff: --mode is gone. Write --objective METRIC:min or "),
+        (
+            ("backtest", "a", "--no-cache"),
+            "steptape backtest: there is no --no-cache. Leave it out: results are no longer",
+        ),
+        (("serve", "--store", "runs"), "steptape serve: there is no --store. Name the store by position"),
+        (("diff", "a", "b", "--mode=min"), "steptape diff: there is no --mode. Write --objective METRIC:min or "),
         (
             ("compare", "a", "b", "--unpaired"),
-            "steptape compare: --unpaired is gone. Write --pairs KEY, or --pairs none",
+            "steptape compare: there is no --unpaired. Write --pairs KEY, or --pairs none",
         ),
         (
             ("verify", "--all"),
-            "steptape verify: --all is gone. Leave it out: without RUN, every run of the store is",
+            "steptape verify: there is no --all. Leave it out: without RUN, every run of the store is",
         ),
     ],
 )
@@ -328,6 +331,9 @@ def test_every_command_reads_the_same_default_store(
 
     assert all(here)
     assert here == elsewhere
+    monkeypatch.delenv("STEPTAPE_STORE")
+    lost = call(tmp_path, "verify").stderr
+    assert lost == "error: runs: no such store. Name one with --store or STEPTAPE_STORE; 'steptape demo' makes one\n"
 
 
 def test_a_run_with_a_separator_is_a_folder_and_no_name(folder: Path) -> None:
