@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from object_storage import KEYS, ObjectService, Place
-from suites import WHOLE_SUITE_ALONE, Stopwatch, is_slow, read_seconds
+from suites import WHOLE_SUITE_ALONE, Stopwatch, slow_tests
 from waiting import until
 
 from steptape.store.event_json import encoded_attrs
@@ -80,8 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave slow tests out of the quick suite."""
     if not config.getoption("quick"):
         return
-    seconds = read_seconds()
-    slow = [item for item in items if is_slow(item, seconds)]
+    slow = slow_tests(items)
     config.hook.pytest_deselected(items=slow)
     left_out = set(slow)
     items[:] = [item for item in items if item not in left_out]

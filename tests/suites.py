@@ -1,7 +1,6 @@
 """The two suites: which tests ``--quick`` leaves out, by the seconds that ``make seconds`` has measured.
 
-The file holds the processor seconds of tests, child processes included, as ``--record-seconds`` writes it. A test that
-it does not list is quick.
+The file holds the slow tests and their processor seconds, child processes included, as ``--record-seconds`` writes it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,26 +16,18 @@ import pytest
 
 FILE: Final = Path(__file__).with_name("seconds.json")
 
-#: Seconds of processor time that a test may take in the quick suite, without ``@pytest.mark.only_one``.
-MOST_S: Final = 0.5
-
-#: Seconds below which the file does not list a test: a margin for machines that compute at other speeds.
-_LISTED_S: Final = 0.3
+#: Seconds of processor time above which a test is slow.
+_MOST_S: Final = 0.5
 
 #: Folders whose tests run in the whole suite alone: their frameworks take seconds to import.
 WHOLE_SUITE_ALONE: Final = ("frameworks",)
 
 
-def read_seconds() -> dict[str, dict[str, float]]:
-    """Return the seconds of each listed test, by file and name."""
+def slow_tests(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests that the quick suite leaves out. A slow one that is the only one of its kind is not."""
     seconds: dict[str, dict[str, float]] = json.loads(FILE.read_text(encoding="utf-8"))
-    return seconds
-
-
-def is_slow(item: pytest.Item, seconds: dict[str, dict[str, float]]) -> bool:
-    """Return whether the quick suite leaves a test out."""
-    file, _, name = item.nodeid.partition("::")
-    return seconds.get(Path(file).name, {}).get(name, 0.0) > MOST_S and not item.get_closest_marker("only_one")
+    slow = {(file, name) for file, tests in seconds.items() for name in tests}
+    return [item for item in items if _place_of(item.nodeid) in slow and not item.get_closest_marker("only_one")]
 
 
 class Stopwatch:
@@ -61,21 +52,22 @@ class Stopwatch:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect the seconds of a test, where the reports of all workers arrive."""
-        file, _, name = report.nodeid.partition("::")
+        file, name = _place_of(report.nodeid)
         for key, value in report.user_properties:
-            if key == "processor_s":
-                self._seconds[Path(file).name][name] = value
+            if key == "processor_s" and value > _MOST_S:
+                self._seconds[file][name] = round(value, 1)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the file, without tests that take next to nothing."""
-        if hasattr(session.config, "workerinput"):
-            return
-        listed = {
-            file: {name: round(value, 1) for name, value in sorted(tests.items()) if value > _LISTED_S}
-            for file, tests in sorted(self._seconds.items())
-        }
-        some = {file: tests for file, tests in listed.items() if tests}
-        FILE.write_text(json.dumps(some, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        """Write the file, where the reports have arrived."""
+        if not hasattr(session.config, "workerinput"):
+            text = json.dumps(self._seconds, indent=1, sort_keys=True, ensure_ascii=False)
+            FILE.write_text(text + "\n", encoding="utf-8")
+
+
+def _place_of(test: str) -> tuple[str, str]:
+    """Return the file and the name of a test."""
+    path, _, name = test.partition("::")
+    return Path(path).name, name
 
 
 def _processor_s() -> float:

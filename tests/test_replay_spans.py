@@ -62,7 +62,7 @@ def test_events_of_the_machine_change_no_decision_of_other_rules(part: int) -> N
             machine = with_machine(given, random.Random(case))
 
             assert str(decided(replay(policy, machine, plan=plan))) == str(decided(plain)), f"seed {case}"
-    assert count > 5
+    assert count > 0
 
 
 def test_an_evaluation_after_a_sample_still_belongs_to_the_step_that_stops() -> None:

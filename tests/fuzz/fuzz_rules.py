@@ -47,7 +47,6 @@ with instrumented:
     from steptape.rules.scenarios.file import parse_tests
     from steptape.rules.scenarios.report import result_json, result_lines
     from steptape.rules.scenarios.run import run_test
-    from steptape.rules.semantics import SEMANTICS_VERSION
     from steptape.store.event_json import encoded
     from steptape.store.events import Event
 
@@ -103,7 +102,7 @@ def rule(data: bytes) -> None:
         _check_faults(error, text)
         return
     controllers = (replace(BASE.controllers[0], rule=own),)
-    blueprint = draw_blueprint(controllers, (), (), names, SEMANTICS_VERSION)
+    blueprint = draw_blueprint(controllers, (), (), names)
     loaded = replace(BASE, controllers=controllers, blueprint=blueprint)
     list(unguarded_spikes(loaded))
     list(impossible_lengths(loaded, lambda _: 5))
