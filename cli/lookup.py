@@ -65,7 +65,7 @@ def open_store_named(text: str | None) -> Store:
     except StoreNotFound as error:
         if text is not None:
             raise
-        fix = "Name one with --store or STEPTAPE_STORE; 'steptape demo' makes one"
+        fix = "Name one with --store or STEPTAPE_STORE; 'steptape import' makes one"
         raise StoreNotFound(error.what, where=error.where, fix=fix) from None
 
 

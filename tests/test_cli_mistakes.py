@@ -333,7 +333,7 @@ def test_every_command_reads_the_same_default_store(
     assert here == elsewhere
     monkeypatch.delenv("STEPTAPE_STORE")
     lost = call(tmp_path, "verify").stderr
-    assert lost == "error: runs: no such store. Name one with --store or STEPTAPE_STORE; 'steptape demo' makes one\n"
+    assert lost == "error: runs: no such store. Name one with --store or STEPTAPE_STORE; 'steptape import' makes one\n"
 
 
 def test_a_run_with_a_separator_is_a_folder_and_no_name(folder: Path) -> None:
