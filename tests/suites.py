@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import resource
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -43,7 +43,9 @@ class Stopwatch:
         self._started_s = _processor_s()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Send the seconds with the report of the last phase."""
         report = yield
         if call.when == "teardown":
@@ -54,8 +56,8 @@ class Stopwatch:
         """Collect the seconds of a test, where the reports of all workers arrive."""
         file, name = _place_of(report.nodeid)
         for key, value in report.user_properties:
-            if key == "processor_s" and value > _MOST_S:
-                self._seconds[file][name] = round(value, 1)
+            if key == "processor_s" and (used_s := float(str(value))) > _MOST_S:
+                self._seconds[file][name] = round(used_s, 1)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the file, where the reports have arrived."""
