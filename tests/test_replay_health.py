@@ -94,6 +94,7 @@ def test_a_rule_that_turned_false_is_fine_and_says_when_it_fired(tmp_path: Path)
     assert gradients.state is HealthState.FINE
     assert gradients.sentence == "1 rule fine on 4 values of 4 steps. Last: the norm is 20 (norm_high at step 2)"
     assert gradients.rules[0].alarms[0].cleared_step == 4
+    assert found.sentence.startswith("fine now (last alarm: norm_high at step 2) on 4 values of 4 steps, ")
 
 
 def test_patience_holds_an_alarm_back(tmp_path: Path) -> None:

@@ -225,12 +225,14 @@ class HealthSummary:
 
     @property
     def sentence(self) -> str:
-        """The state of the run, over how many values if it is fine, and how many groups are not evaluable."""
+        """The state of the run; if it is fine, its last alarm and over how many values; what is not evaluable."""
         is_fine = self.state is HealthState.FINE
         rules = [rule for group in self.known if is_fine for rule in group.rules if rule.is_evaluable]
         count = sum(group.name != EVERY_METRIC for group in self.groups)
         over = _over(rules, self.step) or f" at step {self.step}"
-        return f"{self.state}{over}, {count - len(self.known)} of {counted(count, 'group')} not evaluable"
+        alarmed = max((rule for rule in rules if rule.newest and rule.severity != "info"), key=_last_step, default=None)
+        past = f" now (last alarm: {alarmed.controller} at step {_last_step(alarmed)})" if alarmed else ""
+        return f"{self.state}{past}{over}, {count - len(self.known)} of {counted(count, 'group')} not evaluable"
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``steptape health --json``."""
