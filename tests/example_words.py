@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from steptape.rules.functions.table import FUNCTIONS
-from steptape.rules.language.window_arguments import WINDOW_KEYWORDS
+from steptape.rules.language.call_arguments import WINDOW_KEYWORDS
 from steptape.rules.policy_file import controller_fields, schema
 
 _PLAIN_FUNCTIONS: Final = """

@@ -157,7 +157,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "pass",
     ): "The wait bounds how many tables are held. All are waited for at the end.",
     (
-        "rules/language/series_binding.py",
+        "rules/language/binding.py",
         "reach.setdefault(ref.Extent.STEPS, 0)",
         "reach.setdefault(ref.Extent.STEPS, 1)",
     ): "One step more is kept than is read.",

@@ -206,7 +206,6 @@ PUBLIC: dict[str, set[str]] = {
         "language/patience",
         "language/references",
         "language/timing",
-        "language/window_arguments",
         "late_events",
         "metric_catalogue",
         "policy_file/arguments",

@@ -14,7 +14,7 @@ from steptape.rules.functions import operators, text
 from steptape.rules.functions.methods import METHODS
 from steptape.rules.functions.plain_functions import MAX_DIGITS
 from steptape.rules.functions.table import FUNCTIONS
-from steptape.rules.language import definitions, expressions, window_arguments
+from steptape.rules.language import definitions, expressions, references
 from steptape.rules.language.context import CONTEXT
 from steptape.rules.policy_file import document, operations, schema
 from steptape.rules.policy_file.metric_classes import METRICS
@@ -93,7 +93,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{expressions.MAX_RULE_LENGTH:,} characters; {expressions.MAX_EXPRESSION_DEPTH} levels and "
         f"{definitions.MAX_NODES:,} parts, with what defined names mean"
     )
-    assert limits["window"] == f"{window_arguments.MAX_WINDOW:,} values"
+    assert limits["window"] == f"{references.MAX_WINDOW:,} values"
     assert f"{operators.MAX_BITS:,} bits" in limits["base and exponent of `**`"]
     assert limits["comprehensions"].endswith(f" and {operators.MAX_NESTED:,} elements held in one evaluation of a rule")
     assert limits["repeated texts and lists"].startswith(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...rules.language import references as ref
-from ...rules.language.references import Extent, Half
-from ...rules.language.window_arguments import MAX_WINDOW
+from ...rules.language.references import MAX_WINDOW, Extent, Half
 from .features import WindowSums, folded, windowed
 from .positions import positions, positions_of_values
 from .slices import reduced

@@ -8,8 +8,7 @@ from typing import Final, Protocol
 from ..functions.undefined import Undefined
 from ..language.bound_rule import Need
 from ..language.context import Clock
-from ..language.references import Extent, SeriesKey
-from ..language.window_arguments import MAX_WINDOW
+from ..language.references import MAX_WINDOW, Extent, SeriesKey
 
 #: Values beyond the longest window that may accumulate before the oldest are dropped, so that dropping costs little.
 SLACK: Final = 256

@@ -8,11 +8,15 @@ fact about the run, and else a series.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from dataclasses import replace
+from typing import Final
 
+from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
-from ..errors import ExpressionError, Fault, suggestion
-from ..functions.family_functions import NAMES_OF_FAMILIES, TRUE_OF_FAMILIES
+from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
+from ..functions.family_functions import NAMES_OF_FAMILIES, OF_FAMILIES, TRUE_OF_FAMILIES
+from ..functions.folds import FOLDS
 from ..functions.methods import METHODS
 from ..functions.table import (
     AGE,
@@ -20,19 +24,53 @@ from ..functions.table import (
     DECISION_FUNCTIONS,
     FUNCTIONS,
     MILESTONE,
+    OF_NOW,
+    RAISED,
     RANK_FUNCTIONS,
     STATE_FUNCTIONS,
     STREAK,
     TRUE_OF_CONTROLLERS,
     Function,
 )
-from . import corrections
 from . import references as ref
-from .bound_rule import BoundRule, NameScope
+from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope, Need
+from .call_arguments import WINDOW_KEYWORDS, SeriesCall, constant, literal_text, milestone, number
+from .context import CONTEXT
 from .definitions import expand
-from .expressions import Expression
-from .node_binding import literal_text
-from .series_binding import SeriesBinder
+from .expressions import Expression, ExpressionFaults
+from .families import is_pattern
+
+#: What no series can be computed from: it is known for the event alone.
+NO_PART_OF_A_SERIES: Final = (
+    ref.MetricValue,
+    ref.MemberName,
+    ref.StateChange,
+    ref.PastDecisions,
+    ref.Milestone,
+    ref.Variable,
+    ref.AcrossRanks,
+)
+
+#: Functions of a series that are not reductions of a window.
+_OF_SERIES: Final = FOLDS | {"lag", "delta", "len", "rate", "age", "absent"}
+#: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
+_TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
+#: Expressions that give a number or a truth value, so that a series can be computed from them.
+_NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
+#: Functions and displays that give collections.
+_COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
+_COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
+_DISPLAYS: Final = (ast.List, ast.Tuple, ast.Set, ast.Dict, *_COMPREHENSIONS)
+
+_QUANTILE: Final = "quantile"
+
+#: Why a series cannot be indexed, iterated or have attributes.
+_SERIES_IS_NUMBER: Final = "a series is a single number and has no items or attributes"
+_NO_KIND: Final = "values of all ranks are those of any kind of event"
+_OWN_RANK: Final = "an admitted value is that of its own rank"
+_NO_PATTERN: Final = "functions of all ranks take no pattern"
+
+_DECIMAL_COMMA: Final = re.compile(r"\d,\d")
 
 
 def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True) -> BoundRule:
@@ -46,124 +84,556 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
             was refused.
     """
     expand(expression, scope.definitions)
-    binder = _Binder(expression, scope)
-    binder.visit(expression.tree, {})
-    if is_condition:
-        binder.check_verdict(expression.tree)
-    if binder.faults:
-        raise ExpressionError(binder.faults)
+    if scope.each:
+        scope = replace(scope, members=Members(ref.SeriesKey(scope.each, is_of_member=True)))
+    elif scope.is_definition:
+        scope = replace(scope, members=Members())
+    found = _Meanings(expression)
+    _bind(expression.tree, scope, found)
+    if is_condition and not found.faults:
+        _check_verdict(expression.tree, found)
+    if found.faults:
+        raise ExpressionError(found.faults)
     return BoundRule(
         expression,
-        binder.references,
-        binder.series,
-        tuple(binder.metrics),
-        binder.derived,
-        frozenset(binder.ranks),
-        binder.driver(expression.tree),
+        found.references,
+        found.series,
+        tuple(found.metrics),
+        found.derived,
+        frozenset(found.ranks),
+        _driver(expression.tree, found),
     )
 
 
-class _Binder(SeriesBinder):
-    """Binds a whole expression, calls of plain functions and methods included."""
+class _Meanings(ExpressionFaults):
+    """Collects what nodes mean, what is read for it, and what is wrong.
 
-    def _visit_call(self, node: ast.Call, variables: Mapping[str, str]) -> None:
-        if isinstance(node.func, ast.Attribute):
-            self._visit_method(node, node.func, variables)
-            return
-        assert isinstance(node.func, ast.Name)
-        function = FUNCTIONS.get(node.func.id)
-        if function is None:
-            self._refuse_function(node.func)
-            self._visit_arguments(node, variables)
-        elif function.name == "series":
-            self._visit_series(node)
-        elif function.name in DECISION_FUNCTIONS or (function.name == STREAK and _takes_text(node)):
-            self._visit_decision_call(node, function)
-        elif function.name in STATE_FUNCTIONS or (function.name == AGE and _takes_text(node)):
-            self._visit_state_call(node, function)
-        elif function.name == MILESTONE:
-            self._visit_milestone(node, variables)
-        elif function.name in RANK_FUNCTIONS:
-            self._visit_rank_call(node, function, variables)
+    Attributes:
+        references, series, metrics, derived, ranks: As in the bound rule.
+        variables: How many variables of comprehensions have a unique name.
+    """
+
+    def __init__(self, expression: Expression) -> None:
+        super().__init__(expression)
+        self.references: dict[ast.AST, ref.Reference] = {}
+        self.series: dict[ref.SeriesKey, Need] = {}
+        self.metrics: dict[str, None] = {}
+        self.derived: dict[ref.SeriesKey, Derived] = {}
+        self.ranks: set[str] = set()
+        self.variables = 0
+
+    def read_series(self, key: ref.SeriesKey, need: Need | None = None) -> None:
+        """Note that a series is read, and how much of it."""
+        self.series[key] = self.series.get(key, Need()) | (need or Need())
+
+    def read_on_ranks(self, name: str) -> None:
+        """Note that a metric is read on all ranks."""
+        self.ranks.add(name)
+        if name != STEP_TIME:
+            # So that a name which no event carries is warned of.
+            self.read_series(ref.SeriesKey(name))
+
+
+def _bind(node: ast.AST, scope: NameScope, found: _Meanings) -> None:
+    """Bind a node and all nodes below it."""
+    if isinstance(node, ast.Name):
+        _bind_name(node, scope, found)
+    elif isinstance(node, ast.Call):
+        _bind_call(node, scope, found)
+    elif isinstance(node, _COMPREHENSIONS):
+        _bind_comprehension(node, scope, found)
+    else:
+        _check_containers(node, scope, found)
+        for child in ast.iter_child_nodes(node):
+            _bind(child, scope, found)
+
+
+def _bind_arguments(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
+    for argument in [*node.args, *(keyword.value for keyword in node.keywords)]:
+        _bind(argument, scope, found)
+
+
+def _bind_name(node: ast.Name, scope: NameScope, found: _Meanings) -> None:
+    name = node.id
+    if name in scope.variables:
+        found.references[node] = ref.Variable(scope.variables[name])
+    elif name in scope.own:
+        found.references[node] = scope.own[name]
+    elif name in scope.admitted:
+        _bind_series(node, ref.SeriesKey(name, is_derived=True), scope, found)
+    elif name in scope.metrics:
+        found.references[node] = ref.StateClass(name) if name in scope.states else ref.MetricValue(name)
+        found.metrics[name] = None
+    elif name in scope.params:
+        found.references[node] = ref.ParamValue(scope.params[name])
+    elif name == MEMBER and scope.each:
+        if scope.members is None or scope.members.is_argument:
+            found.refuse(node, "a function of a family has no one member")
         else:
-            self._visit_value_call(node, function, variables)
+            found.references[node] = ref.MemberName()
+    elif name in CONTEXT:
+        found.references[node] = ref.ContextValue(name)
+    elif not scope.lists(name):
+        found.refuse(node, "unknown name", suggestion(name, scope.names()))
+    else:
+        _bind_series(node, ref.SeriesKey(name), scope, found)
 
-    def _visit_value_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
-        """Bind a function of a family, of a series or of plain values."""
-        if self._is_of_family(node, function):
-            self._visit_family_call(node, function, variables)
-        elif not self._is_of_series(node, function, variables):
-            self._visit_plain_call(node, function, variables)
-        elif self._is_of_ranks:
-            self.refuse(node, f"{ANY_RANK} reads the newest value of each rank, and no window")
-        else:
-            self._visit_series_call(node, function, variables)
 
-    def _refuse_function(self, name: ast.Name) -> None:
-        self.refuse(name, "unknown function", suggestion(name.id, FUNCTIONS, habits.FUNCTIONS))
+def _bind_comprehension(
+    node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: NameScope, found: _Meanings
+) -> None:
+    for generator in node.generators:
+        _refuse_series(generator.iter, scope, found)
+        _bind(generator.iter, scope, found)
+        variables = dict(scope.variables)
+        for target in ast.walk(generator.target):
+            if isinstance(target, ast.Name):
+                found.variables += 1
+                variables[target.id] = f"v{found.variables}"
+                found.references[target] = ref.Variable(variables[target.id])
+        scope = replace(scope, variables=variables)
+        for condition in generator.ifs:
+            _bind(condition, scope, found)
+    for part in [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]:
+        _bind(part, scope, found)
 
-    def _visit_method(self, node: ast.Call, method: ast.Attribute, variables: Mapping[str, str]) -> None:
-        name = method.attr
-        is_series = self._series_key(method.value, variables) is not None
-        if is_series and isinstance(method.value, ast.Name) and method.value.id in habits.MODULES:
-            fix = corrections.of_module_call(self.expression, node, name)
-            self.refuse(node, "a function has no module before its name", fix)
-            self._visit_arguments(node, variables)
-            return
-        if is_series:
-            self._refuse_series(method.value, variables)
-        elif name not in METHODS:
-            offset = self.expression.offset(method)
-            self.faults.append(Fault(offset, "method not allowed", repr(name), suggestion(name, METHODS)))
-        elif node.keywords or len(node.args) > 3:
-            self.refuse(node, "a method takes at most 3 arguments, and no keyword arguments")
-        self.visit(method.value, variables)
-        self._visit_arguments(node, variables)
 
-    def _visit_plain_call(self, node: ast.Call, function: Function, variables: Mapping[str, str]) -> None:
-        if function.plain is None:
-            fix = corrections.of_state(node, self.scope) or f"Write {function.signature}."
-            self.refuse(node, f"{function.name} takes a series as its first argument", fix)
-        elif not self._is_arity_right(node, function):
-            self.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
-        elif function.iterates and len(node.args) == 1:
-            self._refuse_series(node.args[0], variables)
-        self._visit_arguments(node, variables)
+def _check_containers(node: ast.AST, scope: NameScope, found: _Meanings) -> None:
+    """Refuse a series where a list, a dictionary or an object is needed."""
+    if isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+        _refuse_series(node.value, scope, found, _instead_of_part(found.expression, node))
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                _refuse_series(value, scope, found)
+    elif isinstance(node, ast.Compare):
+        for operator, operand in zip(node.ops, node.comparators, strict=True):
+            if isinstance(operator, (ast.In, ast.NotIn)):
+                _refuse_series(operand, scope, found)
 
-    def _is_arity_right(self, node: ast.Call, function: Function) -> bool:
-        count = len(node.args) + len(node.keywords)
-        if function.keywords is None:
-            return len(node.args) <= 1
-        if not all(keyword.arg in function.keywords for keyword in node.keywords):
-            return False
-        # `sorted` takes one positional argument; its other argument is a keyword.
-        most = 1 if function.name == "sorted" else function.most
-        return function.least <= count and (most is None or len(node.args) <= most) and self._fits(count, function)
 
-    def _fits(self, count: int, function: Function) -> bool:
-        limit = function.most if function.most is None else max(function.most, 1 + len(function.keywords or ()))
-        return limit is None or count <= limit
+def _refuse_series(node: ast.expr, scope: NameScope, found: _Meanings, fix: str = "") -> None:
+    key = _series_key(node, scope)
+    if key is None or not (key.is_derived or scope.lists(key.name)):
+        return
+    if key.is_of_member and scope.members is None:
+        return  # It is refused as a pattern.
+    if key.is_of_member:
+        fix = f"Write any({found.expression.segment(node)} > 100)."
+        found.refuse(node, "a pattern means one member after the other, and no list", fix)
+    elif isinstance(node, ast.Name) and scope.metrics:
+        fix = suggestion(key.name, scope.metrics)
+        found.refuse(node, f"not a controller metric; {_SERIES_IS_NUMBER}", fix)
+    else:
+        fix = fix or f"Functions read its last values, as in mean({found.expression.segment(node)}, 10)."
+        found.refuse(node, _SERIES_IS_NUMBER, fix)
 
-    def check_verdict(self, tree: ast.expr) -> None:
-        """Refuse a rule that can never give True or False."""
-        kind = self._never_bool(tree)
-        if kind and not self.faults:
-            what = f"a rule must give True or False; this one gives {kind}"
-            self.refuse(tree, what, corrections.of_verdict(self.expression))
 
-    def _never_bool(self, node: ast.expr) -> str:
-        reference = self.references.get(node)
-        if reference is not None:
-            return _never_bool_reference(reference)
-        if isinstance(node, ast.Constant):
-            return "" if isinstance(node.value, bool) else "a constant"
-        if isinstance(node, ast.BinOp):
-            return "" if isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)) else "a number"
-        if isinstance(node, ast.JoinedStr):
-            return "a text"
-        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-            return "a collection"
-        return ""
+# Calls.
+
+
+def _bind_call(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
+    if isinstance(node.func, ast.Attribute):
+        _bind_method(node, node.func, scope, found)
+        return
+    function = FUNCTIONS.get(_called(node))
+    if function is None:
+        found.refuse(node.func, "unknown function", suggestion(_called(node), FUNCTIONS, habits.FUNCTIONS))
+        _bind_arguments(node, scope, found)
+    elif function.name == "series":
+        _bind_series_by_name(node, scope, found)
+    elif function.name in DECISION_FUNCTIONS or (function.name == STREAK and _takes_text(node)):
+        _bind_decision_call(node, function, scope, found)
+    elif function.name in STATE_FUNCTIONS or (function.name == AGE and _takes_text(node)):
+        _bind_state_call(node, function, scope, found)
+    elif function.name == MILESTONE:
+        reached = milestone(node, scope, found)
+        if reached is not None:
+            found.references[node] = reached
+            _bind_arguments(node, scope, found)
+    elif function.name in RANK_FUNCTIONS:
+        _bind_rank_call(node, function, scope, found)
+    else:
+        _bind_value_call(node, function, scope, found)
+
+
+def _called(node: ast.AST) -> str:
+    """Return the name of the function that a node calls; empty for a method, and for anything but a call."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def _takes_text(node: ast.Call) -> bool:
+    return len(node.args) == 1 and literal_text(node.args[0]) is not None
+
+
+def _bind_value_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    """Bind a function of a family, of a series or of plain values."""
+    if _takes_members(node) and _holds_pattern(node.args[0]):
+        _bind_family_call(node, function, scope, found)
+    elif not _is_of_series(node, function, scope):
+        _bind_plain_call(node, function, scope, found)
+    elif scope.is_of_ranks:
+        found.refuse(node, f"{ANY_RANK} reads the newest value of each rank, and no window")
+    else:
+        _bind_series_call(node, function, scope, found)
+
+
+def _bind_method(node: ast.Call, method: ast.Attribute, scope: NameScope, found: _Meanings) -> None:
+    name = method.attr
+    is_series = _series_key(method.value, scope) is not None
+    if is_series and isinstance(method.value, ast.Name) and method.value.id in habits.MODULES:
+        fix = _instead_of_module_call(found.expression, node, name)
+        found.refuse(node, "a function has no module before its name", fix)
+        _bind_arguments(node, scope, found)
+        return
+    if is_series:
+        _refuse_series(method.value, scope, found)
+    elif name not in METHODS:
+        offset = found.expression.offset(method)
+        found.faults.append(Fault(offset, "method not allowed", repr(name), suggestion(name, METHODS)))
+    elif node.keywords or len(node.args) > 3:
+        found.refuse(node, "a method takes at most 3 arguments, and no keyword arguments")
+    _bind(method.value, scope, found)
+    _bind_arguments(node, scope, found)
+
+
+def _bind_plain_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    if function.plain is None:
+        asked, fix = node.args[0] if node.args else None, f"Write {function.signature}."
+        if isinstance(asked, ast.Name) and asked.id in scope.states:
+            fix = f'Write {function.name}("{asked.id}") for the state.'
+        found.refuse(node, f"{function.name} takes a series as its first argument", fix)
+    elif not _is_arity_right(node, function):
+        found.refuse(node, f"{function.name} does not take these arguments", f"Write {function.signature}.")
+    elif function.iterates and len(node.args) == 1:
+        _refuse_series(node.args[0], scope, found)
+    _bind_arguments(node, scope, found)
+
+
+def _is_arity_right(node: ast.Call, function: Function) -> bool:
+    if function.keywords is None:
+        return len(node.args) <= 1
+    count = len(node.args) + len(node.keywords)
+    if count < function.least or not all(keyword.arg in function.keywords for keyword in node.keywords):
+        return False
+    most = function.most
+    return most is None or (len(node.args) <= most and count <= max(most, 1 + len(function.keywords)))
+
+
+# A series: its newest value, or what a function reads of it.
+
+
+def _series_key(node: ast.AST, scope: NameScope) -> ref.SeriesKey | None:
+    """Return the series that a node names, before it is bound; None when the node is something else."""
+    if isinstance(node, ast.Name):
+        key = ref.SeriesKey(node.id, is_derived=node.id in scope.admitted)
+        return key if scope.is_series(node.id) else None
+    return _literal_series(node)
+
+
+def _literal_series(node: ast.AST) -> ref.SeriesKey | None:
+    """Return the key that a ``series(...)`` call spells; None unless it is one, and all its arguments are texts."""
+    if not isinstance(node, ast.Call) or _called(node) != "series":
+        return None
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if len(node.args) != 1 or not set(keywords) <= {"kind"}:
+        return None
+    texts = [literal_text(argument) for argument in (node.args[0], *keywords.values())]
+    if None in texts:
+        return None
+    name, kind = texts[0] or "", texts[1] if len(texts) > 1 else None
+    return ref.SeriesKey(name, kind, is_of_member=is_pattern(name))
+
+
+def _bind_series_by_name(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
+    key = _literal_series(node)
+    if key is None:
+        fix = 'Write series("eval/loss") or add kind="evaluate".'
+        found.refuse(node, "series takes a string literal as its name", fix)
+    elif key.kind is not None and not is_kind(key.kind, LOOP_KINDS):
+        found.refuse(node, "unknown kind of event", kind_suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
+    elif not scope.lists(key.name):
+        found.refuse(node, "unknown series", suggestion(key.name, scope.series or ()))
+    else:
+        _bind_series(node, key, scope, found)
+
+
+def _bind_series(node: ast.expr, key: ref.SeriesKey, scope: NameScope, found: _Meanings) -> None:
+    """Let a node mean the newest value of a series: of its own rank, or of the rank that ``any_rank`` asks of."""
+    if key.is_of_member and not _means_member(node, key, scope, found):
+        return
+    if not scope.is_of_ranks:
+        found.references[node] = ref.SeriesValue(key)
+        found.read_series(key)
+    elif key.kind is not None or key.is_derived:
+        found.refuse(node, _OWN_RANK if key.is_derived else _NO_KIND)
+    else:
+        found.references[node] = ref.RankValue(key.name)
+        found.read_on_ranks(key.name)
+
+
+def _means_member(node: ast.expr, key: ref.SeriesKey, scope: NameScope, found: _Meanings) -> bool:
+    """Whether a pattern means one member here; if not, it is refused."""
+    members = scope.members
+    if scope.is_of_ranks:
+        found.refuse(node, _NO_PATTERN)
+    elif members is None:
+        fix = f"Write any({found.expression.segment(node)} > 100) or for_each."
+        found.refuse(node, "a pattern means many series", fix)
+    elif members.key not in (None, key):
+        meant = members.key.name if members.key else ""
+        found.refuse(node, f"another pattern than '{meant}'", "An argument, and a rule with for_each, has one.")
+    else:
+        members.key = key
+        found.read_series(key.whole)
+        return True
+    return False
+
+
+def _is_of_series(node: ast.Call, function: Function, scope: NameScope) -> bool:
+    """Whether a call reads a series, named or to be computed, and not just a number or a list."""
+    if not node.args or (function.reduction is None and function.name not in _OF_SERIES):
+        return False
+    if _series_key(node.args[0], scope):
+        return True
+    if function.name == "len" or not _is_computed(node.args[0], scope):
+        return False
+    asks_by_keyword = any(keyword.arg in WINDOW_KEYWORDS for keyword in node.keywords)
+    if function.name in _OF_SERIES or asks_by_keyword:
+        return True
+    given = len(node.args) + len(node.keywords)
+    return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
+
+
+def _is_computed(node: ast.expr, scope: NameScope) -> bool:
+    """Whether an expression gives a number for each value of a series."""
+    return isinstance(node, _NUMERIC) and _called(node) not in _COLLECTIONS and _reads_series(node, scope)
+
+
+def _reads_series(node: ast.expr, scope: NameScope) -> bool:
+    if _series_key(node, scope) is not None:
+        return True
+    parts = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+    return any(_reads_series(part, scope) for part in parts if isinstance(part, ast.expr))
+
+
+def _bind_series_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    """Bind a function of a series, with its window where it takes one."""
+    key = _bind_to_series(node.args[0], scope, found)
+    if key is None:
+        return
+    if function.name == "len":
+        if len(node.args) != 1 or node.keywords:
+            found.refuse(node, "len takes one argument")
+        found.references[node] = ref.SeriesLength(key)
+        return
+    read = SeriesCall(node, function, key, scope, found).reading()
+    if read is not None:
+        found.references[node] = read
+        found.read_series(key, _need(read))
+    for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
+        _bind(argument, scope, found)
+
+
+def _bind_to_series(node: ast.expr, scope: NameScope, found: _Meanings) -> ref.SeriesKey | None:
+    """Bind a function's argument and return the series that it gives; None when it is refused.
+
+    A series that must be computed is noted.
+    """
+    before = len(found.faults)
+    _bind(node, scope, found)
+    if len(found.faults) > before:
+        return None
+    reference = found.references.get(node)
+    if isinstance(reference, ref.SeriesValue) and _series_key(node, scope) is not None:
+        return reference.key
+    if any(isinstance(found.references.get(part), NO_PART_OF_A_SERIES) for part in ast.walk(node)):
+        found.refuse(node, "a series can be computed from series, params and numbers only")
+        return None
+    driver = _driver(node, found)
+    if driver is None:
+        found.refuse(node, "not a series")
+        return None
+    family = scope.members.key if scope.members is not None and _holds_pattern(node) else None
+    key = ref.SeriesKey(found.expression.segment(node), is_derived=True, is_of_member=family is not None)
+    found.derived.setdefault(key, Derived(node, driver, family))
+    return key
+
+
+def _driver(node: ast.AST, found: _Meanings) -> ref.SeriesKey | None:
+    """Return the first series that a bound expression reads, in the order of its text."""
+    reference = found.references.get(node)
+    if isinstance(reference, ref.SeriesReference):
+        return reference.key
+    if isinstance(reference, ref.FamilyReading):
+        return reference.key.whole
+    keys = (_driver(child, found) for child in ast.iter_child_nodes(node))
+    return next((key for key in keys if key is not None), None)
+
+
+def _need(read: ref.SeriesReference) -> Need:
+    """Return how much of a series must be kept for what reads it."""
+    match read:
+        case ref.SeriesValue(_, back) | ref.SeriesChange(_, back):
+            return Need(back + 1)
+        case ref.SeriesAgo(_, length, extent) | ref.SeriesRise(ref.SeriesAgo(_, length, extent)):
+            return Need(reach={extent: length})
+        case ref.SeriesAge(extent=extent):
+            return Need(reach={extent: 0})
+        case ref.Window(length=length, extent=extent):
+            reach: dict[ref.Extent, float] = {} if extent is ref.Extent.VALUES else {extent: length}
+            if read.is_per_step:
+                reach.setdefault(ref.Extent.STEPS, 0)
+            return Need(read.keep, reach)
+    return Need()
+
+
+# A family: a function evaluates its argument for each member of a pattern.
+
+
+def _holds_pattern(node: ast.AST) -> bool:
+    """Whether an expression holds a pattern, apart from functions of a family within it."""
+    if _called(node) == "series":
+        key = _literal_series(node)
+        return key is not None and key.is_of_member
+    if isinstance(node, ast.Call) and _takes_members(node):
+        return False
+    return any(map(_holds_pattern, ast.iter_child_nodes(node)))
+
+
+def _takes_members(node: ast.Call) -> bool:
+    """Whether the arguments of a call are those of a function of a family, if the first one holds a pattern."""
+    name, first = _called(node), node.args[0] if node.args else None
+    if name not in OF_FAMILIES or first is None or isinstance(first, _DISPLAYS) or _called(first) in _COLLECTIONS:
+        return False
+    given = [*(None for _ in node.args[1:]), *(keyword.arg for keyword in node.keywords)]
+    return given in ([None], ["q"]) if name == _QUANTILE else not given
+
+
+def _bind_family_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    share = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
+    options = tuple(option for part in share if (option := _bind_share(part, scope, found)) is not None)
+    before, members = len(found.faults), Members(is_argument=True)
+    _bind(node.args[0], replace(scope, members=members), found)
+    outside = {ref.Variable(name) for name in scope.variables.values()}
+    for part in ast.walk(node.args[0]):
+        if isinstance(part, ast.Name) and found.references.get(part) in outside:
+            found.refuse(part, "a function of a family reads no variable of a comprehension around it")
+        elif isinstance(part, ast.Call) and isinstance(found.references.get(part), ref.Milestone):
+            found.refuse(part, "a milestone is no question about a member", "Ask for it outside, with 'and'.")
+    if len(found.faults) == before and members.key is not None and len(options) == len(share):
+        text = found.expression.segment(node.args[0])
+        found.references[node] = ref.FamilyReading(function.name, members.key, text, options)
+
+
+def _bind_share(node: ast.expr, scope: NameScope, found: _Meanings) -> float | None:
+    """Bind the share of a quantile and return it; None when it is refused."""
+    value = number(node, scope)
+    _bind(node, scope, found)
+    if value is not None and 0 <= value <= 1:
+        return float(value)
+    found.refuse(node, "'q' must be a number from 0 to 1, known when the policy loads", "Write q=0.9.")
+    return None
+
+
+# Questions about controllers, states and ranks.
+
+
+def _bind_decision_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    """Bind a question about a controller, whose name must be a literal."""
+    name = _named(node, function, "controller", found)
+    if name is None:
+        return
+    if name not in scope.controllers:
+        found.refuse(node.args[0], "unknown controller", suggestion(name, scope.controllers))
+    elif function.name in OF_NOW and name not in scope.above:
+        fix = f'Put it before this one, or ask fired("{name}") of earlier events.'
+        found.refuse(node.args[0], "not a controller above in the file", fix)
+    elif function.name == RAISED and name not in scope.clearing:
+        fix = f'Write holding("{name}"), or give it one.'
+        found.refuse(node.args[0], f"controller '{name}' has no 'clear'", fix)
+    else:
+        found.references[node] = ref.PastDecisions(function.name, name)
+
+
+def _bind_state_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    """Bind a question about a state, whose name must be a literal."""
+    name = _named(node, function, "state", found)
+    if name is None:
+        return
+    if name not in scope.states:
+        fix = suggestion(name, scope.states) or "Sort the run into classes under 'states:'."
+        found.refuse(node.args[0], "unknown state", fix)
+    else:
+        found.references[node] = ref.StateChange(function.name, name)
+        found.metrics[name] = None
+
+
+def _named(node: ast.Call, function: Function, asked_of: str, found: _Meanings) -> str | None:
+    """Return the name that is a question's only argument; None when it is refused."""
+    name = literal_text(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+    if name is None:
+        what = f"{function.name} takes a {asked_of}'s name as a string literal"
+        found.refuse(node, what, f"Write {function.signature}.")
+    return name
+
+
+def _bind_rank_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    """Bind a function of all ranks: of a condition, or of a series that is named."""
+    if len(node.args) != 1 or node.keywords:
+        found.refuse(node, f"{function.name} takes one argument", f"Write {function.signature}.")
+    elif scope.is_of_ranks:
+        found.refuse(node, f"{function.name} cannot be asked within {ANY_RANK}")
+    elif function.name == ANY_RANK:
+        before = len(found.faults)
+        _bind(node.args[0], replace(scope, is_of_ranks=True), found)
+        read = (found.references.get(part) for part in ast.walk(node.args[0]))
+        if len(found.faults) == before and not any(isinstance(reference, ref.RankValue) for reference in read):
+            found.refuse(node, f"{ANY_RANK} reads no series", "Write any_rank(not isfinite(loss)).")
+        found.references[node] = ref.AcrossRanks(ANY_RANK)
+    else:
+        _bind_rank_series(node, function, scope, found)
+
+
+def _bind_rank_series(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
+    key = _series_key(node.args[0], scope)
+    if key is None:
+        found.refuse(node.args[0], f"{function.name} takes a series", f"Write {function.signature}.")
+    elif key.kind is not None or key.is_derived:
+        found.refuse(node.args[0], _OWN_RANK if key.is_derived else _NO_KIND)
+    elif key.is_of_member:
+        found.refuse(node.args[0], _NO_PATTERN)
+    elif not scope.lists(key.name):
+        found.refuse(node.args[0], "unknown series", suggestion(key.name, scope.series or ()))
+    else:
+        found.references[node] = ref.AcrossRanks(function.name, key.name)
+        found.read_on_ranks(key.name)
+
+
+# The verdict.
+
+
+def _check_verdict(tree: ast.expr, found: _Meanings) -> None:
+    """Refuse a rule that can never give True or False."""
+    kind = _never_bool(tree, found)
+    if kind:
+        has_comma = isinstance(tree, ast.Tuple) and _DECIMAL_COMMA.search(found.expression.text)
+        fix = "A decimal number takes a point, as in 2.5." if has_comma else "Compare it, as in loss > 3.0."
+        found.refuse(tree, f"a rule must give True or False; this one gives {kind}", fix)
+
+
+def _never_bool(node: ast.expr, found: _Meanings) -> str:
+    """Return what an expression gives in place of a truth value; empty where it may give one."""
+    reference = found.references.get(node)
+    if reference is not None:
+        return _never_bool_reference(reference)
+    if isinstance(node, ast.Constant):
+        return "" if isinstance(node.value, bool) else "a constant"
+    if isinstance(node, ast.BinOp):
+        return "" if isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)) else "a number"
+    if isinstance(node, ast.JoinedStr):
+        return "a text"
+    return "a collection" if isinstance(node, _DISPLAYS) else ""
 
 
 def _never_bool_reference(reference: ref.Reference) -> str:
@@ -189,5 +659,25 @@ def _never_bool_reference(reference: ref.Reference) -> str:
     return "a number" if isinstance(reference, ref.SeriesReference | ref.ContextValue) else ""
 
 
-def _takes_text(node: ast.Call) -> bool:
-    return len(node.args) == 1 and literal_text(node.args[0]) is not None
+# What the author probably meant, where Python allows an expression that a rule does not.
+
+
+def _instead_of_part(expression: Expression, node: ast.expr) -> str:
+    """Return what to write for a series with a dot, or with an index from the end; empty for anything else."""
+    if isinstance(node, ast.Attribute) and node.attr not in FUNCTIONS:
+        return f'Write series("{expression.segment(node)}") to read the metric of that name.'
+    back = constant(node.slice, NameScope()) if isinstance(node, ast.Subscript) else None
+    if not isinstance(node, ast.Subscript) or not isinstance(back, int) or back >= 0:
+        return ""
+    series = expression.segment(node.value)
+    if back == -1:
+        return f"Write {series} for the newest value."
+    return f"Write lag({series}, {-back - 1}), or delta({series}) for the newest change."
+
+
+def _instead_of_module_call(expression: Expression, node: ast.Call, name: str) -> str:
+    """Return what to write for a call such as ``np.mean(loss, 50)``, whose function is called ``name``."""
+    function = name if name in FUNCTIONS else habits.FUNCTIONS.get(name, "")
+    if function in FUNCTIONS:
+        return f"Write {function}({', '.join(map(expression.segment, node.args))})."
+    return suggestion(name, FUNCTIONS, habits.FUNCTIONS)

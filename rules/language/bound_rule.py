@@ -16,9 +16,22 @@ from .references import Extent, FamilyReading, Param, Reference, SeriesKey, Seri
 MEMBER: Final = "member"
 
 
+@dataclass(slots=True)
+class Members:
+    """The members that a pattern means at some place in an expression.
+
+    Attributes:
+        key: The series of a member; None until a pattern says which.
+        is_argument: Whether a function of a family evaluates the place for each of them.
+    """
+
+    key: SeriesKey | None = None
+    is_argument: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class NameScope:
-    """The names that a policy offers to its rules.
+    """The names that a policy offers to its rules. The last three fields describe a place within a rule.
 
     Attributes:
         metrics: Names of the controller metrics.
@@ -35,6 +48,9 @@ class NameScope:
         is_definition: Whether the expression is a part of others, in which a pattern may mean a member.
         admitted: Names of the definitions that have ``admit``.
         own: What names mean in this expression alone.
+        variables: Variables of the comprehensions around the place, each with its unique name.
+        members: The members that a pattern means there; None where it means none.
+        is_of_ranks: Whether a series is its newest value on the rank that ``any_rank`` asks of.
     """
 
     metrics: Collection[str] = ()
@@ -50,6 +66,9 @@ class NameScope:
     is_definition: bool = False
     admitted: Collection[str] = ()
     own: Mapping[str, Reference] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    members: Members | None = None
+    is_of_ranks: bool = False
 
     @property
     def has_rates(self) -> bool:
@@ -67,9 +86,10 @@ class NameScope:
         return any(have_common_names(name, listed) for listed in self.series)
 
     def is_series(self, name: str) -> bool:
-        """Whether a bare name is a series, unless a comprehension around it has a variable of that name."""
+        """Whether a bare name is a series."""
         is_member = bool(self.each) and name == MEMBER
-        return not (is_member or name in self.metrics or name in self.params or name in CONTEXT)
+        others = (self.variables, self.metrics, self.params, CONTEXT)
+        return not (is_member or any(name in names for names in others))
 
 
 @dataclass(frozen=True, slots=True)

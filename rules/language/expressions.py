@@ -135,6 +135,23 @@ class Expression:
         return Fault(self.offset(node), what, repr(self.segment(node)), fix)
 
 
+class ExpressionFaults:
+    """Collects what is wrong with an expression.
+
+    Attributes:
+        expression: The expression.
+        faults: Its faults, in the order in which they are found.
+    """
+
+    def __init__(self, expression: Expression) -> None:
+        self.expression = expression
+        self.faults: list[Fault] = []
+
+    def refuse(self, node: ast.expr, what: str, fix: str = "") -> None:
+        """Note that a node is wrong, why, and how to mend it."""
+        self.faults.append(self.expression.fault(node, what, fix))
+
+
 def _copied(node: Any, copies: dict[ast.AST, ast.AST]) -> Any:
     """Return a copy of a tree, and note the copy of each of its nodes."""
     if isinstance(node, list):

@@ -14,6 +14,9 @@ from ..functions.table import Function
 #: A param's value.
 Param = bool | int | float | str
 
+#: The longest window, in values.
+MAX_WINDOW: Final = 100_000
+
 #: A second metric that a series name also matches: Hugging Face logs the learning rate under its full name.
 ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType({"lr": "learning_rate"})
 

@@ -12,8 +12,8 @@ import yaml
 
 from .. import habits
 from ..compiled.names import Names
+from ..language.binding import NO_PART_OF_A_SERIES
 from ..language.bound_rule import NameScope, driver_of_the_run
-from ..language.series_binding import NO_PART_OF_A_SERIES
 from .declarations import AdmittedSeries, Rule
 from .definition_fields import RangeFieldReader
 from .fields import Fields
