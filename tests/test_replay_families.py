@@ -111,7 +111,9 @@ def test_seeds_paths_and_a_parameter_sweep_are_one_family_of_a_program() -> None
 
     assert family.key == "configuration"
     assert family == family_of(info(config=again))
+    assert family == family_of(info(config=config | {"clip": None}))
     assert family != family_of(info(config=config | {"model": "vit"}))
+    assert family != family_of(info(config=config | {"layers": [{"kind": "conv"}]}))
     assert family != family_of(info(config=config, argv=("tune.py",)))
 
 

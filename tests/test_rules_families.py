@@ -88,6 +88,7 @@ def shown(reading: str, steps: Sequence[Mapping[str, float]], head: str = NORM) 
         ("median(norm)", 2.0),
         ("quantile(norm, 0.75)", 2.5),
         ("quantile(norm, q=0.75)", 2.5),
+        ("quantile(norm, 1)", 3.0),
         ("argmax(norm)", "g/1"),
         ("argmin(norm)", "g/0"),
         ("mean(norm > 1)", 2 / 3),

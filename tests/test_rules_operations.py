@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from steptape.rules.control.effects import Effect
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.functions.undefined import UNAVAILABLE
+from steptape.rules.functions.undefined import UNAVAILABLE, Undefined
 from steptape.rules.policy_file.operations import LogControl, LogMessage
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
@@ -181,3 +183,11 @@ def test_a_policy_can_give_the_default_operations_name_to_its_own() -> None:
         parse_policy(
             f"{text}controllers: [{{name: c, triggers: [], rule: 'True', operations: [hfcontrols.should_save]}}]"
         )
+
+
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne])
+def test_a_metric_without_a_value_compares_with_none_alone(compare: Callable[[object, object], bool]) -> None:
+    """With anything else the comparison is undefined, whichever side it is on."""
+    assert compare(UNAVAILABLE, None) == compare(None, None)
+    with pytest.raises(Undefined, match="metric not available"):
+        compare(UNAVAILABLE, 3)

@@ -20,6 +20,7 @@ from steptape import open_run
 from steptape.store.errors import DamagedLog
 from steptape.store.events import ENVELOPE, KINDS, Event
 from steptape.store.parquet.durable_file import durable_file
+from steptape.store.parquet.reading import read_long_values, read_metrics
 from steptape.store.parquet.schemas import BYTES_PER_ROW_GROUP, write_tables
 from steptape.store.parquet.sealing import seal
 from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
@@ -237,6 +238,16 @@ def test_floats_have_no_statistics_that_would_hide_nan_rows(store_record: Callab
     seal(folder)
 
     assert (in_tail, run.rows(query)) == ([{"n": 1}], [{"n": 1}])
+
+
+@pytest.mark.parametrize("read", [read_long_values, lambda path: read_metrics(path, {"a"})])
+def test_a_file_of_metrics_without_one_of_its_columns_is_damage(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    """The message names a column that is missing."""
+    path = tmp_path / "metrics-0-0-0.parquet"
+    pq.write_table(pa.table({"seq": [1], "metric": ["a"]}), path)
+
+    with pytest.raises(DamagedLog, match="lacks a column of its table; got 'attempt'"):
+        read(path)
 
 
 @pytest.mark.parametrize("read", ["events", "table", "sql", "samples"])
