@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from steptape import Recorder, TelemetryError, backtest, open_run, verify
+from steptape.rules.policy_file.controllers import TRIGGERS
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.policy_file.schema import TRIGGERS
 from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.run import Run
 

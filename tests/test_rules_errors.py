@@ -280,6 +280,25 @@ def test_each_mistake_in_a_rule_is_told_at_its_place(rule: str, expected: str) -
     assert of_rule(rule) == [expected]
 
 
+def test_the_keys_of_a_controller_are_checked_where_its_rule_is_wrong() -> None:
+    """A file is mended once, and not again for what the rule hid."""
+    text = """\
+series: [loss]
+controllers:
+  - name: a
+    triggers: [on_step_end]
+    rule: los > 1
+    operations: []
+    requires: [lr]
+    every: 100
+"""
+
+    with pytest.raises(PolicyError) as failure:
+        parse_policy(text, source="p")
+
+    assert [(problem.line, problem.column) for problem in failure.value.problems] == [(5, 11), (7, 16), (8, 12)]
+
+
 def test_a_method_that_could_change_something_is_refused() -> None:
     """The allowed methods are listed."""
     metrics = "controller_metrics: [{name: m, class: Loss}]\n"

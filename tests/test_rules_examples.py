@@ -10,7 +10,7 @@ from example_words import CONTROLLER_KEYS, EXAMPLE_FUNCTIONS, ROOT_KEYS, WINDOW_
 
 from steptape.rules.checks.finding_codes import FindingCode
 from steptape.rules.checks.findings import findings_of
-from steptape.rules.policy_file import state_fields
+from steptape.rules.policy_file.controllers import STATE_KEYS
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.rules.scenarios.file import ScenarioTest, parse_tests
 from steptape.rules.scenarios.report import result_lines
@@ -52,7 +52,7 @@ def test_no_example_has_a_warning(policy: Policy) -> None:
 def test_each_key_and_function_but_the_plainest_has_an_example() -> None:
     """A key that joins the schema needs one, and a function that joins the table."""
     text = "\n".join(policy.text for policy in POLICIES.values())
-    keys = ROOT_KEYS | CONTROLLER_KEYS | {*state_fields._KEYS}
+    keys = ROOT_KEYS | CONTROLLER_KEYS | {key.name for key in STATE_KEYS}
 
     assert [key for key in sorted(keys) if not re.search(rf"^ *(- )?\{{?{key}:", text, re.MULTILINE)] == []
     assert [name for name in sorted(EXAMPLE_FUNCTIONS) if f"{name}(" not in text] == []

@@ -16,12 +16,11 @@ from steptape.rules.functions.plain_functions import MAX_DIGITS
 from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language import definitions, expressions, references
 from steptape.rules.language.context import CONTEXT
-from steptape.rules.policy_file import document, operations, schema
+from steptape.rules.policy_file import controllers, document, operations, schema
 from steptape.rules.policy_file.metric_classes import METRICS
 from steptape.rules.policy_file.metrics import TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
-from steptape.rules.scenarios import fields as scenario_fields
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import notation as scenario_notation
 from steptape.rules.scenarios import scenario
@@ -67,13 +66,15 @@ def test_the_table_of_shipped_policies_names_them_all() -> None:
 
 def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
     """Nothing is undocumented."""
-    keys = section("The file")
+    keys = {cells[0].strip("`"): " | ".join(cells[1:]) for cells in rows("The file")}
+    own = {name: cells for name, cells in keys.items() if not name.startswith(("operations[", "controller_metrics["))}
 
     assert re.findall(r"^ *(on_\w+)", section("Triggers and the order of events"), re.MULTILINE) == [
         f"on_{kind}" for kind in (INIT_END, *LOOP_KINDS)
     ]
-    assert all(f"`{key}`" in keys for key in schema._ROOT_KEYS)
-    assert all(f"`controllers[].{key}" in keys for key in schema._CONTROLLER_KEYS)
+    assert own == {key.name: key.doc for key in schema.DOCUMENT_KEYS} | {
+        f"controllers[].{key.name}": key.doc for key in controllers.CONTROLLER_KEYS
+    }
     assert {cells[0].strip("`"): cells[1] for cells in rows("Names")} == dict(CONTEXT)
     assert sorted(cells[0].strip("` ") for cells in rows("Controller metrics")) == sorted(METRICS)
     for cells in rows("Operations"):
@@ -147,12 +148,12 @@ def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> 
     kinds = [cells[0].strip("`") for title in titles for cells in rows(title, HOW_TO)]
 
     assert set(kinds) == set(FindingCode)
-    assert [cells[0].strip("`") for cells in rows("Test a policy", HOW_TO)][1:] == [
-        f"tests[].{key}" for key in scenario_file._TEST_KEYS
-    ]
+    assert {cells[0].strip("`"): " | ".join(cells[1:]) for cells in rows("Test a policy", HOW_TO)[1:]} == {
+        f"tests[].{key.name}": key.doc for key in scenario_file.TEST_KEYS
+    }
     limits = section("Limits of a test file", HOW_TO)
     assert f"{scenario_notation.MAX_VALUES:,} values a series" in limits
-    assert f"{scenario_fields.MAX_FILE_VALUES:,} values and {scenario_file.MAX_EXPECTED:,} expected" in limits
+    assert f"{scenario_file.MAX_FILE_VALUES:,} values and {scenario_file.MAX_EXPECTED:,} expected" in limits
     assert f"{scenario.MAX_STEPS:,} steps" in limits
 
 

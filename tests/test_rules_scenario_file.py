@@ -176,6 +176,10 @@ def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
         ("policy: [a]\ntests: []", "1:9: policy: must be text"),
         ('policy: "a\\0b"\ntests: []', "neither a file in this folder nor a shipped policy"),
         ("- a", "must be a mapping"),
+        (
+            HEAD + "  - {name: a, steps: 10000000, expect: []}\n",
+            "3:22: test 'a', steps: a run of more than 1,000,000 steps",
+        ),
         (HEAD + "  - {name: a, series: {loss: 1}, expect: []}\n" * 2, "4:5: test 'a': another test has the same name"),
         ("policy: loss_spike\ntests: [a]", "2:9: test: must be a mapping; got 'a'"),
     ],

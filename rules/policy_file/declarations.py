@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..compiled.compiled_rules import CompiledRule
-from ..language.bound_rule import BoundRule
+from ..compiled.names import Names
+from ..language.bound_rule import BoundRule, NameScope
 from ..language.patience import Patience
-from ..language.references import SeriesKey
+from ..language.references import Param, SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow
 from .arguments import ArgumentValue
 from .document import Place
@@ -142,6 +143,11 @@ class Escalation:
     forget_after: Span | None = None
 
     @property
+    def operations(self) -> tuple[str, ...]:
+        """The operations of all stages, each once."""
+        return tuple(dict.fromkeys(operation for stage in self.stages for operation in stage.operations))
+
+    @property
     def decisions(self) -> int:
         """The number of decisions in all stages, once each."""
         return sum(stage.times for stage in self.stages)
@@ -253,3 +259,59 @@ class Controller:
 
 #: What a file declares that has conditions.
 Declaration = Controller | StateDeclaration | AdmittedSeries
+
+#: The least and the greatest value of a metric.
+Ends = tuple[BoundRule, BoundRule]
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What a policy file declares by the keys that are read: the scope in which the others are read.
+
+    Attributes:
+        scope: What names mean in expressions, params and listed series included. Names that later keys declare are
+            already among them.
+        own_metrics: The names of controller metrics, those of unknown classes included.
+        overrides: Values of params that replace those of the file.
+        names: The policy's names for generated code.
+        name: As in the file; empty when absent.
+        description: As in the file; empty when absent.
+        ranges: The ranges of metrics, by name.
+        metrics: Controller metrics, in file order.
+        actions: The actions of each operation by name; empty for one of an unknown class.
+        operations: Operations, in file order; ``hfcontrols`` last unless the file declares it.
+        admitted: The definitions that have ``admit``, by name.
+        states: The states, by name.
+        cooldowns: The cooldowns that controllers share, by name.
+        controllers: Controllers, in file order.
+    """
+
+    scope: NameScope = field(default_factory=NameScope)
+    own_metrics: tuple[str, ...] = ()
+    overrides: Mapping[str, object] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
+    name: str = ""
+    description: str = ""
+    ranges: Mapping[str, Ends] = field(default_factory=dict)
+    metrics: tuple[MetricDeclaration, ...] = ()
+    actions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    operations: tuple[OperationDeclaration, ...] = ()
+    admitted: Mapping[str, AdmittedSeries] = field(default_factory=dict)
+    states: Mapping[str, StateDeclaration] = field(default_factory=dict)
+    cooldowns: Mapping[str, Span] = field(default_factory=dict)
+    controllers: tuple[Controller, ...] = ()
+
+    @property
+    def params(self) -> Mapping[str, Param]:
+        """Params with their values, overrides applied."""
+        return self.scope.params
+
+    @property
+    def series(self) -> frozenset[str] | None:
+        """The series that rules may read; None when the file does not list them."""
+        return None if self.scope.series is None else frozenset(self.scope.series)
+
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """The text of each defined expression, by name."""
+        return {name: each.text for name, each in self.scope.definitions.items() if each is not None}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
-from ..errors import PolicyProblem, phrase, suggestion
+from ..errors import ExpressionError, PolicyProblem, phrase, suggestion
+from ..language.bound_rule import NameScope
 from ..language.references import Param
 from .arguments import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
@@ -31,36 +33,51 @@ Node: TypeAlias = yaml.Node
 
 Fields = dict[str, Node]
 
+#: For values that name no param.
+NO_NAMES: Final = NameScope()
+
 #: Said of the rest of a rule such as ``mean(loss, 20)`` in ``{rule: ...}``, which YAML takes for a key.
 _COMMA: Final = "In {...} a comma ends a text: put the whole text in quotes"
 
 
+#: What names mean to the readers of some keys.
+Scope = TypeVar("Scope")
+
+
+@dataclass(frozen=True, slots=True)
+class Key(Generic[Scope]):
+    """A key of one kind of mapping: a row of its table.
+
+    Attributes:
+        name: As in the file.
+        read: Takes its value, words for the location, the scope and the reader. Returns what it means, or None after a
+            fault.
+        doc: What it takes, and what it does: its row of the reference page. Empty where the page has no such table.
+        default: What it means where it is absent or wrong.
+        attribute: The attribute of the declaration that it gives; empty for one of its own name.
+        is_required: Whether it must be present.
+    """
+
+    name: str
+    read: Callable[[Node, str, Scope, FieldReader], Any]
+    doc: str = ""
+    default: Any = None
+    attribute: str = ""
+    is_required: bool = False
+
+
 class FieldReader:
-    """Reads the fields of one document.
+    """Reads the nodes of one document, and collects its faults.
 
     Args:
         document: The document.
         takes_last: Whether the last of several equal keys counts; without it they are refused.
-
-    Attributes:
-        params: The params, once read: a number may be given by the name of one.
-        series: The series that the file lists, once read; None when it lists none.
     """
 
     def __init__(self, document: Document, *, takes_last: bool = False) -> None:
         self.document = document
         self._takes_last = takes_last
         self.problems: list[PolicyProblem] = []
-        self.params: Mapping[str, Param] = {}
-        self.series: frozenset[str] | None = None
-        self._readers: dict[ArgumentType, Callable[[yaml.Node, str], ArgumentValue | None]] = {
-            ArgumentType.WHOLE: self.whole,
-            ArgumentType.NUMBER: self.number,
-            ArgumentType.FLAG: self.flag,
-            ArgumentType.TEXT: self.text,
-            ArgumentType.SERIES: self.series_name,
-            ArgumentType.LEVEL: self.level,
-        }
 
     def refuse(self, node: yaml.Node, where: str, what: str, fix: str = "", *, shows: bool = True) -> None:
         """Add a problem at a node. ``shows`` adds the node to the message: the node itself is wrong."""
@@ -69,6 +86,11 @@ class FieldReader:
     def refuse_at(self, place: Place, where: str, what: str, got: str | None, fix: str) -> None:
         """Add a problem at a place."""
         self.problems.append(self.document.problem(place, phrase(what, got, fix, where=where)))
+
+    def refuse_faults(self, node: yaml.ScalarNode, where: str, error: ExpressionError) -> None:
+        """Add the problems of an expression that a node holds."""
+        for fault in error.faults:
+            self.refuse_at(self.document.place_in(node, fault.offset), where, fault.what, fault.got, fault.fix)
 
     # --- collections --------------------------------------------------------------------------------------------
 
@@ -92,10 +114,11 @@ class FieldReader:
             return {}
         entries: Fields = {}
         meant: set[str] = set()
-        for key_node, value in self._entries(node, where):
-            key = self._key(key_node, where)
-            if key is None:
+        for key_node, value in self._pairs(node, where):
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.refuse(key_node, where, "a key must be text")
                 continue
+            key = str(key_node.value)
             if key in entries and not self._takes_last:
                 self.refuse(key_node, where, "duplicate key")
             elif known is not None and key not in known:
@@ -117,7 +140,7 @@ class FieldReader:
         del self.problems[known:]
         return fields
 
-    def _entries(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
+    def _pairs(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
         """Return a mapping's pairs; those of merged mappings (``<<``) last, unless their keys are already present."""
         own = [(key, value) for key, value in node.value if key.tag != f"{_PREFIX}merge"]
         pairs = list(own)
@@ -129,17 +152,39 @@ class FieldReader:
                 if not isinstance(merged, yaml.MappingNode):
                     self.refuse(merged, where, "'<<' takes a mapping or a list of mappings")
                     continue
-                for pair in self._entries(merged, where):
+                for pair in self._pairs(merged, where):
                     if isinstance(pair[0], yaml.ScalarNode) and pair[0].value not in seen:
                         seen.add(pair[0].value)
                         pairs.append(pair)
         return pairs
 
-    def _key(self, node: yaml.Node, where: str) -> str | None:
-        if isinstance(node, yaml.ScalarNode):
-            return str(node.value)
-        self.refuse(node, where, "a key must be text")
-        return None
+    def entries(self, node: yaml.Node, where: str) -> Fields:
+        """Return the entries of a mapping with any keys; null has none."""
+        return {} if is_null(node) else self.fields(node, where, None)
+
+    def values(self, fields: Fields, where: str, keys: Iterable[Key[Scope]], scope: Scope) -> dict[str, Any]:
+        """Return what the keys of a mapping mean, by attribute of the declaration that they give."""
+        return {key.attribute or key.name: self.value(fields, where, key, scope) for key in keys}
+
+    def value(self, fields: Fields, where: str, key: Key[Scope], scope: Scope) -> Any:
+        """Return what one key of a mapping means: its default where it is absent or wrong."""
+        if key.name not in fields:
+            return key.default
+        value = key.read(fields[key.name], f"{where}, {key.name}", scope, self)
+        return key.default if value is None else value
+
+    def read(
+        self,
+        node: yaml.Node,
+        where: str,
+        keys: Sequence[Key[Scope]],
+        scope: Scope,
+        habits: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Return what the keys of a mapping mean, as ``values`` does, once they are checked as ``fields`` does."""
+        required = [key.name for key in keys if key.is_required]
+        fields = self.fields(node, where, [key.name for key in keys], required, habits)
+        return self.values(fields, where, keys, scope)
 
     def items(self, node: yaml.Node, where: str) -> list[yaml.Node]:
         """Return the entries of a list."""
@@ -167,36 +212,36 @@ class FieldReader:
             return str(node.value)
         return self.text(node, where)
 
-    def whole(self, node: yaml.Node, where: str) -> int | None:
+    def whole(self, node: yaml.Node, where: str, scope: NameScope = NO_NAMES) -> int | None:
         """Return a whole number, also one given by the name of a param."""
-        value = self._scalar_or_param(node)
+        value = _scalar_or_param(node, scope)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         self.refuse(node, where, "must be a whole number", "A param with such a value can also be named here.")
         return None
 
-    def number(self, node: yaml.Node, where: str) -> float | None:
+    def number(self, node: yaml.Node, where: str, scope: NameScope = NO_NAMES) -> float | None:
         """Return a finite number as a float, also one given by the name of a param."""
-        value = self._scalar_or_param(node)
+        value = _scalar_or_param(node, scope)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
             return float(value)
         self.refuse(node, where, "must be a finite number", "A param with such a value can also be named here.")
         return None
 
-    def flag(self, node: yaml.Node, where: str) -> bool | None:
+    def flag(self, node: yaml.Node, where: str, scope: NameScope = NO_NAMES) -> bool | None:
         """Return a truth value, also one given by the name of a param."""
-        value = self._scalar_or_param(node)
+        value = _scalar_or_param(node, scope)
         if isinstance(value, bool):
             return value
         self.refuse(node, where, "must be true or false", "Write true or false, or the name of a param that is one.")
         return None
 
-    def series_name(self, node: yaml.Node, where: str) -> str | None:
+    def series_name(self, node: yaml.Node, where: str, scope: NameScope) -> str | None:
         """Return the name of a series, one of those that the file lists, if it lists any."""
         name = self.text(node, where)
-        if name is None or self.series is None or name in self.series:
+        if name is None or scope.series is None or name in scope.series:
             return name
-        self.refuse(node, where, "not one of the series that this file lists", suggestion(name, self.series))
+        self.refuse(node, where, "not one of the series that this file lists", suggestion(name, scope.series))
         return None
 
     def level(self, node: yaml.Node, where: str) -> str | None:
@@ -211,7 +256,7 @@ class FieldReader:
 
     def param(self, node: yaml.Node, where: str) -> Param | None:
         """Return a number, a truth value or a text."""
-        value = self._scalar(node)
+        value = _scalar(node)
         if value is None:
             self.refuse(node, where, "a param must be a number, true, false or text")
             return None
@@ -221,41 +266,17 @@ class FieldReader:
             return None
         return value
 
-    def _scalar_or_param(self, node: yaml.Node) -> Param | None:
-        value = self._scalar(node)
-        return self.params.get(value, value) if isinstance(value, str) else value
-
-    def _scalar(self, node: yaml.Node) -> Param | None:
-        if not isinstance(node, yaml.ScalarNode):
-            return None
-        # PyYAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
-        if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{_PREFIX}int", f"{_PREFIX}float"):
-            return None
-        constructor = SafeConstructor()
-        try:
-            match node.tag.removeprefix(_PREFIX):
-                case "str" | "value":
-                    return str(node.value)
-                case "int":
-                    return int(constructor.construct_yaml_int(node))
-                case "float":
-                    return float(constructor.construct_yaml_float(node))
-                case "bool":
-                    return bool(constructor.construct_yaml_bool(node))
-        except (ValueError, KeyError, IndexError, OverflowError, ConstructorError):
-            return None  # A tag that does not fit its text, as in `!!int abc`, gives no type.
-        return None
-
     # --- arguments of classes -----------------------------------------------------------------------------------
 
     def arguments(
-        self, node: yaml.Node | None, where: str, owner: yaml.Node, known: Mapping[str, Argument]
+        self, node: yaml.Node | None, where: str, owner: yaml.Node, known: Mapping[str, Argument], scope: NameScope
     ) -> dict[str, ArgumentValue]:
         """Return the values under ``arguments:``, checked against a class's declaration, defaults filled in.
 
         Args:
             node: The value of ``arguments:``; None when it is left out.
             owner: The node at which to report a missing required argument.
+            scope: Params that arguments may name, and the series that the file lists.
         """
         required = [name for name, argument in known.items() if argument.default is None and not argument.is_optional]
         if node is None or is_null(node):
@@ -266,15 +287,17 @@ class FieldReader:
             given = self.fields(node, where, known, required)
         values: dict[str, ArgumentValue] = {}
         for name, argument in known.items():
-            value = self._argument(given[name], f"{where}, {name}", argument) if name in given else argument.default
+            value = argument.default
+            if name in given:
+                value = self._argument(given[name], f"{where}, {name}", argument, scope)
             if value is not None:
                 values[name] = value
         return values
 
-    def _argument(self, node: yaml.Node, where: str, argument: Argument) -> ArgumentValue | None:
+    def _argument(self, node: yaml.Node, where: str, argument: Argument, scope: NameScope) -> ArgumentValue | None:
         if argument.is_optional and is_null(node):
             return None
-        value = self._readers[argument.type](node, where)
+        value = self._typed(node, where, argument.type, scope)
         if value is None:
             return None
         if argument.choices and value not in argument.choices:
@@ -287,6 +310,21 @@ class FieldReader:
                 self.refuse(node, where, str(error), shows=not isinstance(value, str))
                 return None
         return value
+
+    def _typed(self, node: yaml.Node, where: str, kind: ArgumentType, scope: NameScope) -> ArgumentValue | None:
+        match kind:
+            case ArgumentType.WHOLE:
+                return self.whole(node, where, scope)
+            case ArgumentType.NUMBER:
+                return self.number(node, where, scope)
+            case ArgumentType.FLAG:
+                return self.flag(node, where, scope)
+            case ArgumentType.TEXT:
+                return self.text(node, where)
+            case ArgumentType.SERIES:
+                return self.series_name(node, where, scope)
+            case ArgumentType.LEVEL:
+                return self.level(node, where)
 
 
 def is_null(node: yaml.Node) -> bool:
@@ -307,3 +345,30 @@ def shown(node: yaml.Node) -> str:
 
 def _is_plain_number(node: yaml.ScalarNode) -> bool:
     return node.style is None and _NUMBER_LIKE.fullmatch(node.value) is not None
+
+
+def _scalar_or_param(node: yaml.Node, scope: NameScope) -> Param | None:
+    value = _scalar(node)
+    return scope.params.get(value, value) if isinstance(value, str) else value
+
+
+def _scalar(node: yaml.Node) -> Param | None:
+    if not isinstance(node, yaml.ScalarNode):
+        return None
+    # PyYAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
+    if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{_PREFIX}int", f"{_PREFIX}float"):
+        return None
+    constructor = SafeConstructor()
+    try:
+        match node.tag.removeprefix(_PREFIX):
+            case "str" | "value":
+                return str(node.value)
+            case "int":
+                return int(constructor.construct_yaml_int(node))
+            case "float":
+                return float(constructor.construct_yaml_float(node))
+            case "bool":
+                return bool(constructor.construct_yaml_bool(node))
+    except (ValueError, KeyError, IndexError, OverflowError, ConstructorError):
+        return None  # A tag that does not fit its text, as in `!!int abc`, gives no type.
+    return None

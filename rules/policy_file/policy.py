@@ -23,16 +23,17 @@ from .declarations import (
     SHADOW,
     AdmittedSeries,
     Controller,
+    Declarations,
+    Ends,
     Escalation,
     MetricDeclaration,
     OperationDeclaration,
     Rule,
     StateDeclaration,
 )
-from .definition_fields import Ends
 from .document import Document, read_text
 from .registration import METRIC_CLASSES, OPERATION_CLASSES
-from .schema import Declarations, read_declarations
+from .schema import read_declarations
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
 
@@ -167,25 +168,24 @@ def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) 
 
 def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
     """Check and compile the text of a policy; see ``load_policy``."""
-    declarations = read_declarations(Document(text, source), params or {})
+    declared = read_declarations(Document(text, source), params or {})
+    admitted, states = tuple(declared.admitted.values()), tuple(declared.states.values())
     return Policy(
         source=source,
         text=text,
-        digest=_digest(declarations),
-        name=declarations.name,
-        description=declarations.description,
-        params=declarations.params,
-        series=declarations.series,
-        definitions=declarations.definitions,
-        ranges=declarations.ranges,
-        admitted=declarations.admitted,
-        metrics=declarations.metrics,
-        states=declarations.states,
-        operations=declarations.operations,
-        controllers=declarations.controllers,
-        blueprint=draw_blueprint(
-            declarations.controllers, declarations.states, declarations.admitted, declarations.names
-        ),
+        digest=_digest(declared),
+        name=declared.name,
+        description=declared.description,
+        params=declared.params,
+        series=declared.series,
+        definitions=declared.definitions,
+        ranges=declared.ranges,
+        admitted=admitted,
+        metrics=declared.metrics,
+        states=states,
+        operations=declared.operations,
+        controllers=declared.controllers,
+        blueprint=draw_blueprint(declared.controllers, states, admitted, declared.names),
     )
 
 
@@ -227,21 +227,19 @@ def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...]) ->
     return policy
 
 
-def _digest(declarations: Declarations) -> str:
+def _digest(declared: Declarations) -> str:
     canonical = {
         "language": SEMANTICS_VERSION,
-        "params": {name: _constant(value) for name, value in declarations.params.items()},
-        "series": None if declarations.series is None else sorted(declarations.series),
-        "metrics": [
-            _canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declarations.metrics
-        ],
+        "params": {name: _constant(value) for name, value in declared.params.items()},
+        "series": None if declared.series is None else sorted(declared.series),
+        "metrics": [_canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declared.metrics],
         "operations": [
-            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declarations.operations
+            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declared.operations
         ],
-        "controllers": [_canonical_controller(controller) for controller in declarations.controllers],
+        "controllers": [_canonical_controller(controller) for controller in declared.controllers],
         # Left out when there are none: a key that joins the language leaves the digests of other files alone.
-        **({"states": [_canonical_state(state) for state in declarations.states]} if declarations.states else {}),
-        **({"admitted": list(map(_canonical_admitted, declarations.admitted))} if declarations.admitted else {}),
+        **({"states": [_canonical_state(state) for state in declared.states.values()]} if declared.states else {}),
+        **({"admitted": list(map(_canonical_admitted, declared.admitted.values()))} if declared.admitted else {}),
     }
     return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

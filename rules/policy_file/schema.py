@@ -1,97 +1,40 @@
-"""The schema of a policy file: reads a document into a policy's declarations.
+"""Reads a policy file into declarations: first the keys that others refer to, last the controllers.
 
-Takes a document; returns declarations with all names resolved, or raises every problem of the file at once.
+Takes a document; returns declarations with all names resolved, or raises every problem of the file at once. To add a
+key, write a row of ``DOCUMENT_KEYS`` and the function that reads it.
 """
 
 from __future__ import annotations
 
 import keyword
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import yaml
 
-from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
+from ...store.errors import TelemetryError
 from .. import habits
-from ..compiled.names import Names
-from ..errors import PolicyError, kind_suggestion, suggestion
-from ..language.bound_rule import BoundRule, NameScope
-from ..language.patience import MODES, RESET_ON_FAILURE, Patience
-from ..language.references import Param, PastDecisions
+from ..errors import PolicyError, suggestion
+from ..language.bound_rule import NameScope
+from ..language.references import Param
 from ..language.timing import Span
-from .class_fields import ClassFieldReader
-from .controller_fields import TIMING_KEYS
-from .declarations import (
-    OF_STATE,
-    AdmittedSeries,
-    Controller,
-    Escalation,
-    MetricDeclaration,
-    OperationDeclaration,
-    Rule,
-    StateDeclaration,
-)
-from .definition_fields import Ends
+from .arguments import ArgumentValue
+from .controllers import read_controllers, read_name, read_span, read_states
+from .declarations import Declarations, MetricDeclaration, OperationDeclaration
 from .document import Document, Place
-from .fields import Fields, is_null
+from .fields import FieldReader, Fields, Key, is_null
+from .metrics import Metric
+from .named_expressions import read_define, read_ranges
+from .operations import DEFAULT_OPERATION, HFControls, Operation
+from .registration import METRIC_CLASSES, OPERATION_CLASSES, Registry
 
-_TRIGGER: Final = "on_"
+_Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
 
-#: All triggers but those of custom kinds.
-TRIGGERS: Final = tuple(f"{_TRIGGER}{kind}" for kind in (INIT_END, *LOOP_KINDS))
-
-_ROOT_KEYS: Final = (
-    "name",
-    "description",
-    "params",
-    "series",
-    "define",
-    "ranges",
-    "states",
-    "controller_metrics",
-    "operations",
-    "cooldowns",
-    "controllers",
-)
 #: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
 _FREE_KEYS: Final = "x-"
-_CONTROLLER_KEYS: Final = ("name", "triggers", "rule", "operations", "patience", "config", *TIMING_KEYS)
-_REQUIRED_KEYS: Final = ("name", "triggers", "rule", "operations")
-_PATIENCE_KEYS: Final = ("patience_threshold", "mode")
-_CONFIG_KEYS: Final = ("trigger_log_level",)
-
-
-def is_trigger(trigger: str) -> bool:
-    """Whether a rule may have this trigger."""
-    return trigger in TRIGGERS or (trigger.startswith(_TRIGGER) and is_kind(trigger.removeprefix(_TRIGGER), ()))
-
-
-def trigger_advice(trigger: str) -> str:
-    """Return a sentence on what to write in place of an unknown trigger."""
-    if custom_advice(trigger.removeprefix(_TRIGGER)):
-        return kind_suggestion(trigger.removeprefix(_TRIGGER), ()).replace(CUSTOM, f"{_TRIGGER}{CUSTOM}", 1)
-    return suggestion(trigger, TRIGGERS, habits.KINDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Declarations:
-    """The contents of a policy file."""
-
-    name: str = ""
-    description: str = ""
-    params: Mapping[str, Param] = field(default_factory=dict)
-    series: frozenset[str] | None = None
-    definitions: Mapping[str, str] = field(default_factory=dict)
-    ranges: Mapping[str, Ends] = field(default_factory=dict)
-    metrics: tuple[MetricDeclaration, ...] = ()
-    admitted: tuple[AdmittedSeries, ...] = ()
-    states: tuple[StateDeclaration, ...] = ()
-    operations: tuple[OperationDeclaration, ...] = ()
-    controllers: tuple[Controller, ...] = ()
-    names: Names = field(default_factory=Names)
+_CLASS_KEYS: Final = ("name", "class", "arguments")
 
 
 def read_declarations(document: Document, overrides: Mapping[str, object]) -> Declarations:
@@ -104,261 +47,92 @@ def read_declarations(document: Document, overrides: Mapping[str, object]) -> De
     Raises:
         PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
-    reader = _PolicyReader(document)
-    declarations = reader.read(overrides)
+    reader = FieldReader(document, takes_last=True)
+    declared = _declared(document.root, overrides, reader)
     if reader.problems:
         raise PolicyError(reader.problems)
-    return declarations
+    return declared
 
 
-class _PolicyReader(ClassFieldReader):
-    """Reads the keys of a policy: first those that others refer to, last the controllers that refer to them."""
+def _declared(root: yaml.Node | None, overrides: Mapping[str, object], reader: FieldReader) -> Declarations:
+    if root is None or is_null(root):
+        reader.refuse_at(Place(1, 1), "", "the file is empty", None, "Declare rules under 'controllers:'.")
+        return Declarations()
+    if not isinstance(root, yaml.MappingNode):
+        reader.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
+        return Declarations()
+    named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
+    known = (*(key.name for key in DOCUMENT_KEYS), *(key for key in named if key.startswith(_FREE_KEYS)))
+    fields = reader.fields(root, "", known, habits=habits.ROOT_KEYS)
+    declared = replace(_names_ahead(fields, reader), overrides=overrides)
+    # A file without params may be given some, and one without operations has the default one: both read as null.
+    mark = yaml.Mark("", 0, 0, 0, "", 0)
+    nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+    fields = {"params": nothing, "operations": nothing, **fields}
+    for key in DOCUMENT_KEYS:
+        if key.name in fields:
+            declared = key.read(fields[key.name], key.name, declared, reader)
+    return declared
 
-    def __init__(self, document: Document) -> None:
-        super().__init__(document, takes_last=True)
-        self._scope = NameScope()
-        self._cooldowns: Mapping[str, Span] = {}
-        self._states: Mapping[str, StateDeclaration] = {}
-        self._admitted: Mapping[str, AdmittedSeries] = {}
-        self._names = Names()
 
-    def read(self, overrides: Mapping[str, object]) -> Declarations:
-        root = self.document.root
-        if root is None or is_null(root):
-            self.refuse_at(Place(1, 1), "", "the file is empty", None, "Declare rules under 'controllers:'.")
-            return Declarations()
-        if not isinstance(root, yaml.MappingNode):
-            self.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
-            return Declarations()
-        named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
-        free = [key for key in named if key.startswith(_FREE_KEYS)]
-        fields = self.fields(root, "", (*_ROOT_KEYS, *free), habits=habits.ROOT_KEYS)
-        metrics = self._metrics(fields)
-        self.params = self._params(fields, overrides)
-        self.series = self._series(fields)
-        # Metrics may name params, and params may not be named like metrics: read metric names first, then arguments.
-        declared_metrics = tuple(filter(None, (self._metric(node) for node in metrics)))
-        operations = self._operations(fields)
-        controllers = self._named_entries(fields, "controllers")
-        scope = NameScope(tuple(self._metric_names), self.params, self.series, tuple(controllers))
-        clearing = tuple(self._named_entries(fields, "controllers", "clear"))
-        scope = replace(scope, clearing=clearing)
-        states = self.state_names(fields, scope)
-        scope = replace(scope, metrics=(*scope.metrics, *states), states=states)
-        defined = self.defined(fields)
-        scope = replace(scope, admitted=self.admitted_names(defined))
-        definitions = self.definitions(defined, scope)
-        self._scope = replace(scope, definitions=definitions)
-        self._admitted = self.admitted(defined, self._scope, self._names)
-        self._states = self.states(fields, self._condition, self._triggers)
-        self._cooldowns = self.cooldowns(fields)
-        return Declarations(
-            name=self._optional_text(fields, "name"),
-            description=self._optional_text(fields, "description"),
-            params=MappingProxyType(dict(self.params)),
-            series=self.series,
-            definitions={name: meaning.text for name, meaning in definitions.items() if meaning is not None},
-            ranges=self.ranges(fields, self._scope),
-            metrics=declared_metrics,
-            admitted=tuple(self._admitted.values()),
-            states=tuple(self._states.values()),
-            operations=operations,
-            controllers=self._controllers(fields),
-            names=self._names,
-        )
+def _names_ahead(fields: Fields, reader: FieldReader) -> Declarations:
+    """Return the names to which keys above them may refer. A refused entry keeps its name: one mistake, one problem."""
+    metrics = _names_in(fields, "controller_metrics", reader)
+    states = tuple(reader.keys_of(fields["states"])) if "states" in fields else ()
+    defined = reader.keys_of(fields["define"]) if "define" in fields else {}
+    scope = NameScope(
+        metrics=(*metrics, *states),
+        controllers=_names_in(fields, "controllers", reader),
+        clearing=_names_in(fields, "controllers", reader, having="clear"),
+        states=states,
+        admitted=tuple(name for name, node in defined.items() if isinstance(node, yaml.MappingNode)),
+    )
+    return Declarations(scope, metrics)
 
-    def _optional_text(self, fields: Fields, key: str) -> str:
-        if key not in fields or is_null(fields[key]):
-            return ""
-        return self.text(fields[key], key) or ""
 
-    # --- params and series --------------------------------------------------------------------------------------
+def _names_in(fields: Fields, key: str, reader: FieldReader, having: str = "name") -> tuple[str, ...]:
+    """Return the names of a list's entries that have a key; reading the entries reports their problems."""
+    node = fields.get(key)
+    entries = map(reader.keys_of, node.value if isinstance(node, yaml.SequenceNode) else [])
+    named = (entry["name"] for entry in entries if having in entry and "name" in entry)
+    return tuple(dict.fromkeys(node.value for node in named if isinstance(node, yaml.ScalarNode)))
 
-    def _params(self, fields: Fields, overrides: Mapping[str, object]) -> dict[str, Param]:
-        node = fields.get("params")
-        declared = self.fields(node, "params", None) if node is not None and not is_null(node) else {}
-        params: dict[str, Param] = {}
-        for name, value_node in declared.items():
-            where = f"param '{name}'"
-            if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
-                self.refuse(value_node, where, "a param's name must be an identifier", shows=False)
-            elif name in self._metric_names:
-                self.refuse(value_node, where, "a controller metric has the same name", shows=False)
-            else:
-                value = self.param(value_node, where)
-                # A refused param keeps its name, so that one mistake is one problem.
-                params[name] = 0 if value is None else value
-        place = self.document.place(node) if node is not None else Place(1, 1)
-        for name, given in overrides.items():
-            self._override(params, name, given, place)
-        return params
 
-    def _override(self, params: dict[str, Param], name: str, given: object, place: Place) -> None:
-        if name not in params:
-            self.refuse_at(place, "params", "the policy has no such param", repr(name), suggestion(name, params))
-            return
-        value = _plain_param(given)
-        if value is None or _type_name(value) != _type_name(params[name]):
-            what = f"an override must be {_type_name(params[name])}, as in the file"
-            self.refuse_at(place, f"param '{name}'", what, repr(given), "")
-            return
-        params[name] = value
+# --- texts, params, series and cooldowns --------------------------------------------------------------------------
 
-    def _series(self, fields: Fields) -> frozenset[str] | None:
-        if "series" not in fields:
-            return None
-        names = [self.text(node, "series") for node in self.items(fields["series"], "series")]
-        return frozenset(name for name in names if name is not None)
 
-    # --- controllers --------------------------------------------------------------------------------------------
+def _read_text(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    text = "" if is_null(node) else reader.text(node, where) or ""
+    return replace(declared, name=text) if where == "name" else replace(declared, description=text)
 
-    def _controllers(self, fields: Fields) -> tuple[Controller, ...]:
-        if "controllers" not in fields:
-            return ()
-        read: list[Controller] = []
-        entries = self.items(fields["controllers"], "controllers")
-        for entry in entries:
-            controller = self._controller(entry)
-            if controller is not None:
-                read.append(controller)
-                self._scope = replace(self._scope, above=(*self._scope.above, controller.name))
-        names = Counter(controller.name for controller in read)
-        for controller, entry in zip(read, entries, strict=False):
-            if controller.each is not None and names[controller.name] > 1:
-                where = f"controller '{controller.name}'"
-                self.refuse(entry, where, "a controller with for_each shares its name with no other", shows=False)
-        return tuple(read)
 
-    def _controller(self, node: yaml.Node) -> Controller | None:
-        required = [key for key in _REQUIRED_KEYS if key != "operations" or "escalate" not in self.keys_of(node)]
-        fields = self.fields(node, "controller", _CONTROLLER_KEYS, required, habits.CONTROLLER_KEYS)
-        name = self.name(fields["name"], "controller, name") if "name" in fields else None
-        where = f"controller '{name}'" if name else "controller"
-        each = self.each(fields, where)
-        self._scope = replace(self._scope, each="" if each is None else each.name)
-        changing = self.changing_state(fields, where)
-        triggers = self._triggers(fields, where) if changing is None else self._changes(fields, where, changing)
-        # Two controllers may have one name, but not one number.
-        number = len(self._scope.above)
-        self._scope = replace(self._scope, owner="" if changing else f"controller {number}")
-        rule, clear = (
-            self._rule(fields[key], f"{where}, {key}") if key in fields else None for key in ("rule", "clear")
-        )
-        escalation, operations = self._orders(fields, where)
-        self._check_updates(fields, where, operations, triggers)
-        if escalation is not None and name is not None:
-            self._scope = replace(self._scope, own={"stage": PastDecisions("stage", name)})
-        patience = self._patience(fields["patience"], f"{where}, patience") if "patience" in fields else None
-        level = self._trigger_log_level(fields, f"{where}, config")
-        hold, cooldown = self.hold(fields, where), self.cooldown(fields, where, self._cooldowns)
-        is_once, between = self.is_once(fields, where), self.between(fields, where)
-        severity, is_shadow = self.severity(fields, where), self.is_shadow(fields, where)
-        message = self.message(fields, where, self._scope, self._names)
-        if name is None or rule is None:
-            return None
-        controller = Controller(
-            name,
-            triggers,
-            rule,
-            operations,
-            patience,
-            level,
-            hold,
-            cooldown,
-            is_once,
-            between,
-            severity,
-            message,
-            is_shadow,
-            self.requires(fields, where),
-            self.awaits_value(fields, where, rule),
-            clear=clear,
-            changing=changing or "",
-            each=each,
-            escalation=escalation,
-        )
-        self._scope = replace(self._scope, own={})
-        states, admitted = self._read_by(controller.own_rules, changing)
-        return replace(controller, states=states, admitted=admitted)
+def _read_params(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    params: dict[str, Param] = {}
+    for name, value_node in reader.entries(node, where).items():
+        where = f"param '{name}'"
+        if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
+            reader.refuse(value_node, where, "a param's name must be an identifier", shows=False)
+        elif name in declared.own_metrics:
+            reader.refuse(value_node, where, "a controller metric has the same name", shows=False)
+        else:
+            value = reader.param(value_node, where)
+            # A refused param keeps its name, so that one mistake is one problem.
+            params[name] = 0 if value is None else value
+    for name, given in declared.overrides.items():
+        _override(params, name, given, reader.document.place(node), reader)
+    return replace(declared, scope=replace(declared.scope, params=MappingProxyType(params)))
 
-    def _orders(self, fields: Fields, where: str) -> tuple[Escalation | None, tuple[str, ...]]:
-        """Return the stages of a controller, if it has some, and all of its operations."""
-        escalation = self.escalation(fields, where, self._references)
-        stages = () if escalation is None else escalation.stages
-        ordered = dict.fromkeys(operation for stage in stages for operation in stage.operations)
-        return escalation, tuple(ordered) or self._references(fields, where)
 
-    def _changes(self, fields: Fields, where: str, state: str) -> tuple[str, ...]:
-        """Return the triggers of a state, at which it may change."""
-        if state not in self._states:
-            fix = suggestion(state, self._states) or "Sort the run into classes under 'states:' at the top of the file."
-            self.refuse(fields["triggers"], f"{where}, triggers", f"unknown state '{state}'", fix, shows=False)
-            return ()
-        return self._states[state].triggers
-
-    def _read_by(
-        self, rules: Iterable[BoundRule], changing: str | None
-    ) -> tuple[tuple[StateDeclaration, ...], tuple[AdmittedSeries, ...]]:
-        """Return the states and admitted series that rules read, directly or not, with the state that triggers."""
-        found: set[str] = set()
-        waiting = list(rules)
-        if changing is not None and changing in self._states:
-            waiting += [condition.bound for _, condition in self._states[changing].classes]
-            found.add(changing)
-        while waiting:
-            rule = waiting.pop()
-            read = {*rule.metrics, *(key.name for key in rule.series if key.is_derived)} - found
-            for name in read & self._states.keys():
-                waiting += [condition.bound for _, condition in self._states[name].classes]
-            for name in read & self._admitted.keys():
-                waiting += self._admitted[name].bound_rules
-            found |= read
-        states = tuple(state for name, state in self._states.items() if name in found)
-        return states, tuple(each for name, each in self._admitted.items() if name in found)
-
-    def _triggers(self, fields: Fields, where: str) -> tuple[str, ...]:
-        where += ", triggers"
-        triggers: list[str] = []
-        for node in self.items(fields["triggers"], where) if "triggers" in fields else []:
-            trigger = self.text(node, where)
-            if trigger is not None and not is_trigger(trigger):
-                is_state = trigger.removeprefix(_TRIGGER) in self._states
-                meant = f"Write {OF_STATE}{trigger.removeprefix(_TRIGGER)}." if is_state else trigger_advice(trigger)
-                self.refuse(node, where, "unknown trigger", meant)
-            elif trigger is not None:
-                triggers.append(trigger)
-        return tuple(triggers)
-
-    def _condition(self, node: yaml.Node, where: str) -> Rule | None:
-        """Return the condition of a state."""
-        self._scope = replace(self._scope, owner=where)
-        return self._rule(node, where)
-
-    def _rule(self, node: yaml.Node, where: str) -> Rule | None:
-        return self.rule(node, where, self._scope, self._names)
-
-    def _patience(self, node: yaml.Node, where: str) -> Patience:
-        if isinstance(node, yaml.ScalarNode) and not is_null(node):
-            self.refuse(node, where, "must be a mapping", f"Write {{patience_threshold: {node.value}}}.")
-            return Patience()
-        fields = self.fields(node, where, _PATIENCE_KEYS, habits=habits.PATIENCE_KEYS)
-        threshold: int | None = 1
-        if "patience_threshold" in fields:
-            threshold = self.whole(fields["patience_threshold"], f"{where}, patience_threshold")
-        mode: str | None = RESET_ON_FAILURE
-        if "mode" in fields:
-            mode = self.text(fields["mode"], f"{where}, mode")
-            if mode is not None and mode not in MODES:
-                self.refuse(fields["mode"], f"{where}, mode", "unknown mode", suggestion(mode, MODES))
-        return Patience(1 if threshold is None else threshold, mode or RESET_ON_FAILURE)
-
-    def _trigger_log_level(self, fields: Fields, where: str) -> str:
-        if "config" not in fields or is_null(fields["config"]):
-            return "DEBUG"
-        config = self.fields(fields["config"], where, _CONFIG_KEYS)
-        if "trigger_log_level" not in config:
-            return "DEBUG"
-        return self.level(config["trigger_log_level"], f"{where}, trigger_log_level") or "DEBUG"
+def _override(params: dict[str, Param], name: str, given: object, place: Place, reader: FieldReader) -> None:
+    if name not in params:
+        reader.refuse_at(place, "params", "the policy has no such param", repr(name), suggestion(name, params))
+        return
+    value = _plain_param(given)
+    if value is None or _type_name(value) != _type_name(params[name]):
+        what = f"an override must be {_type_name(params[name])}, as in the file"
+        reader.refuse_at(place, f"param '{name}'", what, repr(given), "")
+        return
+    params[name] = value
 
 
 def _plain_param(value: object) -> Param | None:
@@ -373,3 +147,125 @@ def _type_name(value: Param) -> str:
     if isinstance(value, bool):
         return "true or false"
     return "text" if isinstance(value, str) else "a number"
+
+
+def _read_series(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    names = frozenset(filter(None, (reader.text(item, where) for item in reader.items(node, where))))
+    return replace(declared, scope=replace(declared.scope, series=names))
+
+
+def _read_cooldowns(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    # A refused cooldown keeps its name, so that one mistake is one problem.
+    spans = {
+        name: read_span(value, f"cooldown '{name}'", declared, reader) or Span(1)
+        for name, value in reader.entries(node, where).items()
+    }
+    return replace(declared, cooldowns=spans)
+
+
+# --- metrics and operations: entries that ask for classes ---------------------------------------------------------
+
+
+def _read_metrics(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    metrics: list[MetricDeclaration] = []
+    for entry in [] if is_null(node) else reader.items(node, where):
+        name, found, fields = _class_entry(entry, "controller metric", METRIC_CLASSES, declared, reader)
+        if name is not None and found is not None:
+            values = _class_arguments(fields, f"controller metric '{name}'", entry, found, declared, reader)
+            metrics.append(MetricDeclaration(name, found.__name__, values))
+    return replace(declared, metrics=tuple(metrics))
+
+
+def _read_operations(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    actions: dict[str, tuple[str, ...]] = {}
+    operations: list[OperationDeclaration] = []
+    for entry in [] if is_null(node) else reader.items(node, where):
+        name, found, fields = _class_entry(entry, "operation", OPERATION_CLASSES, declared, reader)
+        if name is None:
+            continue
+        if name in actions:
+            reader.refuse(fields["name"], where, "an operation of this name is already declared")
+            continue
+        actions[name] = tuple(found.actions) if found else ()
+        if found is not None:
+            values = _class_arguments(fields, f"operation '{name}'", entry, found, declared, reader)
+            operations.append(OperationDeclaration(name, found.__name__, values))
+    if DEFAULT_OPERATION not in actions:
+        actions[DEFAULT_OPERATION] = tuple(HFControls.actions)
+        operations.append(OperationDeclaration(DEFAULT_OPERATION, HFControls.__name__, MappingProxyType({})))
+    return replace(declared, actions=actions, operations=tuple(operations))
+
+
+def _class_entry(
+    node: yaml.Node, what: str, classes: Registry[_Class], declared: Declarations, reader: FieldReader
+) -> tuple[str | None, _Class | None, Fields]:
+    """Return name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
+    fields = reader.fields(node, what, _CLASS_KEYS, ("name", "class"))
+    name = read_name(fields["name"], f"{what}, name", declared, reader) if "name" in fields else None
+    class_name = reader.text(fields["class"], f"{what}, class") if "class" in fields else None
+    if class_name is None:
+        return name, None, fields
+    where = f"{what} '{name}'" if name else what
+    try:
+        found = classes.find(class_name)
+    except TelemetryError as error:
+        reader.refuse(fields["class"], where, str(error), shows=False)
+        return name, None, fields
+    if found is None:
+        reader.refuse(fields["class"], where, "unknown class", suggestion(class_name, classes.names()))
+    return name, found, fields
+
+
+def _class_arguments(
+    fields: Fields,
+    where: str,
+    owner: yaml.Node,
+    found: type[Metric] | type[Operation],
+    declared: Declarations,
+    reader: FieldReader,
+) -> Mapping[str, ArgumentValue]:
+    """Return the ``arguments:`` of an entry, each checked alone and then all together."""
+    problems = len(reader.problems)
+    node = fields.get("arguments")
+    values = MappingProxyType(reader.arguments(node, where, owner, found.arguments, declared.scope))
+    if len(reader.problems) == problems:
+        try:
+            found.validate(values)
+        except ValueError as error:
+            reader.refuse(node or owner, f"{where}, arguments", str(error), shows=False)
+    return values
+
+
+#: The keys of a policy file, each after those that it refers to. A reader takes what is declared so far, and returns it
+#: with what its key declares.
+DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
+    Key("name", _read_text, "text | For people."),
+    Key("description", _read_text, "text | For people."),
+    Key(
+        "params",
+        _read_params,
+        "mapping | Constants for rules: number, `true`/`false` or text. The caller can override them when"
+        " the file is loaded.",
+    ),
+    Key(
+        "series",
+        _read_series,
+        "list | The names of all series that rules may read. With it, a misspelt series is refused at load.",
+    ),
+    Key(
+        "controller_metrics",
+        _read_metrics,
+        "list | Named values with a memory, see [Controller metrics](#controller-metrics).",
+    ),
+    Key("operations", _read_operations, "list | Operations in addition to `hfcontrols`, which is always available."),
+    Key(
+        "define",
+        read_define,
+        "mapping | Names for expressions, see [Definitions](#definitions), and for [admitted"
+        " values](#admitted-values).",
+    ),
+    Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`, see [Ranges](#ranges)."),
+    Key("states", read_states, "mapping | Classes into which the run is sorted, see [States](#states)."),
+    Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which controllers can share."),
+    Key("controllers", read_controllers, "list | The controllers. A file without any decides nothing."),
+)

@@ -1,0 +1,239 @@
+"""Reads the keys that name expressions: ``define``, definitions with ``admit``, and ``ranges``."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Mapping
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
+from typing import Final, NamedTuple
+
+import yaml
+
+from .. import habits
+from ..compiled.compiled_rules import compile_rule
+from ..errors import ExpressionError
+from ..functions.table import FUNCTIONS
+from ..language.binding import NO_PART_OF_A_SERIES, bind
+from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
+from ..language.context import CONTEXT
+from ..language.definitions import in_order
+from ..language.expressions import Expression, parse
+from ..language.references import ContextValue, ParamValue
+from .declarations import AdmittedSeries, Declarations, Ends, Rule
+from .document import Place
+from .fields import FieldReader, Fields, Key
+
+#: The types that YAML gives to the texts of expressions.
+_EXPRESSIONS: Final = (":str", ":int", ":float")
+_FORM: Final = "Write the least and the greatest value: [0, 1]. An end that is not known is undefined."
+_KNOWN: Final = "Numbers, params and definitions of these are known when the file loads."
+
+
+class _Definition(NamedTuple):
+    """A definition that parses."""
+
+    node: yaml.ScalarNode
+    expression: Expression
+
+
+def read_rule(
+    node: yaml.Node, where: str, scope: NameScope, declared: Declarations, reader: FieldReader, *, is_condition: bool
+) -> Rule | None:
+    """Return an expression, bound and compiled; None when it is refused.
+
+    Args:
+        scope: The names that it may use.
+        is_condition: Whether it gives True or False.
+    """
+    if where.endswith(", clear") and not node.tag.endswith((":str", ":bool")):
+        fix = "Write one, as in loss < 1. For a number of steps write 'cooldown: 100'."
+        reader.refuse(node, where, "must be a condition", fix)
+        return None
+    if node.tag.endswith(":bool"):
+        reader.refuse(node, where, "must be text", f'Write "{node.value.capitalize()}" in quotes.')
+        return None
+    text = reader.text(node, where)
+    if text is None:
+        return None
+    assert isinstance(node, yaml.ScalarNode)
+    scalar = node
+
+    def place_at(offset: int) -> Place:
+        return reader.document.place_in(scalar, offset)
+
+    try:
+        bound = bind(parse(text, has_rates=scope.has_rates), scope, is_condition=is_condition)
+        return Rule(text, bound, compile_rule(bound, declared.names), place_at)
+    except ExpressionError as error:
+        reader.refuse_faults(scalar, where, error)
+        return None
+
+
+def is_free(
+    name: str, node: yaml.Node, where: str, declared: Declarations, reader: FieldReader, *, is_state: bool = False
+) -> bool:
+    """Whether an expression may be read by a name, and is no state if ``is_state``; if not, that is a problem."""
+    known = {
+        "controller metric": declared.own_metrics,
+        "param": declared.params,
+        "fact about the run": CONTEXT,
+        "state": () if is_state else declared.scope.states,
+        "function": FUNCTIONS,
+    }
+    if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
+        reader.refuse(node, where, "the name must be an identifier", shows=False)
+        return False
+    for what, names in known.items():
+        if name in names:
+            reader.refuse(node, where, f"a {what} has the same name", shows=False)
+            return False
+    return True
+
+
+# --- define -------------------------------------------------------------------------------------------------------
+
+
+def read_define(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    """Read definitions; a refused one keeps its name, so that one mistake is one problem."""
+    entries = reader.entries(node, where)
+    plain = {name: entry for name, entry in entries.items() if name not in declared.scope.admitted}
+    declared = replace(declared, scope=replace(declared.scope, definitions=_meanings(plain, declared, reader)))
+    admitted = {name: entry for name, entry in entries.items() if name not in plain}
+    return replace(declared, admitted=_admitted(admitted, declared, reader))
+
+
+def _meanings(entries: Fields, declared: Declarations, reader: FieldReader) -> Mapping[str, Expression | None]:
+    """Return the expressions by name, each after those that it reads; None for one that is refused."""
+    parsed = {name: each for name, node in entries.items() if (each := _parsed(name, node, declared, reader))}
+    expressions = {name: each.expression for name, each in parsed.items()}
+    meanings: dict[str, Expression | None] = dict.fromkeys(entries)
+    try:
+        names = in_order(expressions)
+    except CycleError as error:
+        circle: list[str] = error.args[1][::-1]
+        fix = f'Write series("{circle[0]}") for the metric of that name.' if len(circle) == 2 else ""
+        _refuse_circle(circle, parsed[circle[0]].node, reader, fix)
+        return meanings
+    scope = declared.scope
+    # What a definition means is bound again where it is read.
+    known = replace(scope, definitions=meanings, above=scope.controllers, owner="define", is_definition=True)
+    for name in names:
+        try:
+            bind(expressions[name], known, is_condition=False)
+        except ExpressionError as error:
+            reader.refuse_faults(parsed[name].node, f"define '{name}'", error)
+        else:
+            meanings[name] = expressions[name]
+    return meanings
+
+
+def _parsed(name: str, node: yaml.Node, declared: Declarations, reader: FieldReader) -> _Definition | None:
+    where = f"define '{name}'"
+    if not is_free(name, node, where, declared, reader):
+        return None
+    if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(_EXPRESSIONS):
+        reader.refuse(node, where, "must be an expression", "Write it as in a rule: mean(loss, 10) / lr.")
+        return None
+    try:
+        return _Definition(node, parse(node.value, has_rates=declared.scope.has_rates))
+    except ExpressionError as error:
+        reader.refuse_faults(node, where, error)
+        return None
+
+
+def _refuse_circle(circle: list[str], node: yaml.Node, reader: FieldReader, fix: str = "") -> None:
+    place = reader.document.place(node)
+    reader.refuse_at(place, f"define '{circle[0]}'", "defined by itself", " -> ".join(circle), fix)
+
+
+# --- definitions with admit ---------------------------------------------------------------------------------------
+
+
+def _read_value(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Rule | None:
+    rule = _read_own(node, where, declared, reader, is_condition=False)
+    if rule is None:
+        return None
+    references = rule.bound.references
+    if any(isinstance(references.get(part), NO_PART_OF_A_SERIES) for part in ast.walk(rule.bound.expression.tree)):
+        reader.refuse(node, where, "a series can be computed from series, params and numbers only")
+    elif driver_of_the_run(rule.bound) is None:
+        reader.refuse(node, where, "reads no series of the run")
+    return rule
+
+
+def _read_admit(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Rule | None:
+    return _read_own(node, where, declared, reader, is_condition=True)
+
+
+def _read_own(
+    node: yaml.Node, where: str, declared: Declarations, reader: FieldReader, *, is_condition: bool
+) -> Rule | None:
+    # Admitted series are evaluated after all controllers of the event.
+    scope = replace(declared.scope, above=declared.scope.controllers)
+    rule = read_rule(node, where, scope, declared, reader, is_condition=is_condition)
+    if rule is not None and rule.bound.ranks:
+        reader.refuse(node, where, "a definition with 'admit' reads values of its own rank only")
+    return rule
+
+
+#: The keys of a definition that takes a value only where a condition is true.
+ADMISSION_KEYS: Final[tuple[Key[Declarations], ...]] = (
+    Key("value", _read_value, is_required=True),
+    Key("admit", _read_admit, is_required=True),
+)
+
+
+def _admitted(nodes: Fields, declared: Declarations, reader: FieldReader) -> dict[str, AdmittedSeries]:
+    """Return the definitions with ``admit`` by name; refused ones are left out."""
+    read: dict[str, AdmittedSeries] = {}
+    for name, node in nodes.items():
+        where = f"define '{name}'"
+        if is_free(name, node, where, declared, reader):
+            rules = reader.read(node, where, ADMISSION_KEYS, declared, habits.ADMISSION_KEYS)
+            driver = None if None in rules.values() else driver_of_the_run(rules["value"].bound)
+            if driver is not None:
+                read[name] = AdmittedSeries(name, rules["value"], rules["admit"], driver)
+    reads = {name: sorted({key.name for key in each.value.bound.series} & read.keys()) for name, each in read.items()}
+    try:
+        TopologicalSorter(reads).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1][::-1]
+        _refuse_circle(circle, nodes[circle[0]], reader)
+    return read
+
+
+# --- ranges -------------------------------------------------------------------------------------------------------
+
+
+def read_ranges(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    """Read the ranges of metrics. They decide nothing; ``steptape check`` draws conclusions from them."""
+    entries = reader.entries(node, where)
+    read = {name: _ends(entry, f"range of '{name}'", declared.scope, reader) for name, entry in entries.items()}
+    return replace(declared, ranges={name: ends for name, ends in read.items() if ends is not None})
+
+
+def _ends(node: yaml.Node, where: str, scope: NameScope, reader: FieldReader) -> Ends | None:
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    if len(items) != 2 or not all(isinstance(end, yaml.ScalarNode) for end in items):
+        reader.refuse(node, where, "must be a list of two ends", _FORM)
+        return None
+    low, high = [_end(end, where, scope, reader) for end in items]
+    return None if low is None or high is None else (low, high)
+
+
+def _end(node: yaml.ScalarNode, where: str, scope: NameScope, reader: FieldReader) -> BoundRule | None:
+    if not node.tag.endswith(_EXPRESSIONS):
+        reader.refuse(node, where, "an end is a number or an expression", _FORM)
+        return None
+    try:
+        bound = bind(parse(node.value, has_rates=scope.has_rates), scope, is_condition=False)
+    except ExpressionError as error:
+        reader.refuse_faults(node, where, error)
+        return None
+    unknown = ContextValue("undefined")
+    if all(isinstance(each, ParamValue) or each == unknown for each in bound.references.values()):
+        return bound
+    reader.refuse(node, where, "an end reads nothing of the run", _KNOWN)
+    return None
