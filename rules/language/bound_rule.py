@@ -87,9 +87,9 @@ class NameScope:
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series."""
-        is_member = bool(self.each) and name == MEMBER
-        others = (self.variables, self.metrics, self.params, CONTEXT)
-        return not (is_member or any(name in names for names in others))
+        if name in self.variables or name in self.metrics or name in self.params or name in CONTEXT:
+            return False
+        return not (self.each and name == MEMBER)
 
 
 @dataclass(frozen=True, slots=True)
