@@ -474,7 +474,6 @@ def _read_message(node: yaml.Node, where: str, declared: Declarations, reader: F
     text = reader.text(node, where)
     if text is None:
         return None
-    assert isinstance(node, yaml.ScalarNode)
     try:
         return parse_message(text, declared.scope, declared.names)
     except ExpressionError as error:

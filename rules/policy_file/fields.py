@@ -87,8 +87,9 @@ class FieldReader:
         """Add a problem at a place."""
         self.problems.append(self.document.problem(place, phrase(what, got, fix, where=where)))
 
-    def refuse_faults(self, node: yaml.ScalarNode, where: str, error: ExpressionError) -> None:
-        """Add the problems of an expression that a node holds."""
+    def refuse_faults(self, node: yaml.Node, where: str, error: ExpressionError) -> None:
+        """Add the problems of an expression that a scalar holds."""
+        assert isinstance(node, yaml.ScalarNode)
         for fault in error.faults:
             self.refuse_at(self.document.place_in(node, fault.offset), where, fault.what, fault.got, fault.fix)
 
@@ -297,7 +298,7 @@ class FieldReader:
     def _argument(self, node: yaml.Node, where: str, argument: Argument, scope: NameScope) -> ArgumentValue | None:
         if argument.is_optional and is_null(node):
             return None
-        value = self._typed(node, where, argument.type, scope)
+        value = _TYPED[argument.type](self, node, where, scope)
         if value is None:
             return None
         if argument.choices and value not in argument.choices:
@@ -311,20 +312,16 @@ class FieldReader:
                 return None
         return value
 
-    def _typed(self, node: yaml.Node, where: str, kind: ArgumentType, scope: NameScope) -> ArgumentValue | None:
-        match kind:
-            case ArgumentType.WHOLE:
-                return self.whole(node, where, scope)
-            case ArgumentType.NUMBER:
-                return self.number(node, where, scope)
-            case ArgumentType.FLAG:
-                return self.flag(node, where, scope)
-            case ArgumentType.TEXT:
-                return self.text(node, where)
-            case ArgumentType.SERIES:
-                return self.series_name(node, where, scope)
-            case ArgumentType.LEVEL:
-                return self.level(node, where)
+
+#: The readers of arguments, by their type.
+_TYPED: Final[Mapping[ArgumentType, Callable[[FieldReader, Node, str, NameScope], ArgumentValue | None]]] = {
+    ArgumentType.WHOLE: FieldReader.whole,
+    ArgumentType.NUMBER: FieldReader.number,
+    ArgumentType.FLAG: FieldReader.flag,
+    ArgumentType.TEXT: lambda reader, node, where, _: reader.text(node, where),
+    ArgumentType.SERIES: FieldReader.series_name,
+    ArgumentType.LEVEL: lambda reader, node, where, _: reader.level(node, where),
+}
 
 
 def is_null(node: yaml.Node) -> bool:

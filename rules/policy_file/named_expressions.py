@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from typing import Final, NamedTuple
+from typing import Final
 
 import yaml
 
@@ -29,13 +29,6 @@ from .fields import FieldReader, Fields, Key
 _EXPRESSIONS: Final = (":str", ":int", ":float")
 _FORM: Final = "Write the least and the greatest value: [0, 1]. An end that is not known is undefined."
 _KNOWN: Final = "Numbers, params and definitions of these are known when the file loads."
-
-
-class _Definition(NamedTuple):
-    """A definition that parses."""
-
-    node: yaml.ScalarNode
-    expression: Expression
 
 
 def read_rule(
@@ -106,15 +99,14 @@ def read_define(node: yaml.Node, where: str, declared: Declarations, reader: Fie
 
 def _meanings(entries: Fields, declared: Declarations, reader: FieldReader) -> Mapping[str, Expression | None]:
     """Return the expressions by name, each after those that it reads; None for one that is refused."""
-    parsed = {name: each for name, node in entries.items() if (each := _parsed(name, node, declared, reader))}
-    expressions = {name: each.expression for name, each in parsed.items()}
+    expressions = {name: each for name, node in entries.items() if (each := _parsed(name, node, declared, reader))}
     meanings: dict[str, Expression | None] = dict.fromkeys(entries)
     try:
         names = in_order(expressions)
     except CycleError as error:
         circle: list[str] = error.args[1][::-1]
         fix = f'Write series("{circle[0]}") for the metric of that name.' if len(circle) == 2 else ""
-        _refuse_circle(circle, parsed[circle[0]].node, reader, fix)
+        _refuse_circle(circle, entries[circle[0]], reader, fix)
         return meanings
     scope = declared.scope
     # What a definition means is bound again where it is read.
@@ -123,13 +115,13 @@ def _meanings(entries: Fields, declared: Declarations, reader: FieldReader) -> M
         try:
             bind(expressions[name], known, is_condition=False)
         except ExpressionError as error:
-            reader.refuse_faults(parsed[name].node, f"define '{name}'", error)
+            reader.refuse_faults(entries[name], f"define '{name}'", error)
         else:
             meanings[name] = expressions[name]
     return meanings
 
 
-def _parsed(name: str, node: yaml.Node, declared: Declarations, reader: FieldReader) -> _Definition | None:
+def _parsed(name: str, node: yaml.Node, declared: Declarations, reader: FieldReader) -> Expression | None:
     where = f"define '{name}'"
     if not is_free(name, node, where, declared, reader):
         return None
@@ -137,7 +129,7 @@ def _parsed(name: str, node: yaml.Node, declared: Declarations, reader: FieldRea
         reader.refuse(node, where, "must be an expression", "Write it as in a rule: mean(loss, 10) / lr.")
         return None
     try:
-        return _Definition(node, parse(node.value, has_rates=declared.scope.has_rates))
+        return parse(node.value, has_rates=declared.scope.has_rates)
     except ExpressionError as error:
         reader.refuse_faults(node, where, error)
         return None
