@@ -52,7 +52,7 @@ _TIME_NS: Final = EVENT_FIELDS.index("time_ns")
 
 
 class Recording(NamedTuple):
-    """What tells a recording from another one with the same run id and attempt.
+    """Identity of a recording among those with the same run id and attempt.
 
     Attributes:
         started_ns: When its attempt began, by ``run.json``; None on a host that has none.

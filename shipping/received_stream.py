@@ -81,7 +81,7 @@ class ReceivedStream:
 
         Raises:
             OutOfStep: Events before the chunk are missing.
-            RunConflict: The loop goes on behind its end.
+            RunConflict: An event of the loop follows the end of the stream.
         """
         if chunk.after > self.next_seq:
             what = f"event {self.next_seq} of attempt {self._stream[0]}, rank {self._stream[1]} comes next"

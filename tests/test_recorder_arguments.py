@@ -346,5 +346,5 @@ def test_the_loop_says_more_of_its_plan_than_the_number_of_steps(tmp_path: Path)
     ids=["nothing", "another length", "steps", "no plan"],
 )
 def test_a_framework_adds_to_a_group_what_the_user_left_out(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    """What the user gives counts; a value that is no group is the recorder's to refuse."""
+    """The user's values win; the recorder refuses a value that is no group."""
     assert completed(given, Plan, total_steps=9, total_epochs=3) == expected

@@ -143,7 +143,7 @@ def test_twenty_two_families_without_a_loss_suffice(
 
 
 def test_the_answer_is_sure_of_what_few_runs_lose(policy: Policy, record: Callable[..., list[Run]]) -> None:
-    """What is rare is the loss, though the sentence before says that none lost."""
+    """The stated share is that of runs that lose, also after a sentence that says that none lost."""
     runs = record([CHEAP] * 22)
     enough, few = answer(policy, runs), answer(policy, runs[1:])
 

@@ -266,7 +266,7 @@ Ends = tuple[BoundRule, BoundRule]
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What a policy file declares by the keys that are read: the scope in which the others are read.
+    """Declarations of a policy file so far: the scope in which its remaining keys are read.
 
     Attributes:
         scope: What names mean in expressions, params and listed series included. Names that later keys declare are

@@ -145,7 +145,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What the keys of one test are read with.
+    """Context in which the keys of one test are read.
 
     Attributes:
         policy: The policy, with the test's params once they are read.
