@@ -8,8 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.policy import Policy, load_policy, policy_path
+from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
 from ..store.errors import TelemetryError
 
 

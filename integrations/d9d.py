@@ -18,8 +18,7 @@ from typing import Any, Final, Self
 
 from ..recorder.arguments import completed
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.lookup import triggering_kinds
-from ..rules.policy_file.policy import Policy
+from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..recorder.arguments import GROUPS
-from ..rules.policy_file.lookup import triggering_kinds
-from ..rules.policy_file.policy import Policy
+from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
 
 #: Events that come several times a step, and that few policies need.

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..importers.evaluation_names import split_row
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.lookup import triggering_kinds
+from ..rules.policy_file.policy import triggering_kinds
 
 #: The kind of event that a row becomes, but for the values of evaluations.
 StepKind: TypeAlias = Literal["log", "step_end"]

@@ -13,14 +13,12 @@ from typing import Any, Final
 
 from ..rules.checks.finding_codes import FindingCode
 from ..rules.checks.findings import findings_of
-from ..rules.control.calls import in_order, is_call
-from ..rules.control.effects import Effect
+from ..rules.control import Effect, in_order, is_call
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames
-from ..rules.policy_file.lookup import existing
-from ..rules.policy_file.policy import Policy, load_policy, policy_path
-from ..rules.policy_file.registration import OPERATION_CLASSES
+from ..rules.policy_file.operations import OPERATION_CLASSES
+from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
 from ..store.errors import TelemetryError
 from ..store.events import Event
 from .control import FLAGS, Callbacks, Control

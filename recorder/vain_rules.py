@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from ..rules.control.effects import Effect
+from ..rules.control import Effect
 from ..rules.language.references import ContextValue
 from ..rules.policy_file.declarations import Controller
 from ..store.events import INIT_END, RANKS, is_loop_kind

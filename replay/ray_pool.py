@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
+from ..rules.policy_file.metrics import METRIC_CLASSES
+from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetch_logs
 from .blocks import Blocks, timed_answers

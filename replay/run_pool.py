@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
+from ..rules.policy_file.metrics import METRIC_CLASSES
+from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy
-from ..rules.policy_file.registration import METRIC_CLASSES, OPERATION_CLASSES
 from ..store.cache.mirrored import is_mirror
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetching_ahead

@@ -1,10 +1,11 @@
 """The errors of a policy file, each with its line and column.
 
-All problems of a file are reported together, each as ``source:line:column: message``.
+All problems of a file are reported together, each as ``source:line:column: message``, with the line on request.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -17,6 +18,8 @@ from . import habits
 
 #: Known names that a suggestion lists when none is similar.
 _LISTED_NAMES = 30
+#: Characters of a line that are shown; for a longer line, those around the column.
+_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +137,39 @@ def suggestion(got: str, known: Iterable[str], habits: Mapping[str, str] = Mappi
         return ""
     more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
     return f"Known here: {', '.join(names[:_LISTED_NAMES])}{more}"
+
+
+def excerpt(text: str, line: int, column: int) -> list[str]:
+    r"""Return the line and the caret under it; nothing when the file has no such line, or a blank one.
+
+    Args:
+        text: The file.
+        line: From 1.
+        column: From 1, in characters.
+
+    >>> print(*excerpt("rule: men(loss, 3)", 1, 7), sep="\n")
+        1 | rule: men(loss, 3)
+          |       ^
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if not 1 <= line <= len(lines) or not lines[line - 1].strip():
+        return []
+    whole = lines[line - 1]
+    begin = max(0, min(column - 1 - _SHOWN // 2, len(whole) - _SHOWN))
+    part = whole[begin : begin + _SHOWN]
+    before = part[: max(column - 1 - begin, 0)]
+    gutter = f"{line:5}"
+    return [f"{gutter} | {_printable(part).rstrip()}", f"{'':5} | {' ' * _width(before)}^"]
+
+
+def _printable(text: str) -> str:
+    """Replace each tab or other blank by a space, and other characters that would move the cursor by U+FFFD."""
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "\ufffd" for character in text
+    )
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes in a terminal."""
+    wide = sum(unicodedata.east_asian_width(character) in ("W", "F") for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)

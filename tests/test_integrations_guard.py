@@ -11,7 +11,7 @@ import pytest
 from steptape import Plan, Push, Ranks, Recorder, TelemetryError, open_store
 from steptape.integrations.guard import Guard, guarded
 from steptape.integrations.hugging_face import exported_arguments, with_groups
-from steptape.rules.policy_file.lookup import triggering_kinds
+from steptape.rules.policy_file.policy import triggering_kinds
 
 
 class Adapter:

@@ -10,12 +10,11 @@ import pytest
 from waiting import until
 
 from steptape import Recorder, open_run, verify
-from steptape.rules.control.effects import Effect
+from steptape.rules.control import Effect
 from steptape.rules.engine.decisions import Decision
-from steptape.rules.policy_file.arguments import ArgumentValue
-from steptape.rules.policy_file.operations import Operation
+from steptape.rules.policy_file.classes import ArgumentValue
+from steptape.rules.policy_file.operations import Operation, register_operation
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.policy_file.registration import register_operation
 
 HAPPENED: list[str] = []
 

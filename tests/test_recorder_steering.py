@@ -15,8 +15,7 @@ from steered_loops import GUARD, SCHEDULERS, SKIP, Training, rollback
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.replay.policies.learning_rates import learning_rates
 from steptape.replay.runs.replaying import replay
-from steptape.rules.control.calls import parse_call
-from steptape.rules.control.learning_rate import LearningRateState
+from steptape.rules.control import LearningRateState, parse_call
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run

@@ -35,10 +35,9 @@ from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
-from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy
 from steptape.rules.scenarios.file import parse_tests
 from steptape.rules.scenarios.run import run_test
-from steptape.rules.semantics import SEMANTICS_VERSION
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
@@ -319,7 +318,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.operations import Operation
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.policy_file.registration import register_operation
+from steptape.rules.policy_file.operations import register_operation
 from steptape import open_store
 
 @register_operation

@@ -22,9 +22,8 @@ from steptape.replay.sweeps.schedule import schedule_of, schedules_of
 from steptape.replay.sweeps.task import RunSweeper, SweepTask, SweptRun, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
-from steptape.rules.policy_file.metrics import Metric
+from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.policy_file.registration import register_metric
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 from steptape.store.run import Run

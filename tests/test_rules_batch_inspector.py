@@ -21,7 +21,7 @@ from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.policy_file.batch_inspector import DataBatchInspector
+from steptape.rules.policy_file.metrics import DataBatchInspector
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import DamagedLog
 from steptape.store.events import Event

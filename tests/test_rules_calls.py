@@ -6,8 +6,7 @@ import pytest
 
 from steptape.replay.policies.learning_rates import learning_rates
 from steptape.replay.runs.replaying import replay
-from steptape.rules.control.calls import CALLS, InvalidCall, parse_call
-from steptape.rules.control.learning_rate import LearningRateState
+from steptape.rules.control import CALLS, InvalidCall, LearningRateState, parse_call
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy

@@ -13,8 +13,7 @@ from steptape.rules.checks.findings import findings_of
 from steptape.rules.policy_file.controllers import STATE_KEYS
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.rules.scenarios.file import ScenarioTest, parse_tests
-from steptape.rules.scenarios.report import result_lines
-from steptape.rules.scenarios.run import run_test
+from steptape.rules.scenarios.run import result_lines, run_test
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "EXAMPLES.md").read_text(encoding="utf-8")
 FILES = {name: text for text, name in re.findall(r"```yaml\n(# file: (\S+)\n.*?)```", PAGE, re.DOTALL)}

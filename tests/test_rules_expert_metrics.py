@@ -18,8 +18,7 @@ from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.policy_file.expert_metrics import GpuLoadRatio, LlepPlan
-from steptape.rules.policy_file.metrics import Metric
+from steptape.rules.policy_file.metrics import GpuLoadRatio, LlepPlan, Metric
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan

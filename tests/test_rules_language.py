@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from steptape.rules import semantics
 from steptape.rules.checks.finding_codes import FindingCode
 from steptape.rules.engine.engine import Engine
 from steptape.rules.functions import operators, text
@@ -17,12 +16,10 @@ from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language import definitions, expressions, references
 from steptape.rules.language.context import CONTEXT
 from steptape.rules.policy_file import controllers, document, operations, schema
-from steptape.rules.policy_file.metric_classes import METRICS
-from steptape.rules.policy_file.metrics import TrainingState
+from steptape.rules.policy_file.metrics import METRICS, TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
-from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy, shipped_policies
 from steptape.rules.scenarios import file as scenario_file
-from steptape.rules.scenarios import notation as scenario_notation
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
@@ -110,7 +107,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 def test_the_version_of_the_page_is_that_of_the_semantics() -> None:
     """It increases with every change of meaning."""
-    assert f"language, version {semantics.SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
+    assert f"language, version {SEMANTICS_VERSION}." in PAGE.replace("\n", " ")
 
 
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
@@ -152,7 +149,7 @@ def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> 
         f"tests[].{key.name}": key.doc for key in scenario_file.TEST_KEYS
     }
     limits = section("Limits of a test file", HOW_TO)
-    assert f"{scenario_notation.MAX_VALUES:,} values a series" in limits
+    assert f"{scenario.MAX_VALUES:,} values a series" in limits
     assert f"{scenario_file.MAX_FILE_VALUES:,} values and {scenario_file.MAX_EXPECTED:,} expected" in limits
     assert f"{scenario.MAX_STEPS:,} steps" in limits
 

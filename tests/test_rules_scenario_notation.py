@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules.scenarios.notation import MAX_VALUES, NotationError, parse_values
+from steptape.rules.scenarios.scenario import MAX_VALUES, NotationError, parse_values
 
 
 @pytest.mark.parametrize(

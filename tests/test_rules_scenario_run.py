@@ -10,8 +10,7 @@ import pytest
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import shipped_policies, shipped_tests
 from steptape.rules.scenarios.file import parse_tests
-from steptape.rules.scenarios.report import result_json, result_lines
-from steptape.rules.scenarios.run import Comparison, ScenarioResult, run_test
+from steptape.rules.scenarios.run import Comparison, ScenarioResult, result_json, result_lines, run_test
 
 Play = Callable[[str], ScenarioResult]
 

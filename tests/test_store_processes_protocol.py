@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from package_modules import module_names
 
 from steptape.rules.errors import ExpressionError, Fault, PolicyError, PolicyProblem
-from steptape.rules.scenarios.notation import NotationError
+from steptape.rules.scenarios.scenario import NotationError
 from steptape.store.errors import QueryRefused, QueryTimedOut, TelemetryError
 from steptape.store.processes.protocol import (
     BrokenFrame,

@@ -18,8 +18,7 @@ from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
 from ...rules.scenarios.file import parse_tests
-from ...rules.scenarios.report import result_json
-from ...rules.scenarios.run import run_test
+from ...rules.scenarios.run import result_json, run_test
 from ...store.errors import TelemetryError
 from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
 from ...store.processes.protocol import error_to_json, read_frame, write_frame

@@ -11,8 +11,7 @@ import typer
 
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, findings_of
-from ...rules.errors import PolicyError, PolicyProblem
-from ...rules.excerpts import excerpt
+from ...rules.errors import PolicyError, PolicyProblem, excerpt
 from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, load_policy, policy_path
 from ...store.errors import TelemetryError

@@ -5,10 +5,9 @@ from __future__ import annotations
 import typer
 
 from ...rules.errors import PolicyError
-from ...rules.policy_file.lookup import tests_path
+from ...rules.policy_file.policy import tests_path
 from ...rules.scenarios.file import load_tests
-from ...rules.scenarios.report import result_json, result_lines
-from ...rules.scenarios.run import ScenarioResult, run_test
+from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError
 from ..arguments.ruling import TestArguments
 from ..exit_status import CANNOT_OPEN, FINDINGS

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ...rules.control.calls import OperationCall, in_order, parse_call, rolls_back
-from ...rules.control.learning_rate import LearningRateState
+from ...rules.control import LearningRateState, OperationCall, in_order, parse_call, rolls_back
 from ...store.errors import TelemetryError, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
 from ...store.plural import counted

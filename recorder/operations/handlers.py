@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from ...rules.control.calls import CALLS
+from ...rules.control import CALLS
 from ...store.errors import TelemetryError
 from .learning_rate import LearningRate
 

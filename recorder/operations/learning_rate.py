@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ...rules.control.calls import OperationCall
-from ...rules.control.learning_rate import LearningRateState, Rates
+from ...rules.control import LearningRateState, OperationCall, Rates
 from ...store.errors import TelemetryError
 from ..position import Position
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.errors import suggestion
 from ...rules.language.references import Param, ParamValue
 from ...rules.policy_file.declarations import Controller

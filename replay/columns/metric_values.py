@@ -14,7 +14,7 @@ import numpy as np
 
 from ...rules.engine.decisions import is_storable
 from ...rules.functions.table import FUNCTIONS
-from ...rules.policy_file.registration import METRIC_CLASSES
+from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...store.events import BEFORE_STREAM, INIT_END, Event
 from .features import WindowSums
 from .metric_readings import ListReading, MetricPaths, ValueReading

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...rules.functions.expert_loads import Dispatch
 from ...rules.language.references import Param
-from ...rules.policy_file.expert_metrics import LlepPlan
+from ...rules.policy_file.metrics import LlepPlan
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.events import Event

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from ...rules.control.calls import OperationCall, is_call, parse_call
-from ...rules.control.learning_rate import LearningRateState, Rates
+from ...rules.control import LearningRateState, OperationCall, Rates, is_call, parse_call
 from ...rules.engine.decisions import Decision
 from ...store.errors import TelemetryError
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Event

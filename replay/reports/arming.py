@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ...rules.certificate import Certificate
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.engine.decisions import Decision
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest

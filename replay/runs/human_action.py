@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...store.run_info import Attempt
 from .event_stream import EventStream
 from .history import History

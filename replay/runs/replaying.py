@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
+from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
-from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import Event
 from ...store.garbage import collection_paused
 from ...store.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy
 
 

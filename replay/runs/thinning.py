@@ -28,8 +28,8 @@ from ...rules.language.references import (
     Window,
 )
 from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
-from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import BEFORE_STREAM, PLAN
 from .event_stream import EventStream
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.engine.decisions import Decision
 from ...rules.language.references import ContextValue, PastDecisions
 from ...rules.language.timing import Unit

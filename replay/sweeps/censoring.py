@@ -13,8 +13,8 @@ import numpy as np
 
 from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
-from ...rules.policy_file.registration import METRIC_CLASSES
 from ..columns.stream import Stream, Truths
 from .structures import Structure
 from .tally import Tally

@@ -25,9 +25,9 @@ from ...rules.language.leaves import leaves
 from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.message import render
+from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
-from ...rules.policy_file.registration import METRIC_CLASSES
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.plan import Plan
 from ..columns.metric_readings import ListReading, ValueReading

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.language.references import Param
 from ...store.events import Event
 from ..columns.conditions import Conditions

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...rules.control.effects import Effect
+from ...rules.control import Effect
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.references import PastDecisions
 from ...rules.policy_file.declarations import Controller

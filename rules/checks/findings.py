@@ -13,7 +13,7 @@ from typing import Final
 
 import yaml
 
-from ..control.effects import Effect
+from ..control import Effect
 from ..language.bound_rule import BoundRule
 from ..language.patience import RESET_ON_FAILURE
 from ..language.references import SeriesKey

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from ..errors import suggestion
 from ..language.metric_keys import keys_read
 from ..policy_file.declarations import Controller
+from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
-from ..policy_file.registration import METRIC_CLASSES
 
 #: Keys of evaluations that are no metric of theirs.
 _PLACES: Final = frozenset({"steps", "epoch"})

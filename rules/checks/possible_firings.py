@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
-from ..control.effects import Effect
+from ..control import Effect
 from ..functions.table import OF_NOW
 from ..language.references import Param
 from ..language.timing import Unit

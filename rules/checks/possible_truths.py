@@ -37,7 +37,7 @@ from ..language.references import (
     Window,
 )
 from ..policy_file.declarations import MetricDeclaration
-from ..policy_file.registration import METRIC_CLASSES
+from ..policy_file.metrics import METRIC_CLASSES
 from .appearances import START, Appearances, First, Never, all_of, any_of
 from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length, path_in
 

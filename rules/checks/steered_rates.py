@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
-from ..control.calls import parse_call
+from ..control import parse_call
 from ..language.bound_rule import BoundRule
 from ..language.references import SeriesKey, SeriesValue
 from ..policy_file.policy import Policy

@@ -17,7 +17,7 @@ from ...store.errors import TelemetryError
 from ...store.events import Event
 from ..policy_file.declarations import ACT
 from ..policy_file.operations import LogMessage
-from ..semantics import SEMANTICS_VERSION
+from ..policy_file.policy import SEMANTICS_VERSION
 
 Scalar = bool | int | float | str | None
 

@@ -22,8 +22,8 @@ from ..language.references import SeriesKey
 from ..language.timing import SpanTimer
 from ..late_events import lag_of
 from ..policy_file.declarations import Controller, StateDeclaration
+from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
-from ..policy_file.registration import METRIC_CLASSES
 from .decisions import Outcome, RuleError, RuleWarning
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
 from .member_controllers import MemberAnswers, MemberControllers

@@ -12,7 +12,7 @@ from ..language.bound_rule import BoundRule, NameScope
 from ..language.patience import Patience
 from ..language.references import Param, SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow
-from .arguments import ArgumentValue
+from .classes import ArgumentValue
 from .document import Place
 from .message import MessageTemplate
 

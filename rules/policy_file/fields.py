@@ -19,7 +19,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from ..errors import ExpressionError, PolicyProblem, phrase, suggestion
 from ..language.bound_rule import NameScope
 from ..language.references import Param
-from .arguments import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
+from .classes import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
 
 _PREFIX: Final = "tag:yaml.org,2002:"

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from string import Formatter
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
-from ...store.errors import shortened
-from ..control.effects import Effect
+from ...store.errors import TelemetryError, shortened
+from ..control import Effect
 from ..functions.text import check_specification, formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS
-from .arguments import Argument, ArgumentType, ArgumentValue
+from .classes import Argument, ArgumentType, ArgumentValue, Registry, check_arguments
 
 MAX_MESSAGE_LENGTH: Final = 10_000
 
@@ -210,3 +210,35 @@ def _item(value: Any, key: str) -> Any:
     if isinstance(value, (list, tuple)) and _WHOLE.fullmatch(key):
         return value[int(key)]
     raise LookupError(key)
+
+
+# --- classes of your own --------------------------------------------------------------------------------------------
+
+
+def _checked_operation(cls: object, where: str) -> type[Operation]:
+    if not (isinstance(cls, type) and issubclass(cls, Operation)):
+        raise TelemetryError("must be a subclass of Operation", where=where, got=cls)
+    if not cls.actions:
+        raise TelemetryError("has no actions", where=where, fix="Add a method whose name begins with 'should_'")
+    for action, effect in cls.actions.items():
+        if effect is Effect.MESSAGE:
+            raise TelemetryError("only LogControl may use MESSAGE", where=where, got=action, fix="Use Effect.NOTIFY")
+        if effect in (Effect.ACT, Effect.NOTIFY) and not callable(getattr(cls, action, None)):
+            raise TelemetryError("an ACT or NOTIFY action needs a method of its name", where=where, got=action)
+    check_arguments(cls.arguments, where)
+    return cls
+
+
+OPERATION_CLASSES: Final = Registry[type[Operation]]("operation", "steptape.operations", OPERATIONS, _checked_operation)
+
+_OperationClass = TypeVar("_OperationClass", bound=type[Operation])
+
+
+def register_operation(cls: _OperationClass) -> _OperationClass:
+    """Register an operation class under its name, for use in policy files. Serves as a decorator.
+
+    Raises:
+        TelemetryError: The class is unusable, or its name is taken.
+    """
+    OPERATION_CLASSES.register(cls)
+    return cls

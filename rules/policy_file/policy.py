@@ -11,13 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...store.errors import TelemetryError
-from ...store.run_info import PolicyRecord
-from ..control.calls import InvalidCall, is_call, parse_call
-from ..control.effects import Effect
+from ...store.errors import TelemetryError, require_version
+from ...store.run_info import Attempt, PolicyRecord
+from ..control import Effect, InvalidCall, is_call, parse_call
+from ..errors import suggestion
 from ..language.references import Param
 from ..language.timing import Span, StepWindow
-from ..semantics import SEMANTICS_VERSION
 from .blueprint import Blueprint, draw_blueprint
 from .declarations import (
     SHADOW,
@@ -32,8 +31,12 @@ from .declarations import (
     StateDeclaration,
 )
 from .document import Document, read_text
-from .registration import METRIC_CLASSES, OPERATION_CLASSES
+from .metrics import METRIC_CLASSES
+from .operations import OPERATION_CLASSES
 from .schema import read_declarations
+
+#: Increases when the same policy and the same events may give different decisions than before.
+SEMANTICS_VERSION: Final = 4
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
 
@@ -189,10 +192,55 @@ def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Pa
     )
 
 
+def require_semantics(attempt: Attempt, folder: Path) -> None:
+    """Refuse an attempt of a run whose rules had other semantics: they may decide otherwise today.
+
+    Raises:
+        UnsupportedVersion: Its policy was recorded under another version.
+    """
+    if attempt.policy is not None:
+        where = f"{folder}, policy of attempt {attempt.attempt}"
+        require_version("rule semantics", attempt.policy.semantics_version, SEMANTICS_VERSION, where=where)
+
+
+def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
+    """Return the kinds of events at which the controllers of rules are judged; empty without rules.
+
+    Raises:
+        PolicyError: The rules do not load.
+        TelemetryError: They are neither a file nor a shipped policy.
+    """
+    if rules is None:
+        return frozenset()
+    policy = rules if isinstance(rules, Policy) else load_policy(existing(policy_path(str(rules))))
+    return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
 def policy_path(name: str) -> Path:
     """Return the rule file that a name refers to: a path, or the name of a shipped policy."""
     path = Path(name)
     return path if path.exists() else shipped_policies().get(name, path)
+
+
+def tests_path(name: str) -> Path:
+    """Return the file of tests that a name refers to: a path, or the name of a shipped policy."""
+    path = Path(name)
+    return path if path.exists() else shipped_tests().get(name, path)
+
+
+def existing(path: Path) -> Path:
+    """Return the path of a rule file, or of a pipe that carries one.
+
+    Raises:
+        TelemetryError: There is none. The error suggests shipped policies.
+    """
+    if path.is_dir() or not path.exists():
+        what = "no such file, and steptape ships no policy of that name"
+        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+    return path
 
 
 def shipped_policies() -> Mapping[str, Path]:
@@ -204,6 +252,9 @@ def shipped_policies() -> Mapping[str, Path]:
 def shipped_tests() -> Mapping[str, Path]:
     """Return the tests of the shipped policies: name of the policy to path."""
     return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
+
+
+# --- pickles and effects --------------------------------------------------------------------------------------------
 
 
 def _effect_of_call(operation: str, source: str) -> Effect:

@@ -20,15 +20,14 @@ from ..errors import PolicyError, suggestion
 from ..language.bound_rule import NameScope
 from ..language.references import Param
 from ..language.timing import Span
-from .arguments import ArgumentValue
+from .classes import ArgumentValue, Registry
 from .controllers import read_controllers, read_name, read_span, read_states
 from .declarations import Declarations, MetricDeclaration, OperationDeclaration
 from .document import Document, Place
 from .fields import FieldReader, Fields, Key, is_null
-from .metrics import Metric
+from .metrics import METRIC_CLASSES, Metric
 from .named_expressions import read_define, read_ranges
-from .operations import DEFAULT_OPERATION, HFControls, Operation
-from .registration import METRIC_CLASSES, OPERATION_CLASSES, Registry
+from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, Operation
 
 _Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
 

@@ -22,15 +22,14 @@ from ...store.events import is_kind
 from ...store.plan import Plan
 from ...store.sample_losses import SampleLosses
 from ...store.vectors import Vectors
-from ..control.calls import InvalidCall, is_call, parse_call
+from ..control import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..language.references import Param
 from ..policy_file.controllers import is_trigger, trigger_advice
 from ..policy_file.document import Document, Place, read_text
 from ..policy_file.fields import FieldReader, Fields, Key, is_null
 from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
-from .notation import NotationError, parse_values
-from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, Scenario, ScenarioSeries
+from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, NotationError, Scenario, ScenarioSeries, parse_values
 
 _ROOT_KEYS: Final = ("policy", "tests")
 _EXPECTED_KEYS: Final = ("step", "controller", "operations", "trigger", "message", "member", "cleared")

@@ -387,7 +387,7 @@ from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.shipping.store_push import Backoff, RunPushed, push_once
 from steptape.shipping.target import target_of
-from steptape.rules.policy_file.registration import register_metric
+from steptape.rules.policy_file.metrics import register_metric
 
 @register_metric
 class Twice(Metric):

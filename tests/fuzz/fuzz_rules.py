@@ -35,8 +35,7 @@ with instrumented:
     from steptape.rules.compiled.names import Names
     from steptape.rules.engine.decisions import canonical_line, outcome_from_event, outcome_payload
     from steptape.rules.engine.engine import Engine
-    from steptape.rules.errors import ExpressionError, PolicyError
-    from steptape.rules.excerpts import excerpt
+    from steptape.rules.errors import ExpressionError, PolicyError, excerpt
     from steptape.rules.language.binding import bind
     from steptape.rules.language.bound_rule import NameScope
     from steptape.rules.language.expressions import parse
@@ -45,8 +44,7 @@ with instrumented:
     from steptape.rules.policy_file.document import Place
     from steptape.rules.policy_file.policy import parse_policy
     from steptape.rules.scenarios.file import parse_tests
-    from steptape.rules.scenarios.report import result_json, result_lines
-    from steptape.rules.scenarios.run import run_test
+    from steptape.rules.scenarios.run import result_json, result_lines, run_test
     from steptape.store.event_json import encoded
     from steptape.store.events import Event
 

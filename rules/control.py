@@ -1,19 +1,40 @@
-"""Operations with arguments, as a policy writes them: ``lr.scale(0.5, over=50)``.
+"""What operations do to a training loop: their effects, those with arguments, and the arithmetic of learning rates.
 
-A loop carries out such a call, or refuses it, and the log keeps its answer. In decisions and digests a call is its
-canonical text: params filled in, and defaults left out.
+A policy writes an operation with arguments as a call: ``lr.scale(0.5, over=50)``. A loop carries out such a call, or
+refuses it, and the log keeps its answer. In decisions and digests a call is its canonical text: params filled in, and
+defaults left out. The arithmetic is the same for a loop that trains and for a replay.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Final, TypeAlias
 
-from .effects import Effect
+
+class Effect(StrEnum):
+    """The effect of an operation on the training loop.
+
+    ``STEER`` and ``ADJUST`` are requests, which the loop answers with a receipt: ``STEER`` changes the trajectory, and
+    ``ADJUST`` does not. The last two are for operations of your own: ``NOTIFY`` sends a notification and leaves the
+    training unchanged; ``ACT`` may change it in a way that no record of another run can show.
+    """
+
+    STOP = "stop"
+    STOP_EPOCH = "stop_epoch"
+    SAVE = "save"
+    EVALUATE = "evaluate"
+    LOG = "log"
+    MESSAGE = "message"
+    STEER = "steer"
+    ADJUST = "adjust"
+    NOTIFY = "notify"
+    ACT = "act"
+
 
 #: The value of an argument: a number, or a word.
 CallValue: TypeAlias = int | float | str
@@ -241,3 +262,92 @@ def _value(node: ast.expr, parameter: _Parameter, params: Mapping[str, object]) 
 
 def _negative(value: object) -> object:
     return -value if isinstance(value, (int, float)) else value
+
+
+# --- learning rates -------------------------------------------------------------------------------------------------
+
+#: One number for each parameter group of an optimizer. *Base* rates are what the loop's schedule gives. *Scheduled*
+#: ones are these times the permanent reductions. *Used* ones follow an override for as long as it lasts.
+Rates: TypeAlias = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What takes the place of the schedule for a while.
+
+    Attributes:
+        at: Updates finished when it began.
+        factor: Of the scheduled rate.
+        target: The absolute rates from which it begins.
+        over: Its length in updates; None for one that lasts until it is lifted.
+        is_blended: Whether it returns to the schedule in a straight line; otherwise it keeps the target until its end.
+    """
+
+    at: int
+    factor: float
+    target: Rates
+    over: int | None
+    is_blended: bool
+
+    def used(self, update: int, scheduled: Rates) -> Rates:
+        """Return the rates of an update."""
+        if self.over is None:
+            return tuple(self.factor * rate for rate in scheduled)
+        elapsed = update - self.at
+        if elapsed >= self.over:
+            return scheduled
+        targets = self._targets(scheduled)
+        if not self.is_blended:
+            return targets
+        pairs = zip(targets, scheduled, strict=True)
+        return tuple(target + (rate - target) * (elapsed / self.over) for target, rate in pairs)
+
+    def _targets(self, scheduled: Rates) -> Rates:
+        """Return a target for each parameter group. One that came after the override begins at the factor."""
+        later = scheduled[len(self.target) :]
+        return (*self.target[: len(scheduled)], *(self.factor * rate for rate in later))
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateState:
+    """What the operations so far have made of the schedule.
+
+    Attributes:
+        reduction: The product of all permanent reductions.
+        override: The newest override; None without one. It may be over.
+    """
+
+    reduction: float = 1.0
+    override: Override | None = None
+
+    def scheduled(self, base: Sequence[float]) -> Rates:
+        """Return the scheduled rates. Reductions count, and overrides do not."""
+        return tuple(self.reduction * rate for rate in base)
+
+    def used(self, update: int, base: Sequence[float]) -> Rates:
+        """Return the rates with which an update trains.
+
+        Args:
+            update: Its number: the first update of a run has 1.
+            base: The rates of the loop's schedule. Shape (groups,).
+        """
+        scheduled = self.scheduled(base)
+        return scheduled if self.override is None else self.override.used(update, scheduled)
+
+    def after(self, call: OperationCall, step: int, base: Sequence[float]) -> LearningRateState:
+        """Return the state once a call is carried out.
+
+        Args:
+            call: ``lr.scale``, ``lr.reduce`` or ``lr.restore``.
+            step: Updates finished by then.
+            base: The base rates of the newest update.
+        """
+        given = call.arguments
+        if call.name == "lr.restore":
+            return LearningRateState()
+        factor = float(given["factor"] or 0)
+        if call.name == "lr.reduce":
+            return replace(self, reduction=self.reduction * factor)
+        over = None if given["over"] is None else int(given["over"])
+        target = tuple(factor * rate for rate in self.scheduled(base))
+        return replace(self, override=Override(step, factor, target, over, given["blend"] == "linear"))

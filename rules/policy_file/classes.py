@@ -1,28 +1,80 @@
-"""Registries of metric and operation classes, steptape's own and third-party, by the names that policy files use.
+"""What classes of controller metrics and operations declare, and registries of them by the names in policy files.
 
-A class is registered by a call (``register_metric``, ``register_operation``), or as an entry point of an installed
-package (the groups ``steptape.metrics`` and ``steptape.operations``). A policy load looks up classes by name. An entry
-point is imported only when a policy asks for it.
+A class declares its ``arguments:``, so that a policy load can check them. It is registered by a call
+(``register_metric``, ``register_operation``), or as an entry point of an installed package (the groups
+``steptape.metrics`` and ``steptape.operations``). A policy load looks up classes by name. An entry point is imported
+only when a policy asks for it.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS, is_kind
-from ..control.effects import Effect
-from .arguments import Argument
-from .metric_classes import METRICS
-from .metrics import Metric
-from .operations import OPERATIONS, Operation
 
-_Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
+#: Names of Python's logging levels; a policy may write them in any case, as in TrAC.
+LOG_LEVELS: Final = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "NOTSET")
 
-_KINDS: Final = frozenset((INIT_END, *LOOP_KINDS))
+
+class ArgumentType(StrEnum):
+    """The type that an argument must have."""
+
+    WHOLE = "a whole number"
+    NUMBER = "a number"
+    FLAG = "true or false"
+    TEXT = "text"
+    SERIES = "the name of a series"
+    LEVEL = "a logging level"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a class.
+
+    Attributes:
+        type: The type that it must have.
+        default: Its value when the file leaves it out. An argument without a default is required, unless it is
+            optional.
+        choices: The only values allowed; empty for any.
+        check: Raises ValueError, with the reason, for a value to refuse.
+        is_optional: Whether it may be left out, or null; the class then gets no value for it.
+    """
+
+    type: ArgumentType
+    default: int | float | str | None = None
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any], object] | None = None
+    is_optional: bool = False
+
+
+ArgumentValue = int | float | str
+
+
+def within(least: int, most: int) -> Callable[[int], None]:
+    """Return a check that a number is from ``least`` to ``most``."""
+
+    def check(value: int) -> None:
+        if not least <= value <= most:
+            raise ValueError(f"must be from {least:,} to {most:,}")
+
+    return check
+
+
+def above_zero(value: float) -> None:
+    """Check that a number is above zero.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if value <= 0:
+        raise ValueError("must be above 0")
+
+
+_Class = TypeVar("_Class", bound=type[Any])
 
 
 class Registry(Generic[_Class]):
@@ -128,77 +180,12 @@ def _origin(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _checked_metric(cls: object, where: str) -> type[Metric]:
-    if not (isinstance(cls, type) and issubclass(cls, Metric)) or inspect.isabstract(cls):
-        raise TelemetryError("must be a subclass of Metric with a compute method", where=where, got=cls)
-    for what, kinds in (("kinds", cls.kinds), ("reads", cls.reads)):
-        unknown = sorted(kind for kind in kinds if not is_kind(kind, _KINDS))
-        if unknown:
-            fix = "Known here: " + ", ".join((*sorted(_KINDS), "custom:NAME"))
-            raise TelemetryError(f"{what}: unknown kinds of events", where=where, got=unknown, fix=fix)
-    if not cls.kinds:
-        raise TelemetryError("kinds: empty, so the metric would never be computed", where=where)
-    _check_arguments(cls.arguments, where)
-    return cls
+def check_arguments(arguments: Mapping[str, object], where: str) -> None:
+    """Check that a class declares its arguments as such.
 
-
-def _checked_operation(cls: object, where: str) -> type[Operation]:
-    if not (isinstance(cls, type) and issubclass(cls, Operation)):
-        raise TelemetryError("must be a subclass of Operation", where=where, got=cls)
-    if not cls.actions:
-        raise TelemetryError("has no actions", where=where, fix="Add a method whose name begins with 'should_'")
-    for action, effect in cls.actions.items():
-        if effect is Effect.MESSAGE:
-            raise TelemetryError("only LogControl may use MESSAGE", where=where, got=action, fix="Use Effect.NOTIFY")
-        if effect in (Effect.ACT, Effect.NOTIFY) and not callable(getattr(cls, action, None)):
-            raise TelemetryError("an ACT or NOTIFY action needs a method of its name", where=where, got=action)
-    _check_arguments(cls.arguments, where)
-    return cls
-
-
-def _check_arguments(arguments: Mapping[str, object], where: str) -> None:
+    Raises:
+        TelemetryError: It does not.
+    """
     for name, argument in arguments.items():
         if not isinstance(argument, Argument):
             raise TelemetryError(f"arguments: '{name}' is not an Argument", where=where, got=argument)
-
-
-METRIC_CLASSES: Final = Registry[type[Metric]]("controller metric", "steptape.metrics", METRICS, _checked_metric)
-OPERATION_CLASSES: Final = Registry[type[Operation]]("operation", "steptape.operations", OPERATIONS, _checked_operation)
-
-_MetricClass = TypeVar("_MetricClass", bound=type[Metric])
-_OperationClass = TypeVar("_OperationClass", bound=type[Operation])
-
-
-def register_metric(cls: _MetricClass) -> _MetricClass:
-    """Register a metric class under its name, for use in policy files. Serves as a decorator.
-
-    >>> from steptape.rules.policy_file.metrics import Metric
-    >>> from steptape.rules.policy_file.policy import parse_policy
-    >>> from steptape.rules.policy_file.registration import register_metric
-    >>> @register_metric
-    ... class LowestLoss(Metric):
-    ...     kinds = reads = frozenset({"step_end"})
-    ...     lowest = None
-    ...     def compute(self, event):
-    ...         loss = event.metrics.get("loss")
-    ...         if loss is not None and (self.lowest is None or loss < self.lowest):
-    ...             self.lowest = loss
-    ...         return self.lowest
-    >>> parse_policy("controller_metrics: [{name: best, class: LowestLoss}]").metrics[0].class_name
-    'LowestLoss'
-
-    Raises:
-        TelemetryError: The class is unusable, or its name is taken.
-    """
-    METRIC_CLASSES.register(cls)
-    return cls
-
-
-def register_operation(cls: _OperationClass) -> _OperationClass:
-    """Register an operation class under its name, for use in policy files. Serves as a decorator.
-
-    Raises:
-        TelemetryError: The class is unusable, or its name is taken.
-    """
-    OPERATION_CLASSES.register(cls)
-    return cls

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from steptape import TelemetryError
-from steptape.rules.control.effects import Effect
+from steptape.rules.control import Effect
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.policy_file.arguments import Argument, ArgumentType
-from steptape.rules.policy_file.metrics import Metric
-from steptape.rules.policy_file.operations import Operation
+from steptape.rules.policy_file.classes import Argument, ArgumentType
+from steptape.rules.policy_file.metrics import Metric, register_metric
+from steptape.rules.policy_file.operations import Operation, register_operation
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.rules.policy_file.registration import register_metric, register_operation
 from steptape.store.events import Event
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
