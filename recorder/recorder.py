@@ -38,7 +38,7 @@ from .control import Control
 from .disabled import disable
 from .live_attempt import LiveAttempt, RecorderSettings
 from .opening import open_run
-from .probes.emission import NO_EMISSION, Emission
+from .probes.probe_values import NO_VALUES, ProbeValues
 from .ranks.rank import this_rank
 from .resume_point import Opening, Resume, ResumePoint, place_in
 from .spans import Spans, TimedSpan
@@ -269,19 +269,19 @@ class Recorder:
         if operations is not None:
             operations.begin_update()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
-        emission = self._take_emission() if self._watches else NO_EMISSION
+        probed = self._values_of_probes() if self._watches else NO_VALUES
         outcomes = live.tape.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
-            {**emission.numbers, **scalars},
+            {**probed.numbers, **scalars},
             step=number,
             epoch=at,
             micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
-            attrs={**emission.texts, **({} if is_applied else {APPLIED: False})},
+            attrs={**probed.texts, **({} if is_applied else {APPLIED: False})},
             samples=_NOTHING if samples is None and sample_ids is None else given,
-            vectors={**emission.vectors, **(vectors or {})} if emission.vectors else vectors,
+            vectors={**probed.vectors, **(vectors or {})} if probed.vectors else vectors,
             awaits=(awaits,) if isinstance(awaits, str) else awaits,
-            bundles=emission.bundles,
+            bundles=probed.bundles,
         )
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
@@ -385,7 +385,7 @@ class Recorder:
         """Record the results of an evaluation at the current step."""
         self.control.should_evaluate = self._live.orders.should_evaluate = False
         for watch in self._watches:
-            scalars = {**watch.take_evaluation(), **scalars}
+            scalars = {**watch.values_of_evaluation(), **scalars}
         self._live.emit("evaluate", (metrics, *unnamed) if unnamed else metrics, scalars)
         return self.control
 
@@ -626,8 +626,10 @@ class Recorder:
         Raises:
             TelemetryError: An argument is wrong, or another watch has the same prefix.
         """
-        from .probes.watch import Watch  # torch is there only where models are.
-        from .probes.watch_options import WatchOptions
+        from .probes.watch import (
+            Watch,  # torch is there only where models are.
+            WatchOptions,
+        )
 
         self._watches[:] = [watch for watch in self._watches if not watch.is_closed]  # Their models were deleted.
         if any(watch.prefix == prefix for watch in self._watches):
@@ -792,10 +794,10 @@ class Recorder:
         for watch in [*self._watches]:
             watch.close()
 
-    def _take_emission(self) -> Emission:
+    def _values_of_probes(self) -> ProbeValues:
         """Return the values that watches add to the update that has just ended."""
         self._live.tape.expect_probes(are_due=False)
-        return Emission.joined(watch.take() for watch in self._watches)
+        return ProbeValues.joined(watch.values_of_update() for watch in self._watches)
 
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""

@@ -112,7 +112,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "has_samples = True",
     ): "Columns are asked only for policies that read no sample losses.",
     (
-        "recorder/probes/frozen_batch.py",
+        "recorder/probes/probe_batch.py",
         "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=True, copy=True))",
         "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=False, copy=True))",
     ): "Only the time of a copy differs.",

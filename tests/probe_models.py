@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steptape.recorder.model_structure.structure import structure_of
-from steptape.recorder.probes.activations import Activations
-from steptape.recorder.probes.attention import AttentionScores
-from steptape.recorder.probes.observing import ObservingPart
-from steptape.recorder.probes.part import Readings
+from steptape.recorder.probes.activations import Activations, AttentionScores
+from steptape.recorder.probes.hooks import HookedProbes
+from steptape.recorder.probes.model_structure import structure_of
+from steptape.recorder.probes.probe_values import Readings
 
 WIDTH, HEADS, TOKENS = 8, 2, 5
 
@@ -103,10 +102,10 @@ def tokens_of(rows: int = 3) -> Tensor:
 
 def armed_parts(
     model: nn.Module, level: int = 1, sites: Mapping[str, Any] | None = None
-) -> tuple[Readings, list[ObservingPart]]:
+) -> tuple[Readings, list[HookedProbes]]:
     """Attach the parts with forward hooks to a model."""
     structure, readings = structure_of(model, sites), Readings(level, is_check=False)
-    parts: list[ObservingPart] = [Activations(structure), AttentionScores(structure)]
+    parts: list[HookedProbes] = [Activations(structure), AttentionScores(structure)]
     for part in parts:
         part.arm(readings)
     return readings, parts

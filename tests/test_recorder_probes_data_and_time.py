@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from steptape.recorder.probes.batch_arguments import BatchArguments
+from steptape.recorder.probes.batch_counts import BatchArguments
 from steptape.recorder.probes.data_and_time import DataAndTime
-from steptape.recorder.probes.part import Readings
+from steptape.recorder.probes.probe_values import Readings
 from steptape.rules.metric_catalogue import entry_of
 
 MS = 1_000_000

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from steptape import Recorder, TelemetryError, open_run
-from steptape.recorder.probes.histograms import histogram
+from steptape.recorder.probes.norms import histogram
 from steptape.store.events import Event
 
 LEVEL_AT_2 = (

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from steptape.recorder.probes.memory import Memory, memory_metrics
-from steptape.recorder.probes.part import Readings
+from steptape.recorder.probes.probe_values import Readings
 
 MIB = 2**20
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from steptape.recorder.probes.frozen_batch import FrozenBatch
-from steptape.recorder.probes.part import Readings
-from steptape.recorder.probes.probe_batch import ProbeBatch
+from steptape.recorder.probes.probe_batch import FrozenBatch, ProbeBatch
+from steptape.recorder.probes.probe_values import Readings
 from steptape.store.errors import TelemetryError
 
 STANDARD, DEBUG = 1, 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.recorder.probes.step_times import StepTimes, UpdateTimes
+from steptape.recorder.probes.data_and_time import StepTimes, UpdateTimes
 
 
 class Loop:
@@ -54,25 +54,25 @@ def test_the_start_of_the_loader_counts_nowhere() -> None:
     loop.update(1_000_000, 7)
     loop.update(2, 7)
 
-    assert loop.times.take() == UpdateTimes(2, 16, 2)
+    assert loop.times.pop_sums() == UpdateTimes(2, 16, 2)
 
 
 def test_sums_begin_anew_at_each_emission() -> None:
     """No update counts twice."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.update(3, 5)
 
-    assert loop.times.take() == UpdateTimes(1, 8, 3)
-    assert loop.times.take() == UpdateTimes()
+    assert loop.times.pop_sums() == UpdateTimes(1, 8, 3)
+    assert loop.times.pop_sums() == UpdateTimes()
 
 
 def test_the_wait_is_that_of_the_loader_where_it_is_measured() -> None:
     """Every batch of an update counts, and what else the loop does between updates is computing."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.passes(10)
     loop.fetch(4)
     loop.forward()
@@ -81,14 +81,14 @@ def test_the_wait_is_that_of_the_loader_where_it_is_measured() -> None:
     loop.passes(20)
     loop.times.end_update(loop.now_ns)
 
-    assert loop.times.take() == UpdateTimes(1, 40, 10)
+    assert loop.times.pop_sums() == UpdateTimes(1, 40, 10)
 
 
 def test_spans_and_probes_belong_to_no_update() -> None:
     """Wherever they lie: before the first forward pass or after it, in the loader or around an evaluation."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.passes(3)
     loop.times.evaluate(loop.now_ns)
     loop.span(1000)
@@ -99,41 +99,41 @@ def test_spans_and_probes_belong_to_no_update() -> None:
     loop.passes(2)
     loop.times.end_update(loop.now_ns)
 
-    assert loop.times.take() == UpdateTimes(1, 9, 3)
+    assert loop.times.pop_sums() == UpdateTimes(1, 9, 3)
 
 
 def test_a_loader_that_is_read_within_a_span_is_not_waited_for() -> None:
     """Such as that of an evaluation."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     began_ns, spans_ns = loop.now_ns, loop.spans_ns
     loop.span(100)
     loop.times.waited(began_ns, loop.now_ns, spans_ns)
     loop.update(1, 5)
 
-    assert loop.times.take() == UpdateTimes(1, 6, 0)
+    assert loop.times.pop_sums() == UpdateTimes(1, 6, 0)
 
 
 def test_an_evaluation_outside_a_span_takes_the_gap_before_the_next_forward_pass_with_it() -> None:
     """Nothing shows where it ended."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.passes(100)
     loop.times.evaluate(loop.now_ns)
     loop.passes(1000)
     loop.update(0, 5)
     loop.update(2, 5)
 
-    assert loop.times.take() == UpdateTimes(2, 12, 2)
+    assert loop.times.pop_sums() == UpdateTimes(2, 12, 2)
 
 
 def test_an_update_may_be_ended_later_than_it_ended() -> None:
     """With the totals of that moment. What came since belongs to the next update."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.passes(2)
     loop.forward()
     loop.passes(5)
@@ -143,14 +143,14 @@ def test_an_update_may_be_ended_later_than_it_ended() -> None:
     loop.times.end_update(ended_ns, totals)
     loop.update(0, 5)
 
-    assert loop.times.take() == UpdateTimes(2, 15, 3)
+    assert loop.times.pop_sums() == UpdateTimes(2, 15, 3)
 
 
 def test_an_evaluation_between_an_update_and_its_late_end_takes_the_gap_with_it() -> None:
     """The evaluation is later than the update, although its end is noted after it."""
     loop = Loop()
     loop.update(0, 5)
-    loop.times.take()
+    loop.times.pop_sums()
     loop.passes(2)
     loop.forward()
     loop.passes(5)
@@ -160,7 +160,7 @@ def test_an_evaluation_between_an_update_and_its_late_end_takes_the_gap_with_it(
     loop.times.end_update(ended_ns, totals)
     loop.update(0, 5)
 
-    assert loop.times.take() == UpdateTimes(2, 12, 2)
+    assert loop.times.pop_sums() == UpdateTimes(2, 12, 2)
 
 
 def test_without_forward_passes_the_wait_is_unknown() -> None:
@@ -170,7 +170,7 @@ def test_without_forward_passes_the_wait_is_unknown() -> None:
         loop.passes(10)
         loop.times.end_update(loop.now_ns)
 
-    assert loop.times.take() == UpdateTimes(2, 20, None)
+    assert loop.times.pop_sums() == UpdateTimes(2, 20, None)
 
 
 ACTIONS = st.sampled_from(["passes", "span", "fetch", "forward", "end", "evaluate", "probe"])
@@ -190,6 +190,6 @@ def test_the_wait_is_a_part_of_the_time_of_updates(actions: list[tuple[str, int]
         else:
             loop.times.end_update(loop.now_ns)
 
-    times = loop.times.take()
+    times = loop.times.pop_sums()
 
     assert times.wait_ns is None or 0 <= times.wait_ns <= times.elapsed_ns <= loop.now_ns

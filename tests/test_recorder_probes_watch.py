@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptape import Recorder, TelemetryError, open_run, verify
+from steptape.recorder.probes.watch import CadenceBudget
 from steptape.rules.metric_catalogue import entry_of
 from steptape.store.events import Event
 
@@ -744,3 +745,13 @@ def test_a_loss_that_is_not_finite_between_emissions_stops_at_its_update(tmp_pat
     assert ("loss_not_finite", 7) in [(event.attrs["controller"], event.step) for event in decisions]
     assert run.status == "failed"
     assert verify(run).identical
+
+
+def test_the_first_two_emissions_are_not_judged_nor_the_one_after_a_change() -> None:
+    """They include the first use of everything, such as the compilation of kernels."""
+    budget = CadenceBudget(1, share=0.1)
+
+    changed = [budget.charge(cost, 1.0) for cost in (9.0, 9.0, 1.0, 9.0, 5.0)]
+
+    assert changed == [False, False, True, False, True]
+    assert budget.every == 50

@@ -50,7 +50,7 @@ class LearningRate:
         scheduler: Any = None,
         on_foreign_change: Callable[[str], object] = str,
     ) -> None:
-        self._optimizer, self._scheduler = innermost(optimizer, "optimizer"), innermost(scheduler, "scheduler")
+        self._optimizer, self._scheduler = unwrapped(optimizer, "optimizer"), unwrapped(scheduler, "scheduler")
         self._on_foreign_change = on_foreign_change
         self._last_base: Rates | None = None
         self._earlier_base: Rates | None = None
@@ -205,7 +205,7 @@ class LearningRate:
             self._on_foreign_change(f"{what}: something else has changed it")
 
 
-def innermost(wrapper: Any, name: str) -> Any:
+def unwrapped(wrapper: Any, name: str) -> Any:
     """Return what wrappers hold in an attribute of that name, such as the optimizer that Accelerate has wrapped."""
     while hasattr(wrapper, name):
         wrapper = getattr(wrapper, name)

@@ -1,7 +1,7 @@
 """Counts tokens, targets and samples, and times updates: the metrics of the groups ``data`` and ``time``.
 
-Forward passes of the watched module and the ends of updates go in. Labels are counted where they are, in one small
-tensor, so that nothing waits for a device.
+Forward passes of the watched module and the ends of updates go in. ``StepTimes`` splits the time of updates into
+waiting for data and computing, without the time of spans and probes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
-from .batch_arguments import BatchArguments, BatchContent, Finder
+from .batch_counts import BatchArguments, Counts, Finder
 from .hooks import Hook
-from .part import Part, Readings
-from .step_times import StepTimes, Totals, UpdateTimes
+from .module_tree import is_lazy
+from .probe_values import ProbeGroup, Readings
 
 logger = logging.getLogger("steptape")
 
 _Item = TypeVar("_Item")
 
-#: The label that PyTorch's losses ignore.
-IGNORED: Final = -100
-
 #: Floating-point operations per token and parameter: two forward, four backward.
 _OPERATIONS: Final = 6
-
 _NO_FORWARD: Final = (
     "no forward pass of the model was seen: it is compiled in a larger region, called in parts, or in torch.func"
 )
@@ -40,7 +35,6 @@ _NO_LABELS: Final = "the model's arguments hold no labels"
 _NO_TOKEN_TARGETS: Final = "the model's arguments hold no label for each token"
 _NO_WAIT: Final = "no forward pass ends the wait; iterate over watch.batches(loader)"
 _NO_PEAK: Final = "rec.watch got no peak_tflops"
-
 _OF_IDS: Final = ("Tokens/seen", "Data/tokens_per_update", "Throughput/tokens_per_second")
 _OF_LABELS: Final = (
     "Tokens/effective_seen",
@@ -58,69 +52,7 @@ _OF_WAIT: Final = (
 _OF_VALIDATION: Final = "Data/ignore_frac_val"
 
 
-class Counts(NamedTuple):
-    """Sums over forward passes. Immutable, so that an earlier state costs no copy.
-
-    Attributes:
-        forwards, samples, tokens: Sums of the host.
-        token_forwards, labelled_forwards, aligned_forwards: Forward passes with token ids, with labels, and with labels
-            of the shape of the token ids.
-        targets: Labels that count, ignored or not.
-        ignored: The ignored ones, as a tensor with one element; None before the first.
-    """
-
-    forwards: int = 0
-    samples: int = 0
-    tokens: int = 0
-    token_forwards: int = 0
-    labelled_forwards: int = 0
-    aligned_forwards: int = 0
-    targets: int = 0
-    ignored: Tensor | None = None
-
-    def add(self, content: BatchContent) -> Counts:
-        """Return the sums with one more forward pass."""
-        tokens, targets = content.tokens, content.targets
-        return Counts(
-            self.forwards + 1,
-            self.samples + content.samples,
-            self.tokens + (tokens or 0),
-            self.token_forwards + (tokens is not None),
-            self.labelled_forwards + (targets is not None),
-            self.aligned_forwards + content.has_target_per_token,
-            self.targets + (0 if targets is None else targets.numel()),
-            self.ignored if targets is None else _sum(self.ignored, torch.count_nonzero(targets == IGNORED)),
-        )
-
-    def since(self, before: Counts) -> Counts:
-        """Return the sums since an earlier state."""
-        ignored = self.ignored
-        if ignored is not None and before.ignored is not None:
-            ignored = ignored - before.ignored.to(ignored.device, non_blocking=True)
-        return Counts(
-            self.forwards - before.forwards,
-            self.samples - before.samples,
-            self.tokens - before.tokens,
-            self.token_forwards - before.token_forwards,
-            self.labelled_forwards - before.labelled_forwards,
-            self.aligned_forwards - before.aligned_forwards,
-            self.targets - before.targets,
-            ignored,
-        )
-
-    @property
-    def effective(self) -> Tensor:
-        """The targets that the loss does not ignore. Only with labels."""
-        assert self.ignored is not None
-        return self.targets - self.ignored
-
-    @property
-    def ignored_share(self) -> Tensor | None:
-        """The share of the targets that the loss ignores; None without targets."""
-        return self.ignored / self.targets if self.ignored is not None and self.targets else None
-
-
-class DataAndTime(Part):
+class DataAndTime(ProbeGroup):
     """Counts and times one model's updates.
 
     All forward passes of an update add up. A pass in evaluation mode or without gradients counts as evaluation. The
@@ -229,7 +161,7 @@ class DataAndTime(Part):
     def read(self, readings: Readings) -> None:
         """Add the numbers of the update that has ended, and means since the emission before."""
         total, update, window = self._ended, self._ended.since(self._begun), self._ended.since(self._read)
-        self._read, times = self._ended, self._times.take()
+        self._read, times = self._ended, self._times.pop_sums()
         self._read_data(readings, total, update)
         self._read_time(readings, times)
         if times.elapsed_ns:
@@ -316,24 +248,133 @@ class DataAndTime(Part):
         """Return the number of elements of all parameters, shared ones once, without lazy ones that are still empty."""
         model = self._model()
         if not self._parameters and model is not None:
-            self._parameters = sum(each.numel() for each in model.parameters() if not _is_lazy(each))
+            self._parameters = sum(each.numel() for each in model.parameters() if not is_lazy(each))
         return self._parameters
 
 
-def _is_lazy(parameter: nn.Parameter) -> bool:
-    return isinstance(parameter, UninitializedParameter)
+class StepTimes:
+    """The times of updates, each from the end of the one before to its own end.
+
+    The first update begins with its first forward pass: the start of the loader does not count. So does the first
+    update after forward passes in evaluation mode outside a span: nothing shows how long the evaluation took.
+
+    Args:
+        spans_ns: Returns the time in spans so far, in nanoseconds. It includes a span that is open.
+        probes_ns: Returns the time in probes so far, in nanoseconds.
+    """
+
+    def __init__(self, spans_ns: Callable[[], int], probes_ns: Callable[[], int]) -> None:
+        self._spans_ns, self._probes_ns = spans_ns, probes_ns
+        self._waited_ns = 0
+        self._is_measured = False
+        self._ended: Moment | None = None
+        self._forward: Moment | None = None
+        self._evaluation: Moment | None = None
+        self._sums = UpdateTimes()
+
+    def totals(self) -> Totals:
+        """Return the totals of this moment."""
+        return Totals(self._spans_ns(), self._probes_ns(), self._waited_ns)
+
+    def waited(self, began_ns: int, ended_ns: int, spans_ns: int) -> None:
+        """Count a call of the loader's ``next``.
+
+        Args:
+            began_ns, ended_ns: When it began and ended.
+            spans_ns: The time in spans when it began.
+        """
+        self._is_measured = True
+        self._waited_ns += max(0, ended_ns - began_ns - (self._spans_ns() - spans_ns))
+
+    def begin_forward(self, now_ns: int) -> None:
+        """Note a forward pass in training. The first one of an update ends its wait."""
+        if self._forward is not None:
+            return
+        self._forward = Moment(now_ns, self.totals())
+        if self._has_unknown_gap(self._forward):
+            self._ended = None
+
+    def evaluate(self, now_ns: int) -> None:
+        """Note a forward pass in evaluation mode."""
+        if self._evaluation is None:
+            self._evaluation = Moment(now_ns, self.totals())
+
+    def end_update(self, now_ns: int, totals: Totals | None = None) -> None:
+        """Add up an update.
+
+        Args:
+            now_ns: When it ended.
+            totals: The totals of that moment; None for those of now.
+        """
+        end = Moment(now_ns, self.totals() if totals is None else totals)
+        begin = self._forward if self._ended is None else self._ended
+        if begin is not None:
+            elapsed = _between(begin, end)
+            wait = self._wait_ns(begin, end)
+            known = None if wait is None or self._sums.wait_ns is None else self._sums.wait_ns + min(wait, elapsed)
+            self._sums = UpdateTimes(self._sums.updates + 1, self._sums.elapsed_ns + elapsed, known)
+        self._ended, self._forward = end, None
+        if self._evaluation is not None and self._evaluation.now_ns < now_ns:
+            self._evaluation = None
+
+    def pop_sums(self) -> UpdateTimes:
+        """Return the sums since the call before."""
+        sums, self._sums = self._sums, UpdateTimes()
+        return sums
+
+    def _wait_ns(self, begin: Moment, end: Moment) -> int | None:
+        if self._is_measured:
+            return end.totals.waited_ns - begin.totals.waited_ns
+        return None if self._forward is None else _between(begin, self._forward)
+
+    def _has_unknown_gap(self, forward: Moment) -> bool:
+        """Whether an evaluation before this forward pass is not inside a span. A span would have grown meanwhile."""
+        evaluation, self._evaluation = self._evaluation, None
+        return evaluation is not None and evaluation.totals.spans_ns == forward.totals.spans_ns
 
 
-def _sum(total: Tensor | None, more: Tensor) -> Tensor:
-    """Add counts that may be on two devices, without a wait: the sum is on a device rather than on the host."""
-    if total is None:
-        return more
-    if total.device != more.device:
-        if total.is_cpu:
-            total = total.to(more.device, non_blocking=True)
-        else:
-            more = more.to(total.device, non_blocking=True)
-    return total + more
+class UpdateTimes(NamedTuple):
+    """Sums over finished updates. Of an update before the first forward pass nothing is known, and it does not count.
+
+    Attributes:
+        updates: Number of updates.
+        elapsed_ns: Waiting and computing, without spans and probes.
+        wait_ns: Waiting for batches, at most ``elapsed_ns``; None if the wait of an update is unknown.
+    """
+
+    updates: int = 0
+    elapsed_ns: int = 0
+    wait_ns: int | None = 0
+
+
+class Totals(NamedTuple):
+    """Times since the start of the watch, at one moment.
+
+    Attributes:
+        spans_ns: Spent in spans.
+        probes_ns: Spent in probes.
+        waited_ns: Measured in the loader's ``next``.
+    """
+
+    spans_ns: int
+    probes_ns: int
+    waited_ns: int
+
+    @property
+    def excluded_ns(self) -> int:
+        """The time that belongs to no update."""
+        return self.spans_ns + self.probes_ns
+
+
+class Moment(NamedTuple):
+    """A moment, with the totals at that moment."""
+
+    now_ns: int
+    totals: Totals
+
+
+def _between(begin: Moment, end: Moment) -> int:
+    return max(0, end.now_ns - begin.now_ns - (end.totals.excluded_ns - begin.totals.excluded_ns))
 
 
 def _is_in_backward() -> bool:

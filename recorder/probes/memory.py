@@ -9,14 +9,14 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from .part import Part, Readings
+from .probe_values import ProbeGroup, Readings
 
 _MIB: Final = 2**20
 
 _ALL: Final = "Memory/*"
 
 
-class Memory(Part):
+class Memory(ProbeGroup):
     """The memory of the device that holds the model's first parameter.
 
     Args:

@@ -1,4 +1,4 @@
-"""Measures tensors where they are, and brings the results to the host in one copy for each device.
+"""Measures norms, sums and histograms of tensors where they are; numbers come to the host in one copy for each device.
 
 Tensors go in by name; numbers come out under the same names. A parameter that ranks share in parts (a DTensor) is
 measured in its local part, and the parts are added up over the ranks in one reduction.
@@ -20,27 +20,12 @@ from ..values import is_distributed
 #: The numbers of one emission: by what was measured, then by the name of the tensor.
 Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
 
-
 #: The most elements of a tensor that are measured at once on a CPU. The error is then about 2e-7.
 _PIECE: Final = 1 << 16
+BINS: Final = 64
 
-
-class _Results(NamedTuple):
-    """Results of one measurement that lie on one device.
-
-    Attributes:
-        what: What was measured.
-        names: Of the tensors.
-        results: Norms as squares, so that results are additive over parts of a tensor. Shape (n,).
-        are_squares: Whether these are squares of norms.
-        groups: The process groups over which the parts add up; empty for whole tensors.
-    """
-
-    what: str
-    names: Sequence[str]
-    results: Tensor
-    are_squares: bool
-    groups: tuple[Any, ...]
+#: Elements that are sorted into bins at a time, so that their indexes need little memory.
+_AT_ONCE: Final = 1 << 22
 
 
 class Measurements:
@@ -154,27 +139,22 @@ class Measurements:
         return Bundle(names, vectors, derive)
 
 
-def is_measurable(tensor: Tensor) -> bool:
-    """Whether a tensor has values of its own that sums and norms can be taken of."""
-    if isinstance(tensor, torch.nn.parameter.UninitializedParameter) or tensor.is_meta:
-        return False
-    if is_distributed(tensor) and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
-        return False
-    return tensor.is_floating_point() or tensor.is_complex()
+class _Results(NamedTuple):
+    """Results of one measurement that lie on one device.
 
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one.
-
-    Those of eight bits come as bfloat16, which holds them exactly: torch computes no norm of them.
+    Attributes:
+        what: What was measured.
+        names: Of the tensors.
+        results: Norms as squares, so that results are additive over parts of a tensor. Shape (n,).
+        are_squares: Whether these are squares of norms.
+        groups: The process groups over which the parts add up; empty for whole tensors.
     """
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce().values()
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.values()
-    if tensor.dtype.itemsize == 1:
-        return tensor.to(torch.bfloat16)
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+    what: str
+    names: Sequence[str]
+    results: Tensor
+    are_squares: bool
+    groups: tuple[Any, ...]
 
 
 class _Alike(NamedTuple):
@@ -206,11 +186,6 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[_Alike]:
     return [*groups.values()]
 
 
-def _is_freed(tensor: Tensor) -> bool:
-    """Whether FSDP has freed the memory of a tensor. Reading it would end the process."""
-    return type(tensor) is Tensor and tensor.numel() > 0 and not tensor.untyped_storage().size()
-
-
 def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:
     """Return this rank's part of a tensor, and the process groups over which the parts add up."""
     if not is_distributed(tensor):
@@ -218,6 +193,11 @@ def _local(tensor: Any) -> tuple[Tensor, tuple[Any, ...]]:
     mesh = tensor.device_mesh
     shards = tuple(mesh.get_group(index) for index, placement in enumerate(tensor.placements) if placement.is_shard())
     return tensor.to_local(), shards
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Whether FSDP has freed the memory of a tensor. Reading it would end the process."""
+    return type(tensor) is Tensor and tensor.numel() > 0 and not tensor.untyped_storage().size()
 
 
 def _squares(group: _Alike) -> Tensor:
@@ -242,6 +222,53 @@ def _foreach_norm(group: _Alike, order: float) -> Tensor:
 
 def _wide(results: Tensor) -> Tensor:
     return results.to(widest(results.device))
+
+
+def histogram(tensor: Tensor) -> Tensor:
+    """Return the least and the greatest finite element, and how many elements lie in each bin between them.
+
+    Shape (2 + 64,). The last bin includes the greatest element. Elements that are not finite are not counted; without
+    a finite one, least and greatest are infinite with the wrong sign.
+    """
+    with torch.no_grad():
+        values = dense(tensor.detach()).flatten()
+        wide, finite = widest(values.device), values.isfinite()
+        counts = torch.zeros(BINS, dtype=wide, device=values.device)
+        padded = torch.cat([values, values.new_tensor([torch.inf, -torch.inf])])
+        is_known = torch.cat([finite, finite.new_zeros(2)])
+        least = padded.where(is_known, torch.inf).amin().to(wide)
+        most = padded.where(is_known, -torch.inf).amax().to(wide)
+        width = (most - least).clamp_min(torch.finfo(torch.float32).tiny)
+        for part, counted in zip(torch.split(values, _AT_ONCE), torch.split(finite, _AT_ONCE), strict=True):
+            # The difference of two halves may overflow, and has too few digits for 64 bins.
+            part = part.to(torch.promote_types(part.dtype, torch.float32))
+            places = ((part - least) / width * BINS).nan_to_num(0.0, 0.0, 0.0).clamp_(0, BINS - 1).long()
+            # In 32 bits a count ends at 2**24, which a part does not reach.
+            counts += torch.zeros(BINS, device=values.device).index_add_(0, places, counted.float())
+        return torch.cat([torch.stack([least, most]), counts])
+
+
+def is_measurable(tensor: Tensor) -> bool:
+    """Whether a tensor has values of its own that sums and norms can be taken of."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedParameter) or tensor.is_meta:
+        return False
+    if is_distributed(tensor) and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        return False
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the elements that a tensor stores: values of a sparse one, real and imaginary parts of a complex one.
+
+    Those of eight bits come as bfloat16, which holds them exactly: torch computes no norm of them.
+    """
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.values()
+    if tensor.dtype.itemsize == 1:
+        return tensor.to(torch.bfloat16)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,28 +20,23 @@ from torch.utils.hooks import RemovableHandle
 
 from ...rules.metric_catalogue import LEVELS
 from ...store.errors import TelemetryError
-from ..late_values import Bundle
-from ..model_structure.module_tree import innermost, is_lazy
-from ..model_structure.structure import ModelStructure, structure_of
+from ..operations.learning_rate import unwrapped
 from ..values import is_distributed
-from .activations import Activations
-from .attention import AttentionScores
-from .budget import CadenceBudget
-from .data_and_time import DataAndTime
-from .emission import NO_EMISSION, Emission
+from .activations import Activations, AttentionScores
+from .data_and_time import DataAndTime, Totals
 from .hooks import Hook
 from .memory import Memory
-from .part import Part, Readings
+from .model_structure import ModelStructure, structure_of
+from .module_tree import innermost, is_lazy
 from .probe_batch import ProbeBatch
-from .step_times import Totals
-from .tensors import TensorProbe, Watched
-from .update_numbers import FIRST_GROUP
-from .watch_options import WatchOptions, checked_optimizer, checked_options, level_number
+from .probe_values import NO_VALUES, ProbeGroup, ProbeValues, Readings, prefixed
+from .tensors import FIRST_GROUP, TensorProbe, Watched
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ..live_attempt import LiveAttempt
+    from ..operations.carrying_out import Operations
 
 logger = logging.getLogger("steptape")
 
@@ -49,6 +44,26 @@ _Item = TypeVar("_Item")
 
 #: A change of the learning rate from one update to the next that is recorded on any update, as a share of the greater.
 _JUMP: Final = 0.1
+
+#: Different failures that are reported. A message may hold a number that differs each time.
+_MOST_REPORTED: Final = 5
+_NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
+
+
+class WatchOptions(NamedTuple):
+    """The arguments of ``Recorder.watch`` besides model and optimizers."""
+
+    level: str = "standard"
+    every: int = 10
+    budget: float | None = 0.01
+    probe_batch: Any = None
+    sites: Mapping[str, Any] | None = None
+    check_every: int = 1000
+    clip_norm: float | None = None
+    scaler: Any = None
+    peak_tflops: float | None = None
+    probe_loss: Callable[..., Any] | None = None
+    prefix: str = ""
 
 
 class Watch:
@@ -76,7 +91,7 @@ class Watch:
         if options.sites:
             structure_of(model, options.sites)  # A wrong name is an error here, before anything is attached.
         self._handles: list[RemovableHandle] = []
-        self._parts: list[Part] = []
+        self._groups: list[ProbeGroup] = []
         self._model = weakref.ref(model, lambda _: self._forget())
         self._level = LEVELS.index(self._options.level)
         # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
@@ -85,7 +100,7 @@ class Watch:
         share = None if self._sharded or options.budget is None else options.budget / 2
         self._emissions, self._checks = CadenceBudget(options.every, share), CadenceBudget(options.check_every, share)
         self.absent: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._structure: ModelStructure | None = None
         self._readings: Readings | None = None
         self._tensors: TensorProbe | None = None
@@ -100,9 +115,14 @@ class Watch:
             batch = ProbeBatch(
                 model, options.probe_batch, probe_loss=options.probe_loss, paused=lambda: self._data.paused()
             )
-            self._parts.append(batch)
-        self._data = DataAndTime(model, self._spans_ns, self._probes_ns, peak_tflops=options.peak_tflops)
-        self._parts[:0] = [self._data, Memory(model)]
+            self._groups.append(batch)
+        self._data = DataAndTime(
+            model,
+            spans_ns=lambda: self._live().spans.total_ns(),
+            probes_ns=lambda: Hook.spent_ns + self._taken_ns,
+            peak_tflops=options.peak_tflops,
+        )
+        self._groups[:0] = [self._data, Memory(model)]
         # It precedes the hook of FSDP2, after which parameters are whole for the forward pass only.
         self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
         for reference in self._optimizers:
@@ -162,9 +182,9 @@ class Watch:
         for handle in self._handles:
             handle.remove()
         self._disarm()
-        for part in self._parts:
-            part.close()
-        self._handles, self._parts, self._structure = [], [], None
+        for group in self._groups:
+            group.close()
+        self._handles, self._groups, self._structure = [], [], None
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -203,13 +223,8 @@ class Watch:
                 self._tensors.after_update(optimizer)
             self._is_unseen = not self._has_seen_forward
             if self._tensors is None and self._is_unseen:
-                self._arm_early(self._live().position.step + 2)
+                self._is_early = self._arm_if_due(self._live().position.step + 2)
             self._has_seen_forward = False
-
-    def _arm_early(self, number: int) -> None:
-        """Arm an update before it begins: the loop calls parts of the model, or a compiled one."""
-        self._arm_if_due(number)
-        self._is_early = self._readings is not None
 
     def _is_behind(self) -> bool:
         """Whether the optimizer's step is that of an update whose event is recorded already."""
@@ -221,18 +236,19 @@ class Watch:
             self._data.end_update(*self._ended)
             self._ended = None
 
-    def _arm_if_due(self, number: int) -> None:
-        """Attach the hooks of an emission, if the update of this number emits.
+    def _arm_if_due(self, number: int) -> bool:
+        """Attach the hooks of an emission, if the update of this number emits. Return whether they are attached now.
 
-        A loop that gives its own numbers may leave multiples of the cadence out, or begin anew.
+        A loop that gives its own numbers may leave multiples of the cadence out, or begin anew. One that calls parts of
+        the model, or a compiled one, has them attached before the update begins.
         """
         every = self._emissions.every
         is_due = self._emitted_at < 0 or number // every != self._emitted_at // every
         if self._readings is not None or not is_due or number == self._emitted_at:
-            return
+            return self._readings is not None
         model = self._model()
         if model is None:
-            return
+            return False
         check = self._checks.every
         is_check = self._checked_at < 0 or number // check != self._checked_at // check
         self._armed_at, self._readings = number, Readings(self._level, is_check=is_check)
@@ -249,68 +265,70 @@ class Watch:
         )
         if not optimizers:
             self._readings.absent |= dict.fromkeys(("LR", "Updates/*", "Optimizer/*"), _NO_OPTIMIZER)
-        for part in self._parts:
-            part.arm(self._readings)
+        for group in self._groups:
+            group.arm(self._readings)
         self._live().tape.expect_probes(are_due=True)
+        return True
 
     def _find_structure(self, model: nn.Module) -> None:
         """Find what the model is made of. Lazy parameters have no shape yet, so it is found again with the next."""
         self._has_lazy = any(map(is_lazy, model.parameters()))
         self._structure = structure_of(model, self._options.sites)
-        others = [part for part in self._parts if not isinstance(part, (Activations, AttentionScores))]
-        self._parts = [*others, Activations(self._structure), AttentionScores(self._structure)]
+        others = [group for group in self._groups if not isinstance(group, (Activations, AttentionScores))]
+        self._groups = [*others, Activations(self._structure), AttentionScores(self._structure)]
         self._miss(self._structure.absent)
 
     def _disarm(self) -> None:
         if self._tensors is not None:
             self._tensors.detach()
-        for part in self._parts:
-            part.disarm()
+        for group in self._groups:
+            group.disarm()
         self._readings = self._tensors = None
 
     def _note_rate(self, optimizer: Optimizer) -> None:
         """Note the rate of the first parameter group, and have a jump recorded."""
         if optimizer is not self._optimizers[0]():
             return
-        self._rate_before, self._rate = self._rate, self._steered_rates().get(FIRST_GROUP, self._scheduled)
+        steered = _rates_of_rules(self._live().operations, self._optimizers)
+        self._rate_before, self._rate = self._rate, steered.get(FIRST_GROUP, self._scheduled)
         if abs(self._rate - self._rate_before) > _JUMP * max(abs(self._rate), abs(self._rate_before)):
             self._has_jumped = True
             self._live().tape.expect_probes(are_due=True)
 
     # --- the recorder's side ------------------------------------------------------------------------------------------
 
-    def take(self) -> Emission:
+    def values_of_update(self) -> ProbeValues:
         """Return what probes add to the event of the update that has just ended. Called once for each such event."""
-        emission, self._took_at = NO_EMISSION, time.perf_counter_ns()
+        values, self._took_at = NO_VALUES, time.perf_counter_ns()
         with self._guard("the end of an update"):
-            emission = self._emission()
-            if emission.numbers and not self.is_closed:
+            values = self._values_of_update().prefixed(self.prefix)
+            if values.numbers and not self.is_closed:
                 self._taken_ns += time.perf_counter_ns() - self._took_at
         self._has_jumped = False
-        return emission
+        return values
 
-    def take_evaluation(self) -> Mapping[str, Any]:
+    def values_of_evaluation(self) -> Mapping[str, Any]:
         """Return the metrics of the evaluation that has just ended."""
         read: Mapping[str, Any] = {}
         with self._guard("an evaluation"):
             read = self._data.read_evaluation()
-        return self._named(read)
+        return prefixed(self.prefix, read)
 
-    def _emission(self) -> Emission:
+    def _values_of_update(self) -> ProbeValues:
         rates = {"LR": self._rate, "LR/previous": self._rate_before} if self._has_jumped else {}
         if self._tensors is None or self._readings is None or self._is_early:
-            return Emission(self._named(rates))
+            return ProbeValues(rates)
         self._begin_update(self._seen_step)
         readings, tensors = self._readings, self._tensors
         if not self._is_armed_late:
             tensors.explain()
-        for part in self._parts:
-            part.read(readings)
-        bundle = tensors.finish(self._steered_rates())
+        for group in self._groups:
+            group.read(readings)
+        bundle = tensors.finish(_rates_of_rules(self._live().operations, self._optimizers))
         self._disarm()
         self._emitted_at = self._armed_at if readings.level == self._level else -1
         if self._is_unseen:
-            self._arm_early(self._live().position.step + 1)
+            self._is_early = self._arm_if_due(self._live().position.step + 1)
         if not math.isnan(self._rate_before):
             readings.number("LR/previous", self._rate_before)
         readings.number("Probes/every", self._emissions.every)
@@ -321,8 +339,7 @@ class Watch:
             numbers |= bundle.derive(bundle.tensors)
             bundle = None
         self._miss(readings.absent)
-        bundles = () if bundle is None else (self._prefixed(bundle),)
-        return Emission(self._named(numbers), self._named(readings.vectors), readings.texts, bundles)
+        return ProbeValues(numbers, readings.vectors, readings.texts, () if bundle is None else (bundle,))
 
     def _settle_cost(self, readings: Readings) -> None:
         """Compare the cost of this emission with the time since the one before, and lengthen the cadence if needed."""
@@ -335,23 +352,12 @@ class Watch:
             if updates > 0:
                 budget = self._checks if readings.is_check else self._emissions
                 before = budget.every
-                if budget.note(own, max(now - then - own, 0) / updates):
+                if budget.charge(own, max(now - then - own, 0) / updates):
                     what = "slower measurements" if readings.is_check else "emissions"
                     text = f"probes: {what} every {before} -> {budget.every} updates, to keep to the budget"
                     self._note(text)
                     self._live().warnings.once(f"{text} of {self._options.budget:.2%} of the training time")
         self._since = (now, step, Hook.spent_ns)
-
-    def _steered_rates(self) -> dict[str, float]:
-        """Return the rates with which rules made the optimizer train, by optimizer and group."""
-        operations = self._live().operations
-        steered = None if operations is None else operations.handlers.learning_rate
-        if steered is None:
-            return {}
-        for number, reference in enumerate(self._optimizers):
-            if (optimizer := reference()) is not None and steered.is_for(optimizer):
-                return {f"{number}/{index}": rate for index, rate in enumerate(steered.used)}
-        return {}
 
     def _miss(self, absent: Mapping[str, str]) -> None:
         """Keep why metrics have no value, and record it once."""
@@ -363,22 +369,6 @@ class Watch:
     def _note(self, text: str, **attrs: Any) -> None:
         self._live().emit("annotation", attrs={"text": text, **attrs})
 
-    def _named(self, values: Mapping[str, _Item]) -> Mapping[str, _Item]:
-        return {self.prefix + name: value for name, value in values.items()} if self.prefix else values
-
-    def _prefixed(self, bundle: Bundle) -> Bundle:
-        if not self.prefix:
-            return bundle
-        derive = bundle.derive
-        names = tuple(self.prefix + name for name in bundle.names)
-        return Bundle(names, bundle.tensors, lambda host: self._named(derive(host)))
-
-    def _spans_ns(self) -> int:
-        return self._live().spans.total_ns()
-
-    def _probes_ns(self) -> int:
-        return Hook.spent_ns + self._taken_ns
-
     @contextlib.contextmanager
     def _guard(self, where: str) -> Iterator[None]:
         """Keep a failure of probes out of the training. Each is logged and noted once."""
@@ -388,25 +378,120 @@ class Watch:
         try:
             yield
         except Exception as error:  # Whatever a model makes of probes, its training continues.
-            self._fail(where, error)
-
-    def _fail(self, where: str, error: Exception) -> None:
-        with contextlib.suppress(Exception):
-            self._disarm()
-        self._readings = self._tensors = None
-        self._emitted_at = self._live().position.step + 1  # The next emission tries again.
-        if (told := f"{type(error).__name__}: {error}") not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(told)
-            logger.warning("probes failed at %s; training continues without their values", where, exc_info=error)
-            self._note(f"probes failed at {where}: {told}")
+            with contextlib.suppress(Exception):
+                self._disarm()
+            self._readings = self._tensors = None
+            self._emitted_at = self._live().position.step + 1  # The next emission tries again.
+            failure = f"{type(error).__name__}: {error}"
+            if failure not in self._reported and len(self._reported) < _MOST_REPORTED:
+                self._reported.add(failure)
+                logger.warning("probes failed at %s; training continues without their values", where, exc_info=error)
+                self._note(f"probes failed at {where}: {failure}")
 
 
-_NO_OPTIMIZER: Final = "no optimizer was given to rec.watch"
+class CadenceBudget:
+    """The cadence of the probes of a watch that are read together.
 
-#: Different failures that are reported. A message may hold a number that differs each time.
-_MOST_TOLD: Final = 5
+    Args:
+        every: Updates between emissions, as the loop asked for.
+        share: The most time that these probes may take, as a share of the training time; None for no limit.
+
+    Attributes:
+        every: Updates between emissions, in use.
+    """
+
+    def __init__(self, every: int, share: float | None) -> None:
+        self.every = self._asked = every
+        self._share = share
+        self._seen = 0
+
+    def charge(self, cost: float, update: float) -> bool:
+        """Count what an emission and an update cost, and return whether the cadence changed.
+
+        Args:
+            cost: Time that probes took for the emission, in any unit.
+            update: Mean time of an update without probes, in the same unit.
+        """
+        self._seen += 1
+        if self._share is None or self._seen <= _WARM_UP or not 0 < update < math.inf or not cost < math.inf:
+            return False
+        if cost <= self._share * self.every * update:
+            return False
+        # A multiple of the cadence asked for: emissions then stay at updates at which there would be one anyway.
+        self.every = self._asked * math.ceil(cost / (self._share * update * self._asked))
+        self._seen = _WARM_UP - 1  # The next emission is judged by itself, after one that is not.
+        return True
+
+
+#: Emissions whose cost is not judged: they include the first use of everything.
+_WARM_UP: Final = 2
+
+
+def checked_options(options: WatchOptions) -> WatchOptions:
+    """Return the options with the level as its name.
+
+    Raises:
+        TelemetryError: An option is out of range.
+    """
+    for name in ("every", "check_every"):
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TelemetryError(f"watch: {name} is a whole number of updates above 0", got=value)
+    for name in ("budget", "clip_norm", "peak_tflops"):
+        value = getattr(options, name)
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise TelemetryError(f"watch: {name} is a number above 0, or None", got=value)
+    if not isinstance(options.prefix, str):
+        raise TelemetryError("watch: prefix is a text", got=options.prefix)
+    if options.scaler is not None and not hasattr(options.scaler, "is_enabled"):
+        raise TelemetryError("watch: scaler is a GradScaler", got=type(options.scaler).__name__)
+    if options.probe_loss is not None and not callable(options.probe_loss):
+        raise TelemetryError("watch: probe_loss is a function", got=type(options.probe_loss).__name__)
+    return options._replace(level=LEVELS[level_number(options.level)])
+
+
+def level_number(level: str | int) -> int:
+    """Return the number of a level.
+
+    Raises:
+        TelemetryError: There is no such level.
+    """
+    if level in LEVELS:
+        return LEVELS.index(str(level))
+    if not isinstance(level, bool) and isinstance(level, int) and 0 <= level < len(LEVELS):
+        return level
+    raise TelemetryError(f"watch: level is one of {', '.join(LEVELS)}, or 0 to 2", got=level)
+
+
+def checked_optimizer(given: Any) -> Optimizer:
+    """Return the optimizer inside of wrappers.
+
+    Raises:
+        TelemetryError: It is none.
+    """
+    optimizer = unwrapped(given, "optimizer")
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise TelemetryError(
+            "watch: not an optimizer of PyTorch",
+            got=type(given).__name__,
+            fix="Give the optimizer, or several in a list",
+        )
+    return optimizer  # type: ignore[no-any-return]
 
 
 def _number(rate: Any) -> float:
     """Return a learning rate; NaN for one in a tensor, because reading it may wait for a device."""
     return math.nan if isinstance(rate, Tensor) else float(rate)
+
+
+def _rates_of_rules(
+    operations: Operations | None, optimizers: Sequence[weakref.ReferenceType[Optimizer]]
+) -> dict[str, float]:
+    """Return the rates with which rules made one of the optimizers train, by optimizer and group."""
+    steered = None if operations is None else operations.handlers.learning_rate
+    if steered is None:
+        return {}
+    for number, reference in enumerate(optimizers):
+        if (optimizer := reference()) is not None and steered.is_for(optimizer):
+            return {f"{number}/{index}": rate for index, rate in enumerate(steered.used)}
+    return {}

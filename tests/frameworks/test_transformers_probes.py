@@ -19,10 +19,9 @@ import transformers
 from torch import Tensor, nn
 
 from steptape import Recorder, open_run
-from steptape.recorder.model_structure.structure import structure_of
-from steptape.recorder.probes.activations import Activations
-from steptape.recorder.probes.attention import AttentionScores
-from steptape.recorder.probes.part import Readings
+from steptape.recorder.probes.activations import Activations, AttentionScores
+from steptape.recorder.probes.model_structure import structure_of
+from steptape.recorder.probes.probe_values import Readings
 
 LAYERS, WIDTH, HEADS = 4, 16, 2
 TOKENS = torch.randint(3, 11, (2, 6), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,7 @@
-"""Finds token ids and labels among the arguments of a model's forward pass."""
+"""Finds token ids and labels among the arguments of a model's forward pass, and counts them over many passes.
+
+Labels are counted where they are, in one small tensor, so that nothing waits for a device.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ from ..values import is_distributed
 Finder: TypeAlias = Callable[[Mapping[str, Any]], Tensor | None]
 
 _IDS: Final = "input_ids"
-_LABELS: Final = ("labels", "targets", "target")
+LABELS: Final = ("labels", "targets", "target")
+
+#: The label that PyTorch's losses ignore.
+IGNORED: Final = -100
 
 #: Types in which an embedding takes ids. Images of bytes are no ids.
 _INDEXES: Final = (torch.int64, torch.int32)
@@ -83,6 +89,68 @@ class BatchArguments:
         return {**named, **kwargs}
 
 
+class Counts(NamedTuple):
+    """Sums over forward passes. Immutable, so that an earlier state costs no copy.
+
+    Attributes:
+        forwards, samples, tokens: Sums of the host.
+        token_forwards, labelled_forwards, aligned_forwards: Forward passes with token ids, with labels, and with labels
+            of the shape of the token ids.
+        targets: Labels that count, ignored or not.
+        ignored: The ignored ones, as a tensor with one element; None before the first.
+    """
+
+    forwards: int = 0
+    samples: int = 0
+    tokens: int = 0
+    token_forwards: int = 0
+    labelled_forwards: int = 0
+    aligned_forwards: int = 0
+    targets: int = 0
+    ignored: Tensor | None = None
+
+    def add(self, content: BatchContent) -> Counts:
+        """Return the sums with one more forward pass."""
+        tokens, targets = content.tokens, content.targets
+        return Counts(
+            self.forwards + 1,
+            self.samples + content.samples,
+            self.tokens + (tokens or 0),
+            self.token_forwards + (tokens is not None),
+            self.labelled_forwards + (targets is not None),
+            self.aligned_forwards + content.has_target_per_token,
+            self.targets + (0 if targets is None else targets.numel()),
+            self.ignored if targets is None else _sum(self.ignored, torch.count_nonzero(targets == IGNORED)),
+        )
+
+    def since(self, before: Counts) -> Counts:
+        """Return the sums since an earlier state."""
+        ignored = self.ignored
+        if ignored is not None and before.ignored is not None:
+            ignored = ignored - before.ignored.to(ignored.device, non_blocking=True)
+        return Counts(
+            self.forwards - before.forwards,
+            self.samples - before.samples,
+            self.tokens - before.tokens,
+            self.token_forwards - before.token_forwards,
+            self.labelled_forwards - before.labelled_forwards,
+            self.aligned_forwards - before.aligned_forwards,
+            self.targets - before.targets,
+            ignored,
+        )
+
+    @property
+    def effective(self) -> Tensor:
+        """The targets that the loss does not ignore. Only with labels."""
+        assert self.ignored is not None
+        return self.targets - self.ignored
+
+    @property
+    def ignored_share(self) -> Tensor | None:
+        """The share of the targets that the loss ignores; None without targets."""
+        return self.ignored / self.targets if self.ignored is not None and self.targets else None
+
+
 def _positional_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the positional arguments of ``forward``. Those of a wrapper are its wrapped module's."""
     while isinstance(inner := getattr(model, "module", getattr(model, "_orig_mod", None)), nn.Module):
@@ -104,7 +172,7 @@ def _find_ids(named: Mapping[str, Any]) -> Tensor | None:
 
 
 def _find_labels(named: Mapping[str, Any], ids: Tensor | None) -> Tensor | None:
-    for name in _LABELS:
+    for name in LABELS:
         if (given := named.get(name)) is not None:
             return given if _has_index_type(given) and given.dim() else None
     if ids is None:
@@ -126,3 +194,15 @@ def _is_batch(value: Any) -> bool:
 @lru_cache(maxsize=256)
 def _matches(pattern: str, name: str) -> bool:
     return re.search(pattern, str(name)) is not None
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    """Add counts that may be on two devices, without a wait: the sum is on a device rather than on the host."""
+    if total is None:
+        return more
+    if total.device != more.device:
+        if total.is_cpu:
+            total = total.to(more.device, non_blocking=True)
+        else:
+            more = more.to(total.device, non_blocking=True)
+    return total + more

@@ -1,12 +1,20 @@
-"""Defines what a group of probes is (``Part``), and what it fills (``Readings``)."""
+"""Defines a group of probes, the readings that it fills, and the values that the event of an update gets of them.
+
+It loads without torch, which is there only where models are.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from ..late_values import Bundle
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_Value = TypeVar("_Value")
 
 
 class Readings:
@@ -43,7 +51,7 @@ class Readings:
         self.vectors[name] = values.detach()
 
 
-class Part:
+class ProbeGroup:
     """A group of probes. The watch calls it on the training thread and guards every call.
 
     An update that emits goes through ``arm``, the loop's own forward, backward and optimizer step, and ``read``.
@@ -61,3 +69,53 @@ class Part:
     def close(self) -> None:
         """Remove everything. Idempotent."""
         self.disarm()
+
+
+class ProbeValues(NamedTuple):
+    """The values that probes add to one event.
+
+    Attributes:
+        numbers: Metrics on the host.
+        vectors: Vectors by name.
+        texts: Attributes of the event.
+        bundles: Metrics on devices.
+    """
+
+    numbers: Mapping[str, float] = {}
+    vectors: Mapping[str, Any] = {}
+    texts: Mapping[str, str] = {}
+    bundles: tuple[Bundle, ...] = ()
+
+    @classmethod
+    def joined(cls, emissions: Iterable[ProbeValues]) -> ProbeValues:
+        """Return the values of several watches as those of one."""
+        joined = NO_VALUES
+        for each in emissions:
+            joined = cls(
+                {**joined.numbers, **each.numbers},
+                {**joined.vectors, **each.vectors},
+                {**joined.texts, **each.texts},
+                (*joined.bundles, *each.bundles),
+            )
+        return joined
+
+    def prefixed(self, prefix: str) -> ProbeValues:
+        """Return the same values, with a prefix before the names of numbers and vectors."""
+        if not prefix:
+            return self
+        bundles = tuple(_prefixed_bundle(prefix, bundle) for bundle in self.bundles)
+        return ProbeValues(prefixed(prefix, self.numbers), prefixed(prefix, self.vectors), self.texts, bundles)
+
+
+NO_VALUES: Final = ProbeValues()
+
+
+def prefixed(prefix: str, values: Mapping[str, _Value]) -> Mapping[str, _Value]:
+    """Return values with a prefix before their names."""
+    return {prefix + name: value for name, value in values.items()} if prefix else values
+
+
+def _prefixed_bundle(prefix: str, bundle: Bundle) -> Bundle:
+    derive = bundle.derive
+    names = tuple(prefix + name for name in bundle.names)
+    return Bundle(names, bundle.tensors, lambda host: prefixed(prefix, derive(host)))

@@ -13,8 +13,8 @@ from probe_models import WIDTH, EagerBlock, NanoGPT
 from torch import Tensor, nn
 
 from steptape import TelemetryError
-from steptape.recorder.model_structure.module_tree import tree_of
-from steptape.recorder.model_structure.structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
+from steptape.recorder.probes.model_structure import SENTINEL_WEIGHTS, ModelStructure, structure_of
+from steptape.recorder.probes.module_tree import tree_of
 
 
 def names(structure: ModelStructure) -> list[str]:

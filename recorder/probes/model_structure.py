@@ -7,26 +7,35 @@ and parameters inside of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from difflib import get_close_matches
+from typing import Final, TypeAlias
 
 from torch.nn import Embedding, Module, Parameter
 
+from ...store.errors import TelemetryError
 from .module_tree import ModuleNode, tree_of
-from .repeated_blocks import attention_in, repeated_blocks
-from .sites import Sites, checked, matched, per_block
 
 #: The greatest number of main weights of a block that are sentinel tensors. A decoder's block with cross-attention and
 #: a gated MLP has 11; a block of experts has hundreds.
 SENTINEL_WEIGHTS: Final = 12
 COMPILED: Final = "it lies in a region of torch.compile, which runs no hooks"
 NO_BLOCKS: Final = "no repeated blocks are found in the model; name them in sites={'blocks': 'layers.*'}"
-
 _DEBUG: Final = 2
 _POSITION: Final = re.compile(r"(^|[._])(wpe|pos)", re.IGNORECASE)
 _TOKEN_TYPE: Final = re.compile(r"type|segment|relative", re.IGNORECASE)
 _FINAL: Final = re.compile(r"final|last|_f$", re.IGNORECASE)
+
+#: The keys of ``sites``, with what their modules are.
+KEYS: Final = {
+    "blocks": "the repeated blocks, in depth order",
+    "attention": "the self-attention module of each block",
+    "attention_scores": "modules that output the masked scores; of an nn.Softmax the input counts",
+    "norms": "normalisation layers, whose metrics carry the module's name",
+}
+Sites: TypeAlias = Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,3 +297,171 @@ def _absences(
             reason = f"of {len(blocks[index].main_weights)} main weights the first {SENTINEL_WEIGHTS} are sentinels"
             absent[f"gradients/{blocks[index].name}.*"] = reason
     return absent
+
+
+def repeated_blocks(root: ModuleNode) -> list[ModuleNode]:
+    """Return the blocks of a model in the order of registration; none if nothing repeats.
+
+    Blocks are modules of one class side by side, or in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. Those with
+    an attention module come first: all stacks of them, so that an encoder's blocks precede the decoder's. Without
+    attention, blocks are the class that holds the most parameters, and else the layers of the class that repeats most.
+    """
+    return _attention_blocks(root) or _composite_blocks(root) or _layers(root)
+
+
+def attention_in(block: ModuleNode) -> ModuleNode | None:
+    """Return the first self-attention module of a block; None without any. Names decide before classes."""
+    inside = [node for node in block.walk() if node is not block and not node.is_cross_attention]
+    for by_class in (False, True):
+        for node in inside:
+            if node.is_attention(by_class=by_class):
+                return node
+    return None
+
+
+def _attention_blocks(root: ModuleNode) -> list[ModuleNode]:
+    kept = {
+        id(member)
+        for family in _families(root)
+        for member in family
+        if (len(family) > 1 or (member.parent is not None and member.parent.is_container))
+        and not member.is_attention(by_class=True)
+        and not member.is_attention(by_class=False)
+        and attention_in(member) is not None
+    }
+    blocks = [node for node in root.walk() if id(node) in kept]
+    # A stack of blocks repeats, too, where an encoder and a decoder share a class: the innermost are the blocks.
+    return [node for node in blocks if not any(id(inner) in kept for inner in node.walk() if inner is not node)]
+
+
+def _composite_blocks(root: ModuleNode) -> list[ModuleNode]:
+    families = _merged(
+        [node for node in family if node.is_composite and not _is_stage(node)] for family in _repeated(root)
+    )
+    return _in_order(root, max(families, key=_total_size, default=[]))
+
+
+def _layers(root: ModuleNode) -> list[ModuleNode]:
+    families = _merged([node for node in family if not node.is_composite] for family in _repeated(root))
+    return _in_order(root, max(families, key=lambda family: (len(family), _total_size(family)), default=[]))
+
+
+def _families(root: ModuleNode) -> Iterator[list[ModuleNode]]:
+    """Yield the modules of one class below each module, through plain containers."""
+    for parent in root.walk():
+        if parent.is_container and parent is not root:
+            continue
+        by_kind: dict[type[Module], list[ModuleNode]] = defaultdict(list)
+        for member in parent.members():
+            by_kind[member.kind].append(member)
+        yield from by_kind.values()
+
+
+def _repeated(root: ModuleNode) -> Iterator[list[ModuleNode]]:
+    """Yield the families of two or more modules with weights, without embeddings, normalisation and experts."""
+    for family in _families(root):
+        members = [node for node in family if _is_candidate(node)]
+        if len(members) > 1:
+            yield members
+
+
+def _is_candidate(node: ModuleNode) -> bool:
+    if isinstance(node.inner, Embedding) or node.is_norm or "expert" in node.name.lower():
+        return False
+    return any(each.own_matrices() for each in node.walk())
+
+
+def _is_stage(node: ModuleNode) -> bool:
+    """Whether it holds a list of composite modules of one class: those are the blocks, not the stage."""
+    for container in node.children:
+        kinds = [each.kind for each in container.members() if each.is_composite] if container.is_container else []
+        if len(kinds) > len(set(kinds)) and "expert" not in container.name.lower():
+            return True
+    return False
+
+
+def _merged(families: Iterable[list[ModuleNode]]) -> list[list[ModuleNode]]:
+    by_kind: dict[type[Module], list[ModuleNode]] = defaultdict(list)
+    for family in families:
+        for node in family:
+            by_kind[node.kind].append(node)
+    return list(by_kind.values())
+
+
+def _in_order(root: ModuleNode, family: list[ModuleNode]) -> list[ModuleNode]:
+    """Return a family in the order of the tree, without those inside of others."""
+    chosen = {id(node) for node in family}
+    return [
+        node for node in root.walk() if id(node) in chosen and not any(id(each) in chosen for each in node.ancestors())
+    ]
+
+
+def _total_size(family: list[ModuleNode]) -> int:
+    return sum(node.size() for node in family)
+
+
+def checked(sites: Sites | None) -> None:
+    """Check the keys of ``sites``.
+
+    Raises:
+        TelemetryError: It is no mapping of texts or sequences, or a key is unknown.
+    """
+    if not isinstance(sites or {}, Mapping):
+        raise TelemetryError("not a mapping", where="sites", got=type(sites).__name__, fix=f"Keys: {', '.join(KEYS)}")
+    for key, value in (sites or {}).items():
+        if not isinstance(value, (str, list, tuple)) or not all(isinstance(each, str) for each in value):
+            raise TelemetryError("not a pattern or a list of them", where=f"sites[{key!r}]", got=value)
+        if key not in KEYS:
+            near = get_close_matches(str(key), KEYS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(KEYS)}"
+            raise TelemetryError("unknown key", where="sites", got=key, fix=hint)
+
+
+def matched(root: ModuleNode, sites: Sites | None, key: str) -> list[ModuleNode]:
+    """Return the modules that a key names, in the order of the tree; none without the key.
+
+    Raises:
+        TelemetryError: A pattern matches no module.
+    """
+    value = (sites or {}).get(key, ())
+    nodes = [node for node in root.walk() if node is not root]
+    names: set[str] = set()
+    for pattern in (value,) if isinstance(value, str) else value:
+        found = {node.name for node in nodes if _matches(pattern, node.name)}
+        if not found:
+            raise TelemetryError(
+                "no module of the model has this name", where=f"sites[{key!r}]", got=pattern, fix=_near(pattern, nodes)
+            )
+        names |= found
+    return [node for node in nodes if node.name in names]
+
+
+def per_block(blocks: Sequence[ModuleNode], nodes: Sequence[ModuleNode], key: str) -> dict[str, ModuleNode]:
+    """Return the module of each block, by the block's name.
+
+    A module belongs to the block that holds it. If no block holds any, the first belongs to the first block.
+
+    Raises:
+        TelemetryError: A block holds two of them, or their number is not that of the blocks.
+    """
+    owners = {block.name for block in blocks}
+    held = [(above.name, node) for node in nodes for above in (node, *node.ancestors()) if above.name in owners]
+    if nodes and not held and len(nodes) == len(blocks):
+        held = [(block.name, node) for block, node in zip(blocks, nodes, strict=True)]
+    found = dict(held)
+    if len(found) < len(nodes):
+        fix = "Name one module in each block"
+        raise TelemetryError(f"{len(nodes)} modules for {len(blocks)} blocks", where=f"sites[{key!r}]", fix=fix)
+    return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a name has this form. ``*`` stands for any characters but dots."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]*"), name) is not None
+
+
+def _near(pattern: str, nodes: Sequence[ModuleNode]) -> str:
+    forms = list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", node.name) for node in nodes))
+    near = get_close_matches(pattern, forms, n=3, cutoff=0.5) or forms[:5]
+    listed = ", ".join(repr(form) for form in near) or "none"
+    return f"Near names: {listed}"

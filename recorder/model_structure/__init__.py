@@ -1,1 +1,0 @@
-"""Finds what a model is made of: blocks, sentinel tensors, normalisation layers."""
