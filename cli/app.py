@@ -2,7 +2,7 @@
 
 The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened, and 3 for a comparison
 without a verdict yet. The arguments of a command are a ``NamedTuple`` in ``arguments``, a light module. The command is
-a function that takes them, in ``policy_commands`` or ``store_commands``, and is imported only when it is called.
+a function that takes them, in a module of ``commands`` that is imported only when it is called.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import typer.core
 import typer.main
 
 from ..store.errors import TelemetryError
-from .examples import epilog
-from .exit_status import CANNOT_OPEN, INTERRUPTED
 from .removed import refuse_removed_command, refuse_removed_options, refuse_store
-from .streams import complain, complain_of_error, print_line, wrap_standard_output
+from .streams import CANNOT_OPEN, INTERRUPTED, complain, complain_of_error, print_line, wrap_standard_output
 
 #: The message of the RuntimeError that DuckDB raises, instead of KeyboardInterrupt, when Ctrl-C interrupts a query.
 _QUERY_INTERRUPTED: Final = "Query interrupted"
@@ -67,25 +65,74 @@ GROUPS: Final = {
     },
 }
 
-#: The module in ``arguments`` of each group.
-_MODULES: Final = {
-    "Record and import": "recording",
-    "Judge": "judging",
-    "Rules": "ruling",
-    "Look": "looking",
-    "Keep and move": "keeping",
-}
-
 #: The group of each command.
 _GROUP_OF: Final = {name: group for group, summaries in GROUPS.items() for name in summaries}
 
-#: Function names of the commands whose own name is a Python keyword, or would be collected by pytest.
-_FUNCTIONS: Final = {"import": "import_runs", "test": "run_tests"}
+#: The module and function of the commands that have no module of their own name.
+_FUNCTIONS: Final = {
+    "import": ("import_runs", "import_runs"),
+    "query": ("rows", "query"),
+    "runs": ("rows", "runs"),
+    "samples": ("rows", "samples"),
+    "test": ("check", "run_tests"),
+}
 
-#: The commands about policies. The others are about stores and runs.
-_ON_POLICIES: Final = frozenset(
-    ("backtest", "certify", "check", "compare", "diff", "health", "replay", "sweep", "test", "verify")
-)
+#: Example command lines, by command.
+EXAMPLES: Final = {
+    "ask": (
+        "steptape ask stop digits --reason 'the loss has diverged'",
+        "steptape ask save digits --reason 'before the node goes down'",
+    ),
+    "backtest": (
+        "steptape backtest overfitting --store runs",
+        "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
+        "steptape backtest loss_spike --history logs --rename train/loss=loss",
+    ),
+    "certify": (
+        "steptape certify policy.yaml --store runs --set patience=1:20:1 --risk 'regret > 1%' --at-most 10%",
+        "steptape certify --check certificate.json --store runs",
+    ),
+    "check": ("steptape check policy.yaml --store runs",),
+    "compare": (
+        "steptape compare base wider --store runs",
+        "steptape compare group=base config.lr=0.003 --store runs --at step=1000 --at-most-tries 20 --min-effect 1%",
+    ),
+    "delete": ("steptape delete --store runs --older-than 90d", "steptape delete digits --store runs"),
+    "demo": ("steptape demo", "steptape demo --store digits --torch"),
+    "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
+    "docs": ("steptape docs",),
+    "doctor": ("steptape doctor --store runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
+    "export": (
+        "steptape export digits --store runs --output digits.csv",
+        "steptape export digits --store runs | jq .metrics.loss",
+    ),
+    "health": ("steptape health digits --store runs", "steptape health digits --store runs --json | jq .state"),
+    "import": (
+        "steptape import auto logs --store runs",
+        "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
+    ),
+    "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
+    "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),
+    "replay": (
+        "steptape replay overfitting digits --store runs",
+        "steptape export digits --store runs | steptape replay policy.yaml - --json",
+    ),
+    "runs": ("steptape runs", "steptape runs --store runs --json | jq -r .run_id"),
+    "samples": ("steptape samples digits --store runs --step 300",),
+    "seal": ("steptape seal --store runs",),
+    "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
+    "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
+    "sweep": (
+        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",
+        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5 --split families",
+    ),
+    "tail": (
+        "steptape tail digits --store runs",
+        "steptape tail digits --store runs --kind decision --json | jq .attrs.controller",
+    ),
+    "test": ("steptape test policy.test.yaml", "steptape test loss_spike"),
+    "verify": ("steptape verify digits --store runs", "steptape verify --store runs"),
+}
 
 
 class Command(typer.core.TyperCommand):
@@ -119,15 +166,14 @@ class Commands(typer.core.TyperGroup):
             if near:
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near[0]}'?")
             return None
-        module = import_module(f".arguments.{_MODULES[_GROUP_OF[cmd_name]]}", __package__)
-        arguments = getattr(module, f"{cmd_name.capitalize()}Arguments")
+        arguments = getattr(import_module(".arguments", __package__), f"{cmd_name.capitalize()}Arguments")
 
         @functools.wraps(arguments, updated=())
         def run(**values: Any) -> None:
             _function_of(cmd_name)(arguments(**values))
 
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        single.command(cmd_name, cls=Command, epilog=epilog(cmd_name))(run)
+        single.command(cmd_name, cls=Command, epilog=_epilog(cmd_name))(run)
         return typer.main.get_command(single)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -143,11 +189,17 @@ class Commands(typer.core.TyperGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in summaries.items()])
 
 
+def _epilog(command: str) -> str | None:
+    """Format the examples of a command for the end of its help; None if it has none."""
+    lines = EXAMPLES.get(command, ())
+    # The control character stops the help formatter from rewrapping the lines.
+    return "\b\n" + "\n".join(("Examples:", *(f"  {line}" for line in lines))) if lines else None
+
+
 def _function_of(command: str) -> Callable[[Any], None]:
     """Import a command and return its function, which takes its arguments."""
-    name = _FUNCTIONS.get(command, command)
-    room = "policy_commands" if command in _ON_POLICIES else "store_commands"
-    function: Callable[[Any], None] = getattr(import_module(f".{room}.{name}", __package__), name)
+    module, name = _FUNCTIONS.get(command, (command, command))
+    function: Callable[[Any], None] = getattr(import_module(f".commands.{module}", __package__), name)
     return function
 
 

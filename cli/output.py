@@ -1,4 +1,4 @@
-"""Prints tables and sentences for people, and strict JSON for programs."""
+"""Prints tables and sentences for people and strict JSON for programs, and replaces a file when its text is whole."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ from .streams import print_line, showable, write_text
 
 if TYPE_CHECKING:
     from ..replay.run_pool import Progress
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..replay.run_pool import Progress
+
+
+import shutil
+from pathlib import Path
+from typing import IO, Literal
+
+from ..store.errors import TelemetryError
 
 #: Control characters that would move the cursor of a terminal: bell, backspace, tabs and feeds but the line feed.
 _MOVES: Final = dict.fromkeys((7, 8, 11, 12, 13))
@@ -182,3 +195,55 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, (date, time)) else str(value)
+
+
+def check_output(path: Path) -> None:
+    """Check that a file can be written there.
+
+    Raises:
+        TelemetryError: It cannot be written. The message says why.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise TelemetryError("this is a folder", where=str(path), fix="Name a file in it")
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        raise TelemetryError(what, where=str(folder), fix=f"Create it, or write {path.name} elsewhere")
+    if not os.access(path if _is_written_in_place(path) else folder, os.W_OK):
+        raise TelemetryError("cannot be written (permission denied)", where=str(path), fix="Name another file")
+
+
+@contextmanager
+def output_file(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """Open a file for writing, text in UTF-8. An existing file is replaced only after everything was written.
+
+    Devices, pipes, and files in a read-only folder are written in place instead.
+
+    Raises:
+        TelemetryError: It cannot be written.
+    """
+    check_output(path)
+    # Replace the file that a link points to, not the link.
+    target = path.resolve()
+    in_place = _is_written_in_place(target)
+    aside = target if in_place else target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, mode, encoding="utf-8" if mode == "w" else None) as file:
+            yield file
+        if not in_place:
+            if target.exists():
+                shutil.copymode(target, aside)
+            aside.replace(target)
+    except OSError as error:
+        # Not about this file: the reader of a pipe closed it, or reading a run failed meanwhile.
+        if isinstance(error, BrokenPipeError) or error.filename not in (None, str(aside)):
+            raise
+        raise TelemetryError(f"cannot be written ({error.strerror or error})", where=str(path)) from None
+    finally:
+        if not in_place:
+            aside.unlink(missing_ok=True)
+
+
+def _is_written_in_place(path: Path) -> bool:
+    """Whether it is a device or a pipe, or a file whose folder takes no temporary file."""
+    return path.exists() and not (path.is_file() and os.access(path.parent, os.W_OK))

@@ -1,16 +1,25 @@
-"""Turns the values of options that commands about policies share into objectives, renames and pools."""
+"""Turns the options that commands about policies share into objectives, renames, pools and values of params."""
 
 from __future__ import annotations
 
+import itertools
 import socket
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import typer
 
 from ..replay.ray_pool import RayPool
 from ..replay.runs.objective import Objective, declared_objective
+from ..rules.language.references import Param
+from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
+from ..store.run import Run
+from .lookup import complain_of, runs_chosen
+from .output import check_output
+from .policy_lookup import policy_named, setting_value
 
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
@@ -50,3 +59,87 @@ def _check_reachable(address: str) -> None:
     except (OSError, OverflowError) as error:
         fix = "'ray status' prints the address of a running cluster"
         raise TelemetryError(f"no Ray cluster answers ({error})", where=address, fix=fix) from None
+
+
+#: Maximum number of values in one range.
+_MAX_VALUES: Final = 10_000
+
+
+class Variants(NamedTuple):
+    """A policy, the params to vary with their values, and the runs to replay the variants over."""
+
+    policy: Policy
+    axes: dict[str, list[Param]]
+    runs: list[Run]
+
+
+def variants_asked(
+    policy: str, settings: Sequence[str] | None, runs: list[str] | None, store: str | None, out: Path | None
+) -> Variants:
+    """Load a policy, the values to try and the runs. Print problems with other runs on stderr.
+
+    Args:
+        policy: The policy, as the user named it.
+        settings: The values of ``--set``.
+        runs, store: The runs, as the user named them.
+        out: The file to write; None for none. It is checked before the runs are read.
+    """
+    if not settings:
+        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3 or --set patience=1:20:1")
+    axes = axes_of(settings)
+    if out is not None:
+        check_output(out)
+    loaded = policy_named(policy, None)
+    check_numbers(axes, loaded.params)
+    chosen, problems = runs_chosen(runs, store)
+    complain_of(problems)
+    return Variants(loaded, axes, chosen)
+
+
+def axes_of(settings: Sequence[str]) -> dict[str, list[Param]]:
+    """Parse the settings into the params that they vary, with their values.
+
+    Raises:
+        TelemetryError: Two settings vary the same param.
+    """
+    axes: dict[str, list[Param]] = {}
+    for setting in settings:
+        name, values = _axis(setting)
+        if name in axes:
+            raise TelemetryError("a param has two --set options", got=name, fix="Give all of its values in one --set")
+        axes[name] = values
+    return axes
+
+
+def _axis(setting: str) -> tuple[str, list[Param]]:
+    name, equals, text = setting.partition("=")
+    if not equals or not name or not text:
+        raise typer.BadParameter(f"--set takes PARAM=VALUES; got {setting!r}")
+    values = [value for part in text.split(",") for value in _values(part)]
+    # A dict treats True and 1 as one key, but params of one name are of one type.
+    return name, list(dict.fromkeys(values))
+
+
+def check_numbers(axes: Mapping[str, Sequence[Param]], params: Mapping[str, Param]) -> None:
+    """Refuse text for a number, such as ``1-2`` for a range."""
+    for name, values in axes.items():
+        text = next((value for value in values if isinstance(value, str)), None)
+        if text is not None and not isinstance(params.get(name, ""), (str, bool)):
+            shape = "a list, such as 1,2,3, or a range FIRST:LAST:STEP, such as 1:2:0.5"
+            raise typer.BadParameter(f"--set {name} takes numbers: {shape}; got {text!r}")
+
+
+def _values(text: str) -> list[Param]:
+    """Parse one value, or a range ``first:last:step`` whose last value is included if the steps reach it."""
+    if ":" not in text:
+        return [setting_value(text)]
+    try:
+        first, last, step = map(Decimal, text.split(":"))
+    except (ValueError, InvalidOperation):
+        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, such as 2:5:0.5; got {text!r}") from None
+    if not (first.is_finite() and last.is_finite() and step.is_finite() and step > 0 and first <= last):
+        raise typer.BadParameter(f"a range FIRST:LAST:STEP has FIRST <= LAST and STEP > 0; got {text!r}")
+    if (last - first) / step >= _MAX_VALUES:
+        raise typer.BadParameter(f"a range has at most {_MAX_VALUES:,} values; got {text!r}")
+    steps = itertools.takewhile(lambda value: value <= last, (first + step * count for count in itertools.count()))
+    return [setting_value(str(value)) for value in steps]

@@ -1,4 +1,7 @@
-"""Writes to standard output and error, and handles pipes that close early and encodings that lack characters."""
+"""Writes to standard output and error, and defines the exit statuses.
+
+Handles pipes that close early and encodings that lack characters.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,21 @@ from io import TextIOWrapper
 from typing import Final, NoReturn
 
 from ..store.errors import DamagedLog
-from .exit_status import CLOSED_PIPE
+
+#: The command found something: a warning, a difference, a failed test.
+FINDINGS: Final = 1
+
+#: The command could not open its input. Usage errors have this status too.
+CANNOT_OPEN: Final = 2
+
+#: There is no answer: ``steptape compare`` needs more runs, or ``steptape health`` could evaluate no group.
+NO_ANSWER: Final = 3
+
+#: Ctrl-C: 128 + SIGINT, as shells report it for other tools.
+INTERRUPTED: Final = 130
+
+#: The reader of standard output closed the pipe, as ``head`` does: 128 + SIGPIPE.
+CLOSED_PIPE: Final = 141
 
 #: ASCII replacements for steptape's own symbols, if the encoding lacks them.
 _PLAIN_SIGNS: Final = {"→": "->", "≥": ">=", "…": "...", "Δ": "d"}

@@ -89,7 +89,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
     },
     "examples": {},
     "integrations": {},
-    "cli": {"arguments": {"."}, "policy_commands": {".", "arguments"}, "store_commands": {".", "arguments"}},
+    "cli": {"commands": {"."}},
     "steptape": {},
 }
 

@@ -20,8 +20,7 @@ import pytest
 from command_line import call
 
 from steptape import Recorder, open_store
-from steptape.cli.app import GROUPS
-from steptape.cli.examples import EXAMPLES
+from steptape.cli.app import EXAMPLES, GROUPS
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run import Run
 

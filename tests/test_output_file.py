@@ -10,7 +10,7 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Recorder, TelemetryError
-from steptape.cli.output_file import check_output, output_file
+from steptape.cli.output import check_output, output_file
 
 
 @pytest.fixture(scope="module")

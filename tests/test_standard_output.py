@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, load_policy
-from steptape.cli.exit_status import CLOSED_PIPE
+from steptape.cli.streams import CLOSED_PIPE
 from steptape.rules.policy_file.policy import shipped_policies
 
 

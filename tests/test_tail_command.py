@@ -14,7 +14,7 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, open_run
-from steptape.cli.store_commands.tail import followed
+from steptape.cli.commands.tail import followed
 
 _STARTED: list[subprocess.Popen[str]] = []
 

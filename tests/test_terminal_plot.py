@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from steptape.cli.plot import braille_plot
+from steptape.cli.commands.show import braille_plot
 
 BLANK = "\N{BRAILLE PATTERN BLANK}"
 

@@ -1,0 +1,730 @@
+"""Declares the arguments of each command, first the options that several commands share.
+
+Of other rooms it loads the names of findings alone. There is no ``from __future__ import annotations``:
+typer reads the annotations of a ``NamedTuple`` as they are.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import typer
+
+from ..rules.checks.finding_codes import FindingCode
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser of one of these words. Typer's own says 'Value error' in its message."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, words)))}.")
+        return text
+
+    return parse
+
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        show_default=False,
+        help="Folder of runs, or s3://BUCKET/PREFIX; by default STEPTAPE_STORE, else 'runs'.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its id, name or NAME@N in the store; with a '/', its path.")
+]
+OneRunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="A run: its id, name or NAME@N, or a path; by default all of the store."),
+]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN...", help="Runs: each its id, name or NAME@N, or a path; by default all of the store."),
+]
+PolicyArgument = Annotated[
+    str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
+]
+ValuesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP."),
+]
+ObjectiveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--objective",
+        metavar="METRIC[:min|max]",
+        help="The evaluation metric that judges runs; repeat it for a second choice. Guessed run by run if left out.",
+    ),
+]
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW",
+        help="Rename a metric as policies call it, such as val_loss=eval_loss; repeatable.",
+    ),
+]
+SavesOption = Annotated[
+    Literal["keep", "replace"],
+    typer.Option(
+        "--saves",
+        parser=one_of("keep", "replace"),
+        metavar="keep|replace",
+        help="Whether checkpoints that rules order are added to the loop's own, or replace them.",
+    ),
+]
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="KEY",
+        help="The key that runs of one family share: group, tags, name, folder, run, or a configuration key.",
+    ),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        metavar="N",
+        min=1,
+        help="Number of processes that read runs; by default as many as are worth their start, up to one per core.",
+    ),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[HOST:PORT]",
+        help="Compute on this Ray cluster, or on the one that is found; without any, Ray is started here.",
+    ),
+]
+HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page with plots.")]
+LogLevelOption = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    typer.Option(
+        "--log-level",
+        parser=one_of("debug", "info", "warning", "error"),
+        metavar="debug|info|warning|error",
+        help="Least serious records of the log on stderr; outcomes are 'info'.",
+    ),
+]
+LogFormatOption = Annotated[
+    Literal["text", "json"] | None,
+    typer.Option(
+        "--log-format",
+        parser=one_of("text", "json"),
+        metavar="text|json",
+        help="Write the log as lines of text, or of JSON objects.",
+    ),
+]
+
+
+_GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
+
+
+class BacktestArguments(NamedTuple):
+    """Report what a policy would have saved and cost on recorded runs.
+
+    Replays the policy over the named runs, over all runs of the store, or over the logs at --history. The cost is
+    regret: how much worse the best evaluation before a stop is than the best of the whole run.
+    """
+
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="POLICY", help="A policy file, the name of a shipped policy, or baseline:NAME."),
+    ]
+    runs: RunsArgument = None
+    store: StoreOption = None
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", readable=False, help="Replay it over other tools' logs, imported into a cache; repeatable."
+        ),
+    ] = None
+    renames: RenameOption = None
+    objective: ObjectiveOption = None
+    settings: SetOption = None
+    baselines: Annotated[
+        list[str] | None,
+        typer.Option("--baseline", metavar="NAME", help="Also compare with this baseline; 'all' for every one."),
+    ] = None
+    coverage: Annotated[bool, typer.Option("--coverage", help="Report which parts of each rule were ever true.")] = (
+        False
+    )
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV of labelled incidents: run, first_step, last_step, name.")
+    ] = None
+    tolerance: Annotated[
+        int, typer.Option(metavar="STEPS", min=0, help="How far outside an incident an alarm still counts.")
+    ] = 0
+    delay: Annotated[
+        int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
+    ] = 0
+    saves: SavesOption = "keep"
+    cost_per_hour: Annotated[
+        float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")
+    ] = None
+    html: HtmlOption = None
+    front: Annotated[
+        Path | None,
+        typer.Option(metavar="SWEEP.json", help="The lines of 'sweep --json' that the policy was chosen from."),
+    ] = None
+    certificate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
+    ] = None
+    family: FamilyOption = None
+    processes: ProcessesOption = None
+    ray: RayOption = None
+    as_json: JsonOption = False
+
+
+class SweepArguments(NamedTuple):
+    """Backtest every combination of a policy's params.
+
+    A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
+    saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
+    run's best. The runs that chose these variants flatter them: --split states by how much. With --json, prints every
+    variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
+    """
+
+    policy: PolicyArgument
+    runs: RunsArgument = None
+    settings: ValuesOption = None
+    store: StoreOption = None
+    objective: ObjectiveOption = None
+    renames: RenameOption = None
+    saves: SavesOption = "keep"
+    family: FamilyOption = None
+    processes: ProcessesOption = None
+    ray: RayOption = None
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[=N]",
+            help="Also judge the best trade-offs on runs that did not choose them: in N folds of 'families' (each "
+            "family, up to 20), or N parts in time by 'walk-forward' (5).",
+        ),
+    ] = None
+    html: HtmlOption = None
+    as_json: JsonOption = False
+
+
+class CertifyArguments(NamedTuple):
+    """Choose the variant of a policy that saves most while it keeps a stated risk.
+
+    Every combination of the values is a variant. One run of each family is drawn, and each variant is tested on them:
+    the chosen one keeps the limit on runs like these with the stated confidence, however many variants were tried.
+    Exits with 1 if no variant can be certified, and with --check if something has changed.
+    """
+
+    policy: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="POLICY",
+            help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
+        ),
+    ] = None
+    runs: RunsArgument = None
+    settings: ValuesOption = None
+    risk: Annotated[
+        str,
+        typer.Option(
+            metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
+        ),
+    ] = "regret > 1%"
+    at_most: Annotated[
+        str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
+    ] = "10%"
+    confidence: Annotated[
+        str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
+    ] = "90%"
+    cap: Annotated[
+        str | None,
+        typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),
+    ] = None
+    order: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
+        ),
+    ] = None
+    store: StoreOption = None
+    objective: ObjectiveOption = None
+    renames: RenameOption = None
+    saves: SavesOption = "keep"
+    family: FamilyOption = None
+    processes: ProcessesOption = None
+    ray: RayOption = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the certificate to this file.")
+    ] = None
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check a certificate: is its policy unchanged, and with RUN or --store, are its logs?",
+        ),
+    ] = None
+    as_json: JsonOption = False
+
+
+class DiffArguments(NamedTuple):
+    """Compare the behaviour of two policies on recorded runs.
+
+    Prints the changes per run and in total, as Markdown for a pull request. Behaviour is which operations are ordered,
+    and when: renaming or rewriting a controller is no change. Exit status 1 when the behaviour changes in any run.
+    """
+
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A policy file, or the name of a shipped policy.")]
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The policy to compare with it.")]
+    runs: RunsArgument = None
+    store: StoreOption = None
+    objective: ObjectiveOption = None
+    renames: RenameOption = None
+    old_settings: Annotated[
+        list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Set a param of OLD; repeatable.")
+    ] = None
+    new_settings: Annotated[
+        list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Set a param of NEW; repeatable.")
+    ] = None
+    family: FamilyOption = None
+    processes: ProcessesOption = None
+    as_json: JsonOption = False
+
+
+class CompareArguments(NamedTuple):
+    """Say whether runs B are better than runs A: keep, discard or not yet.
+
+    The runs of a group are repeats of one configuration, such as with other seeds. You may look after each run and stop
+    when you like. Exit status 0 for keep, 1 for discard, 3 for not yet.
+    """
+
+    baseline: Annotated[str, typer.Argument(metavar="A", help=f"The runs to beat: {_GROUP}.")]
+    candidate: Annotated[str, typer.Argument(metavar="B", help="The runs that may be better, named alike.")]
+    store: StoreOption = None
+    objective: ObjectiveOption = None
+    renames: RenameOption = None
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="step|tokens|time[=VALUE]",
+            help="Where runs are compared: by default at the last step that every finished run evaluated.",
+        ),
+    ] = "step"
+    alpha: Annotated[
+        float, typer.Option(metavar="P", help="Largest probability of keeping a candidate that is no better.")
+    ] = 0.05
+    min_effect: Annotated[
+        str, typer.Option(metavar="D|P%", help="By how much B must be better: in the metric's units, or in percent.")
+    ] = "0"
+    at_most_tries: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of candidates that you will ever try against A.")
+    ] = None
+    at_most_runs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs of B after which it is discarded unless it is kept.")
+    ] = None
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY|none",
+            help="Pair the runs with equal values of this configuration key. By default runs of one seed are pairs if "
+            "one group has all seeds of the other.",
+        ),
+    ] = None
+    as_json: JsonOption = False
+
+
+class VerifyArguments(NamedTuple):
+    """Prove that recorded and replayed decisions agree.
+
+    Replays the policy that each run was recorded with, and checks the digests that were taken at its end. An outcome is
+    a decision, a rule error or a rule warning.
+    Exit status 1 when they differ, 2 when a run cannot be opened.
+    """
+
+    runs: RunsArgument = None
+    store: StoreOption = None
+    as_json: JsonOption = False
+
+
+class CheckArguments(NamedTuple):
+    """List every error and warning in policy files.
+
+    Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
+    --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
+    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have,
+    and in how many the policy could not fire, whatever their values.
+    Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
+    """
+
+    policies: Annotated[
+        list[str], typer.Argument(metavar="POLICY...", help="Policy files, or shipped policies' names.")
+    ]
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar="RUN", help="Also check against this run; more run folders may follow."),
+    ] = None
+    store: StoreOption = None
+    settings: SetOption = None
+    ignored: Annotated[
+        list[FindingCode] | None,
+        typer.Option("--ignore", parser=one_of(*FindingCode), metavar="WARNING", help="Leave out one kind of warning."),
+    ] = None
+    as_json: JsonOption = False
+
+
+class TestArguments(NamedTuple):
+    """Run the unit tests of policies.
+
+    A test file names a policy, series of values in a short notation, and the expected decisions. "Check and test rules"
+    in the documents describes it. Exit status 1 when a test fails, 2 when a file or its policy does not load.
+    """
+
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped policies.")]
+    as_json: JsonOption = False
+
+
+class ReplayArguments(NamedTuple):
+    """Print what a policy decides over one recorded run.
+
+    With --json, prints one decision, rule error or rule warning per line. Its event_index counts the events of rank 0
+    from 0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules.
+
+    With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the policy's
+    reductions, and the used one. The losses are those of the record, so all after the first change is censored.
+
+    With --experts, prints what LLEP would have made of the recorded tokens of experts, by the policy's metric of class
+    LlepPlan: for each layer, or for each combination of params if --set gives several values, as in threshold=1,1.3,2.
+    over and active are shares of the dispatches: with a load ratio of at least the threshold, and with a plan in use.
+    ratio, chunks, experts and sticky are mean load ratios: in place, after a plan in chunks, after that plan with whole
+    experts, and under the plan in use. worst is the greatest in place; excess the layer's share of all tokens above the
+    mean load. planned and moved are tokens sent elsewhere by a plan for each dispatch, and by the plan in use.
+    """
+
+    policy: PolicyArgument
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A RUN, or a .jsonl file of events ('-' reads standard input)."),
+    ]
+    store: StoreOption = None
+    settings: SetOption = None
+    has_rates: Annotated[
+        bool, typer.Option("--lr", help="Print the learning rates that the policy would have set instead.")
+    ] = False
+    has_experts: Annotated[
+        bool, typer.Option("--experts", help="Print what LLEP would have made of the experts' tokens instead.")
+    ] = False
+    as_json: JsonOption = False
+
+
+class RunsArguments(NamedTuple):
+    """List the newest runs of a store, oldest first."""
+
+    store: StoreOption = None
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most runs to list, the newest. 100 in a table, all as JSON.")
+    ] = None
+    as_json: JsonOption = False
+
+
+class ShowArguments(NamedTuple):
+    """Show one run: its curve, metrics and decisions."""
+
+    run: RunArgument
+    store: StoreOption = None
+    plotted: Annotated[
+        list[str] | None, typer.Option("--plot", metavar="METRIC", help="Plot this metric; repeatable.")
+    ] = None
+    as_json: JsonOption = False
+
+
+class HealthArguments(NamedTuple):
+    """Print what is wrong with a run, one line for each group of metrics.
+
+    Replays a policy over the run. A rule fires now if it has fired, and was true at each evaluation since: an ended run
+    keeps the state of its end. A group whose metrics the run lacks is not evaluable, and the line names them. Any
+    metric whose newest value is NaN or infinite is critical, whatever its name. Causes and actions follow, from the
+    policy's controllers whose names begin with diagnosis_.
+    Exit status 1 when a group is critical or has a warning, 3 when no group of the policy could be evaluated.
+    """
+
+    run: RunArgument
+    store: StoreOption = None
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="POLICY", help="A policy file, or the name of a shipped policy.")
+    ] = "nano_train"
+    settings: SetOption = None
+    renames: RenameOption = None
+    as_json: JsonOption = False
+
+
+class TailArguments(NamedTuple):
+    """Print a run's events as they are written, until it ends.
+
+    Ctrl-C stops it. Exit status 1 when the run failed or crashed. With --json, prints one event per line, as
+    'export' writes them.
+    """
+
+    run: RunArgument
+    store: StoreOption = None
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of existing events to print first.")
+    ] = 10
+    kinds: Annotated[
+        list[str] | None, typer.Option("--kind", metavar="KIND", help="Print only events of this kind; repeatable.")
+    ] = None
+    rank: Annotated[int, typer.Option(metavar="R", min=0, help="Rank of the process whose events to print.")] = 0
+    as_json: JsonOption = False
+
+
+class SamplesArguments(NamedTuple):
+    """Print the samples that drove a loss spike, the highest losses first.
+
+    The excess is a sample's loss minus the normal loss: the median of the 50 updates before. The share is its part of
+    all excess. A sample was seen and had its earlier loss before the spike.
+    """
+
+    run: RunArgument
+    step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")]
+    store: StoreOption = None
+    top: Annotated[int, typer.Option(metavar="N", help="Most samples to print.")] = 20
+    as_json: JsonOption = False
+
+
+class QueryArguments(NamedTuple):
+    """Run read-only SQL over a store, or over one run.
+
+    Views: runs, events, steps, evals, saves, samples, vectors, decisions, windows. Table macros: series(name),
+    rolling(n), spiking_samples(step).
+    """
+
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only SQL statement over the views.")]
+    run: OneRunArgument = None
+    store: StoreOption = None
+    as_json: JsonOption = False
+
+
+class ServeArguments(NamedTuple):
+    """Serve the web pages and the HTTP API of a store.
+
+    The pages are at /, the API is under /api/v1 and described in /api/v1/openapi.json. Creates the store if there is
+    none, and shows its runs as they come. Ctrl-C stops the server. Tokens may also be in the environment variable
+    STEPTAPE_TOKENS.
+    """
+
+    store: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STORE",
+            show_default=False,
+            help="Folder of runs, or s3://BUCKET/PREFIX; by default STEPTAPE_STORE, else 'runs'.",
+        ),
+    ] = None
+    host: Annotated[str, typer.Option(help="Address to listen on; one that other machines can reach needs tokens.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.")] = 8420
+    tokens: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of lines 'token scope name'; scopes: record, read, write, admin."),
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", metavar="NAME", help="A host name by which clients reach this server."),
+    ] = None
+    quota: Annotated[
+        float | None, typer.Option(metavar="GB", min=0, help="Most gigabytes of the runs that one token pushes; 1000.")
+    ] = None
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Path under which a reverse proxy serves this server, as /steptape.")
+    ] = ""
+    policies: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
+    ] = None
+    log_level: LogLevelOption = "warning"
+    log_format: LogFormatOption = "text"
+
+
+class DocsArguments(NamedTuple):
+    """Print where the documents are.
+
+    The reference of the rule language, of the store format and of imports comes with the package, as Markdown.
+    """
+
+
+class DemoArguments(NamedTuple):
+    """Train a small model, backtest two policies on it, train under them, and compare.
+
+    Writes its runs to the store. Exit status 1 when a run under rules differs from its backtest or from its replay.
+    """
+
+    store: StoreOption = None
+    with_torch: Annotated[
+        bool,
+        typer.Option("--torch", help="Train with torch on scikit-learn's digits, not with numpy on made-up data."),
+    ] = False
+
+
+class ImportArguments(NamedTuple):
+    """Import past runs from the logs of other tools.
+
+    Kinds: auto, json, jsonl, mlflow, optuna, parquet, stable_baselines, table (CSV, TSV), tensorboard, text, trackio,
+    trainer_state, wandb.
+    IMPORT.md, installed in steptape/reference, describes what each log becomes. Importing again adds only what is new.
+    Exit status 1 when a log could not be read; the others are still imported.
+    """
+
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The tool that wrote the logs; 'auto' detects it.")]
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", readable=False, help="Log files, and folders of them.")
+    ]
+    store: StoreOption = None
+    follow: Annotated[bool, typer.Option("--follow", help="Keep importing logs that grow, until Ctrl-C.")] = False
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX", help="Pattern of a line of a text log. Its named groups are metrics; one is 'step'."
+        ),
+    ] = None
+    step: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that counts steps, if several could.")
+    ] = None
+    run: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
+    ] = None
+    renames: RenameOption = None
+    ray: RayOption = None
+    as_json: JsonOption = False
+
+
+class AskArguments(NamedTuple):
+    """Ask a running run to stop, or for a checkpoint or an evaluation.
+
+    Its loop sees 'should_stop', 'should_save' or 'should_evaluate', as after a rule's order. A run that stops ends as
+    'stopped'. The run records who asked.
+    """
+
+    operation: Annotated[
+        Literal["stop", "save", "evaluate"],
+        typer.Argument(
+            parser=one_of("stop", "save", "evaluate"), metavar="stop|save|evaluate", help="What the run shall do."
+        ),
+    ]
+    run: RunArgument
+    store: StoreOption = None
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is recorded in the run.")] = ""
+
+
+#: The formats that ``export`` writes.
+ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
+
+
+class ExportArguments(NamedTuple):
+    """Write a run's events as JSON lines, CSV or Parquet.
+
+    CSV and Parquet have one row per event, with a column for each metric, empty or null where the event lacks it.
+    """
+
+    run: RunArgument
+    store: StoreOption = None
+    form: Annotated[
+        ExportFormat | None,
+        typer.Option(
+            "--format",
+            parser=one_of("jsonl", "csv", "parquet"),
+            metavar="jsonl|csv|parquet",
+            help="Format; by default that of the file's suffix, jsonl without one.",
+        ),
+    ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file, not to stdout.")] = None
+    every: Annotated[bool, typer.Option("--all", help="Include the events that a resume rolled back.")] = False
+
+
+class SealArguments(NamedTuple):
+    """Convert the journals of ended runs to Parquet.
+
+    A journal is the file that a run appends its events to. Skips journals that a live process still writes and, without
+    --other-hosts, those of other machines.
+    """
+
+    runs: RunsArgument = None
+    store: StoreOption = None
+    other_hosts: Annotated[
+        bool,
+        typer.Option("--other-hosts", help="Also other machines' journals; only safe if none still writes there."),
+    ] = False
+    as_json: JsonOption = False
+
+
+class PushArguments(NamedTuple):
+    """Bring runs to a server, another folder or object storage, and prove that both logs are equal.
+
+    STORE is a folder of runs, or one run's folder. Only what the target lacks is sent, so a push may be interrupted and
+    repeated. At the end of a run both ends are sealed, and the digests of their logs are compared. With --log-level or
+    --log-format, writes a log to stderr instead of messages.
+    """
+
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Folder of runs, or s3://BUCKET/PREFIX.")]
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="http(s)://HOST[:PORT], s3://BUCKET/PREFIX, file://PATH or a folder."),
+    ]
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on: push events as they are written, and new runs. Ctrl-C ends it.")
+    ] = False
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of the token, of scope 'record'; else STEPTAPE_TOKEN holds it."),
+    ] = None
+    wait: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="Give up when the target is away for so long; 60, or never."),
+    ] = None
+    log_level: LogLevelOption = None
+    log_format: LogFormatOption = None
+    as_json: JsonOption = False
+
+
+class DeleteArguments(NamedTuple):
+    """Delete runs by name, by age, or all but the newest.
+
+    Deletes the whole folder of a run, with any checkpoints in it. Never deletes a run that is still being written. Asks
+    first; where there is no terminal, --yes answers.
+    """
+
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN...", help="Runs to delete: ids or names, or paths.")
+    ] = None
+    store: StoreOption = None
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Runs that ended longer ago, such as 90d or 12h.")
+    ] = None
+    keep_last: Annotated[int | None, typer.Option(metavar="N", min=0, help="All but the newest N.")] = None
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False
+    as_json: JsonOption = False
+
+
+class DoctorArguments(NamedTuple):
+    """Find damage in a store or a run, and print what to do about it.
+
+    Reads every file and changes nothing. Exit status 1 when it finds damage. With --json, prints one finding per line.
+    """
+
+    run: OneRunArgument = None
+    store: StoreOption = None
+    training: Annotated[
+        bool,
+        typer.Option(
+            "--training",
+            help="Check the training, too: updates, micro-batches, plan and ranks, and what a resume did to its data.",
+        ),
+    ] = False
+    as_json: JsonOption = False

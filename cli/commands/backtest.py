@@ -1,0 +1,262 @@
+"""``steptape backtest``: reports what a policy would have saved and cost, as a table, JSON or an HTML page."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from ...replay.backtests.backtesting import Backtest
+from ...replay.backtests.backtesting import backtest as backtest_runs
+from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
+from ...replay.choosing.certification_report import outside_json, outside_lines
+from ...replay.choosing.population import outside_of
+from ...replay.reports.aggregation import aggregate
+from ...replay.reports.arming import Arm, Arming, HowChosen, arming_of
+from ...replay.reports.baseline_rows import comparison
+from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
+from ...replay.reports.json_report import report_json_but_runs, runs_json
+from ...replay.reports.ledger import ledger_of
+from ...replay.reports.objectives import guess_warning, rename_hints
+from ...replay.reports.sentences import summary_lines
+from ...replay.reports.terminal_tables import (
+    COMPARISON_HEADINGS,
+    MOST_ROWS,
+    SCREEN_LINES,
+    TABLE_HEADINGS,
+    TABLE_LEGEND,
+    bar_lines,
+    comparison_rows,
+    lines_of,
+    screenful,
+    table_rows,
+    unlisted_sentence,
+)
+from ...replay.runs.incidents import IncidentLabels, read_labels
+from ...replay.runs.objective import Objective, declared_objective
+from ...replay.runs.saves import Saves
+from ...replay.sweeps.swept_front import read_front
+from ...rules.certificate import Certificate, read_certificate
+from ...rules.policy_file.policy import Policy
+from ...store.errors import TelemetryError
+from ...store.run import Run
+from ..arguments import BacktestArguments
+from ..lookup import complain_of, open_store_named, runs_chosen
+from ..output import check_output, output_file, print_json_with_list, print_table, reading_runs, say
+from ..policy_lookup import params_of, policy_named
+from ..policy_options import objectives_of, ray_pool, renames_of
+from ..streams import complain
+
+#: Prefix of a baseline's name in place of a policy.
+_BASELINE: Final = "baseline"
+
+#: Maximum number of strange names in a file of labels to list.
+_STRANGE: Final = 5
+
+
+def backtest(asked: BacktestArguments) -> None:
+    """Report what a policy would have saved and cost on recorded runs."""
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    workers = ray_pool(asked.ray, asked.processes)
+    if asked.html is not None:
+        check_output(asked.html)
+    loaded = _policy(asked.policy, asked.settings, declared)
+    swept = None if asked.front is None else read_front(asked.front, loaded)
+    certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
+    chosen = _chosen(asked.runs, asked.store, asked.history)
+    if not chosen and not asked.as_json and asked.html is None:
+        say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
+        return
+    labelled = _labels(asked, chosen)
+    compared = _baselines(asked.baselines or (["all"] if asked.html else []))
+    began_s = time.monotonic()
+    with reading_runs() as on_progress:
+        result = backtest_runs(
+            loaded,
+            chosen,
+            objective=declared,
+            renames=renaming,
+            on_progress=on_progress,
+            delay_steps=asked.delay,
+            cost_per_hour=asked.cost_per_hour,
+            labels=labelled,
+            tolerance_steps=asked.tolerance,
+            saves=Saves(asked.saves),
+            baselines=compared,
+            with_coverage=asked.coverage or asked.html is not None,
+            processes=asked.processes,
+            pool=workers,
+            family=asked.family,
+            with_curves=asked.html is not None,
+        )
+    outside = {} if certified is None else outside_of(certified, chosen)
+    result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
+    more = {} if certified is None else outside_json(certified, outside)
+    choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
+    _report(result, choice, asked.html, asked.as_json, more)
+    if certified is not None and not asked.as_json:
+        for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
+            say(line)
+    if not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:") and _is_silent(result):
+        say(_how_to_check(asked))
+
+
+def _reads_store(asked: BacktestArguments) -> bool:
+    """Whether the runs are those of a store, or are named by what the store calls them."""
+    return asked.history is None and any("/" not in key for key in asked.runs or [""])
+
+
+def _chosen(runs: list[str] | None, store: str | None, history: list[Path] | None) -> list[Run]:
+    """Return the runs to judge a policy on. Print problems with other runs on stderr."""
+    if runs and history:
+        more = "With several logs, write --history before each"
+        raise typer.BadParameter(f"name a RUN, or give --history PATH; not both. {more}")
+    if history is None:
+        chosen, problems = runs_chosen(runs, store)
+    else:
+        # Loaded late: the readers of other tools' logs take 50 ms.
+        from ..imports import imported_history
+
+        chosen, problems = imported_history(history)
+    complain_of(problems)
+    return chosen
+
+
+def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | None:
+    """Read a file of labels. Name on stderr the runs that are neither chosen nor in the store."""
+    path = asked.labels
+    if path is None:
+        return None
+    labels = read_labels(path)
+    known = {name for run in chosen for name in (run.info.run_id, run.info.name)}
+    if _reads_store(asked):
+        summaries = [entry.summary for entry in open_store_named(asked.store).entries()[0]]
+        known |= {name for summary in summaries for name in (summary.run_id, summary.name)}
+    if strange := [name for name in labels.runs if name not in known]:
+        more = f" and {len(strange) - _STRANGE} more" if len(strange) > _STRANGE else ""
+        runs = "labelled run is" if len(strange) == 1 else "labelled runs are"
+        complain(f"warning: {path}: {len(strange)} {runs} not here: {', '.join(strange[:_STRANGE])}{more}")
+    return labels
+
+
+def _certificate_of(path: Path, policy: Policy) -> Certificate:
+    """Read a certificate, and check that it is of this policy.
+
+    Raises:
+        TelemetryError: It is not.
+    """
+    certificate = read_certificate(path)
+    if changed := certificate.why_other_policy(policy):
+        fix = "Give the certified params by --set, or certify again"
+        raise TelemetryError(f"the certificate is not of {policy.source}: {changed}", where=str(path), fix=fix)
+    return certificate
+
+
+def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
+    if html is not None:
+        # Loaded late, as jinja2 takes 35 ms.
+        from ...replay.reports.html_page import report_page
+
+        with output_file(html) as page:
+            page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
+    if as_json:
+        print_json_with_list({**report_json_but_runs(result, choice), **more}, "runs", runs_json(result))
+    else:
+        _print(result, choice)
+        if html is not None:
+            say(f"The HTML report is in {html}.")
+
+
+def _is_silent(result: Backtest) -> bool:
+    return bool(result.results) and not any(one.fired for one in result.results)
+
+
+def _how_to_check(asked: BacktestArguments) -> str:
+    where = "--against RUN" if asked.runs else "--store STORE"
+    if _reads_store(asked):
+        where = f"--store {open_store_named(asked.store).address}"
+    command = f"'steptape check {asked.policy} {where}'"
+    first = "" if asked.history is None else "import the logs; then "
+    return f"No rule fired: {first}{command} says whether the runs have what the rules read."
+
+
+def _print(result: Backtest, choice: HowChosen) -> None:
+    """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
+    answer = arming_of(result, choice)
+    printed = _print_answer(result, answer)
+    if answer.arm is not Arm.CANNOT_JUDGE:
+        printed += _print_runs(result)
+    total = aggregate(result)
+    lines = summary_lines(result, total)
+    verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    for line in [*verdict, ""]:
+        say(line)
+    is_whole = bool(result.baselines or result.coverage)
+    printed += lines_of([*verdict, ""])
+    families = family_rows(total)
+    needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
+    if families and (is_whole or printed + needed < SCREEN_LINES):
+        print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
+        say(FAMILY_LEGEND)
+        say()
+        printed += needed
+    for line in rest if is_whole else screenful(rest, printed):
+        say(line)
+
+
+def _print_answer(result: Backtest, answer: Arming) -> int:
+    """Print whether to arm the policy, and the bars if there are any to judge it by. Return the number of lines."""
+    lines = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", *answer.grounds]
+    if answer.arm is not Arm.CANNOT_JUDGE:
+        lines += filter(None, [guess_warning([one.objective for one in result.results])])
+        lines += ["", *bar_lines(ledger_of(result))]
+    for line in [*lines, ""]:
+        say(line)
+    return lines_of([*lines, ""])
+
+
+def _print_runs(result: Backtest) -> int:
+    """Print the runs that lose most, and the baselines. Return the number of lines of the former."""
+    table = table_rows(result)[:MOST_ROWS]
+    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
+    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
+    for line in [*below, ""]:
+        say(line)
+    if result.baselines:
+        print_table(
+            COMPARISON_HEADINGS,
+            comparison_rows(comparison(result)),
+            numeric=COMPARISON_HEADINGS[1:],
+        )
+        say()
+    return lines_of([*below, ""]) + len(table) + 1
+
+
+def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:
+    """Load a rule file, a shipped policy, or a baseline.
+
+    A baseline watches the preferred objective, or ``eval_loss`` if none is declared.
+    """
+    prefix, _, baseline = name.partition(":")
+    if prefix != _BASELINE or not baseline:
+        return policy_named(name, settings)
+    (chosen,) = _baselines([baseline])
+    try:
+        objective = declared[0] if declared else declared_objective("eval_loss", "min")
+        return baseline_policy(chosen, objective, params_of(settings))
+    except ValueError as error:
+        raise typer.BadParameter(f"baseline {baseline}: {error}") from None
+
+
+def _baselines(names: list[str]) -> list[Baseline]:
+    if "all" in names:
+        return list(BASELINES.values())
+    unknown = [name for name in names if name not in BASELINES]
+    if unknown:
+        raise typer.BadParameter(f"no such baseline: {unknown[0]}. Known: all, {', '.join(BASELINES)}")
+    return [BASELINES[name] for name in dict.fromkeys(names)]

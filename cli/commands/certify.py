@@ -1,0 +1,153 @@
+"""``steptape certify``: chooses the thriftiest variant of a policy whose risk is below a limit, with a confidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...replay.choosing.certification_report import (
+    arming_lines,
+    certification_json,
+    headline,
+    lines_without_certificate,
+    population_lines,
+    promise_lines,
+    table_headings,
+    table_rows,
+    testing_lines,
+)
+from ...replay.choosing.certifying import Certification
+from ...replay.choosing.certifying import certify as certify_runs
+from ...replay.choosing.checking import changes_since
+from ...replay.choosing.risks import amount_of, risk_of
+from ...replay.runs.saves import Saves
+from ...rules.certificate import Certificate, read_certificate
+from ...store.plural import counted
+from ..arguments import CertifyArguments
+from ..lookup import complain_of, runs_chosen
+from ..output import output_file, print_json, print_table, reading_runs, say
+from ..policy_options import objectives_of, ray_pool, renames_of, variants_asked
+from ..streams import FINDINGS, complain
+
+CertifiedPolicyArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="POLICY",
+        help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
+    ),
+]
+PastRunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Past runs to certify it on.")]
+RiskOption = Annotated[
+    str,
+    typer.Option(
+        metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
+    ),
+]
+LimitOption = Annotated[
+    str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
+]
+ConfidenceOption = Annotated[
+    str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
+]
+CapOption = Annotated[
+    str | None, typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with.")
+]
+OrderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
+    ),
+]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")]
+OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")]
+CheckOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Check a certificate: are its policy and its logs unchanged?")
+]
+
+
+def certify(asked: CertifyArguments) -> None:
+    """Choose the variant of a policy that saves most while it keeps a stated risk."""
+    if asked.check is not None:
+        _check(asked, asked.check)
+        return
+    if asked.policy is None:
+        raise typer.BadParameter("name a POLICY")
+    limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    workers = ray_pool(asked.ray, asked.processes)
+    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
+    with reading_runs() as on_progress:
+        found = certify_runs(
+            *variants,
+            limited,
+            confidence=wanted,
+            order=asked.order,
+            family=asked.family,
+            objective=declared,
+            renames=renaming,
+            saves=Saves(asked.saves),
+            on_progress=on_progress,
+            processes=asked.processes,
+            pool=workers,
+        )
+    _report(found, asked.output, as_json=asked.as_json)
+    if found.params is None:
+        raise typer.Exit(FINDINGS)
+
+
+def _report(found: Certification, out: Path | None, *, as_json: bool) -> None:
+    """Write the certificate, if a variant has one, and print the result."""
+    certificate = None if found.params is None else found.certificate()
+    if certificate is not None and out is not None:
+        with output_file(out) as file:
+            file.write(certificate.text)
+    if not as_json:
+        _print(found, certificate, out)
+        return
+    print_json(certification_json(found, certificate))
+    for run in found.outside:
+        complain(f"Outside of the population, {run.name} ({run.run_id}): {run.reason}.")
+
+
+def _check(asked: CertifyArguments, path: Path) -> None:
+    """Print what has changed since a certificate was made, and exit with 1 if anything has."""
+    certificate = read_certificate(path)
+    chosen = None
+    if asked.runs or asked.store is not None:
+        chosen, problems = runs_chosen(asked.runs, asked.store)
+        complain_of(problems)
+    source = asked.policy or certificate.policy.source
+    changes = changes_since(certificate, source, chosen)
+    if asked.as_json:
+        print_json({"certificate": certificate.digest, "changes": changes, "logs_checked": chosen is not None})
+    else:
+        for change in changes:
+            say(f"{path}: {change}")
+        count = len(certificate.population.drawn)
+        logs = (
+            f"the logs of {counted(count, 'run')}" if chosen is not None else "no log: give --store, or name the runs"
+        )
+        if changes:
+            say("The certificate does not hold any more. Certify again.")
+        else:
+            say(f"The certificate holds: unchanged are the policy {source} and {logs}.")
+    if changes:
+        raise typer.Exit(FINDINGS)
+
+
+def _print(found: Certification, certificate: Certificate | None, out: Path | None) -> None:
+    say(headline(found))
+    for line in lines_without_certificate(found) if certificate is None else promise_lines(certificate):
+        say(line)
+    say()
+    if rows := table_rows(found):
+        headings = table_headings(found)
+        print_table(headings, rows, numeric=[name for name in headings if name != "passed"])
+        say()
+    for line in (*testing_lines(found), *population_lines(found)):
+        say(line)
+    if certificate is not None:
+        for line in arming_lines(certificate, None if out is None else str(out)):
+            say(line)

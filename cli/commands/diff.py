@@ -1,0 +1,41 @@
+"""``steptape diff``: backtests two rule files on the same recorded runs and reports what differs.
+
+Reports the differences in orders, ends, steps, time, checkpoints and regret.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from ...replay.backtests.policy_diff import diff_policies
+from ...replay.reports.diff_report import diff_json, diff_lines
+from ..arguments import DiffArguments
+from ..lookup import complain_of, runs_chosen
+from ..output import print_json, reading_runs, say
+from ..policy_lookup import policy_named
+from ..policy_options import objectives_of, renames_of
+from ..streams import FINDINGS
+
+
+def diff(asked: DiffArguments) -> None:
+    """Compare the behaviour of two policies on recorded runs."""
+    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    policies = policy_named(asked.old, asked.old_settings), policy_named(asked.new, asked.new_settings)
+    chosen, problems = runs_chosen(asked.runs, asked.store)
+    complain_of(problems)
+    with reading_runs() as on_progress:
+        found = diff_policies(
+            *policies,
+            chosen,
+            objective=declared,
+            renames=renaming,
+            on_progress=on_progress,
+            processes=asked.processes,
+            family=asked.family,
+        )
+    if asked.as_json:
+        print_json(diff_json(found))
+    else:
+        for line in diff_lines(found):
+            say(line)
+    raise typer.Exit(FINDINGS if found.changed else 0)

@@ -1,0 +1,123 @@
+"""``steptape replay``: prints the decisions of a policy over one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from ...replay.policies.expert_accounts import expert_accounts
+from ...replay.policies.learning_rates import LearningRatePoint, learning_rates
+from ...replay.runs import replaying
+from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...store.events import Event
+from ...store.plural import counted
+from ...store.run import Run
+from ..arguments import ReplayArguments
+from ..lookup import events_named
+from ..output import print_json, print_table, say, shown_values
+from ..policy_lookup import policy_named
+from ..policy_options import axes_of, check_numbers
+
+#: The columns of an account: how it names each number, and the heading.
+_ACCOUNT: Final = {
+    "dispatches": "dispatches",
+    "over_share": "over",
+    "active_share": "active",
+    "mean_ratio": "ratio",
+    "mean_chunk_ratio": "chunks",
+    "mean_expert_ratio": "experts",
+    "mean_sticky_ratio": "sticky",
+    "max_ratio": "worst",
+    "chunk_moved": "planned",
+    "moved": "moved",
+    "transfers": "transfers",
+    "transfer_bytes": "bytes",
+    "excess_share": "excess",
+}
+
+
+def replay(asked: ReplayArguments) -> None:
+    """Print what a policy decides over one recorded run."""
+    if asked.has_experts:
+        _print_accounts(
+            asked.policy, events_named(asked.source, asked.store), asked.settings or (), as_json=asked.as_json
+        )
+        return
+    loaded, events = policy_named(asked.policy, asked.settings), events_named(asked.source, asked.store)
+    replayed = replaying.replay(loaded, events)
+    if asked.has_rates:
+        _print_rates(learning_rates(replayed, events), as_json=asked.as_json)
+    elif asked.as_json:
+        for judged in replayed.outcomes:
+            print_json(judged.to_json())
+    else:
+        _print_replay(replayed)
+
+
+def _print_accounts(policy: str, events: Run | Sequence[Event], settings: Sequence[str], *, as_json: bool) -> None:
+    loaded, axes = policy_named(policy, None), axes_of(settings)
+    check_numbers(axes, loaded.params)
+    accounts = list(expert_accounts(loaded, events, axes))
+    if as_json:
+        for account in accounts:
+            print_json(account)
+    elif len(accounts) > 1:
+        varied = [name for name, values in axes.items() if len(values) > 1]
+        _print_shares(varied, [(*(each["params"][name] for name in varied), each) for each in accounts])
+    else:
+        (whole,) = accounts
+        _print_shares(["layer"], [*whole["layers"].items(), ("all", whole)])
+
+
+def _print_shares(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Print accounts, each at the end of a row that begins with its labels."""
+    shown = [key for key in _ACCOUNT if key != "transfer_bytes" or any(row[-1][key] for row in rows)]
+    if names != ["layer"]:
+        shown.remove("excess_share")
+    headings = [_ACCOUNT[key] for key in shown]
+    cells = [(*labels, *(_account_cell(key, account[key]) for key in shown)) for *labels, account in rows]
+    print_table((*names, *headings), cells, numeric=headings)
+    say("Loads only: counts show neither time, nor memory, nor what overlaps with communication.")
+
+
+def _account_cell(key: str, value: float) -> str:
+    if key.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:.3f}" if key.endswith("_ratio") or key == "max_ratio" else f"{value:,}"
+
+
+def _print_rates(points: Iterable[LearningRatePoint], *, as_json: bool) -> None:
+    if as_json:
+        for point in points:
+            print_json(point.to_json())
+    else:
+        rows = [(each.step, each.base, each.scheduled, each.used, each.validity) for each in points]
+        headings = ("step", "base", "scheduled", "used")
+        print_table((*headings, "validity"), rows, numeric=headings)
+
+
+def _print_replay(replayed: replaying.Replay) -> None:
+    rows = [
+        (
+            judged.outcome.step,
+            f"{judged.event}, {judged.outcome.value_lag} late" if judged.outcome.value_lag else judged.event,
+            f"{judged.outcome.controller} {judged.outcome.member}".strip(),
+            _said(judged.outcome),
+            judged.validity,
+            shown_values(judged.to_json().get("values") or {}),
+        )
+        for judged in replayed.outcomes
+    ]
+    print_table(("step", "event", "controller", "operations", "validity", "values"), rows, numeric=("step",))
+    stop = replayed.stop
+    end = "no stop" if stop is None else f"stop at step {stop.outcome.step} ({stop.validity})"
+    say(f"{counted(replayed.event_count, 'event')}, {counted(len(replayed.decisions), 'decision')}, {end}")
+
+
+def _said(outcome: Outcome) -> object:
+    """Format an outcome for a cell: a decision's operations (in brackets in shadow mode), an error, or a word."""
+    if isinstance(outcome, Decision):
+        return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
+    if isinstance(outcome, Cleared):
+        return "cleared"
+    return outcome.error if isinstance(outcome, RuleError) else "warning"

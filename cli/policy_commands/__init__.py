@@ -1,1 +1,0 @@
-"""The commands about policies, each in a module of its own name."""
