@@ -19,7 +19,8 @@ from ..store.errors import TelemetryError, require_version
 from ..store.run_folder import replace_file
 from ..store.run_info import flattened
 from .language.references import Param
-from .policy_file.policy import SEMANTICS_VERSION, Policy
+from .policy_file.declarations import SEMANTICS_VERSION
+from .policy_file.policy import Policy
 
 #: Version of the file.
 FORMAT: Final = 1

@@ -6,7 +6,7 @@ from typing import Final
 
 from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language.call_arguments import WINDOW_KEYWORDS
-from steptape.rules.policy_file import controllers, schema
+from steptape.rules.policy_file import controllers, policy
 
 _PLAIN_FUNCTIONS: Final = """
     mean sum min max std var median quantile slope detrended_std count first last argmin argmax ema peak lag delta
@@ -22,7 +22,7 @@ _PLAIN_CONTROLLER_KEYS: Final = """
     name triggers rule operations patience config for cooldown once between severity message mode
 """
 
-ROOT_KEYS: Final = {key.name for key in schema.DOCUMENT_KEYS}.difference(_PLAIN_ROOT_KEYS.split())
+ROOT_KEYS: Final = {key.name for key in policy.DOCUMENT_KEYS}.difference(_PLAIN_ROOT_KEYS.split())
 CONTROLLER_KEYS: Final = {key.name for key in controllers.CONTROLLER_KEYS}.difference(_PLAIN_CONTROLLER_KEYS.split())
 EXAMPLE_FUNCTIONS: Final = frozenset(FUNCTIONS).difference(_PLAIN_FUNCTIONS.split())
 WINDOW_WORDS: Final = frozenset(WINDOW_KEYWORDS) - _PLAIN_WORDS

@@ -167,7 +167,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:14]',
     ): "The CPU time of its children is a sign of activity, too.",
     (
-        "rules/policy_file/message.py",
+        "rules/policy_file/declarations.py",
         "code: CodeType = field(repr=False, compare=False)",
         "code: CodeType = field(repr=False, compare=True)",
     ): "Equal texts have equal code.",

@@ -21,7 +21,8 @@ from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Cleared, Decision, RuleError, outcome_from_event
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION, Policy, parse_policy
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
+from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, RULE_KINDS, Event
 from steptape.store.plan import Plan
 from steptape.store.run import Run

@@ -208,7 +208,6 @@ PUBLIC: dict[str, set[str]] = {
         "metric_catalogue",
         "policy_file/classes",
         "policy_file/declarations",
-        "policy_file/message",
         "policy_file/metrics",
         "policy_file/operations",
         "policy_file/policy",

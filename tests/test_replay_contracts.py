@@ -35,7 +35,8 @@ from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.scenarios.file import parse_tests
 from steptape.rules.scenarios.run import run_test
 from steptape.store.events import Event

@@ -21,7 +21,8 @@ from steptape.replay.runs.replaying import Replay, replay
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
 from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.resuming import resumed_engine
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy, shipped_policies
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal

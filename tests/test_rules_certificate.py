@@ -22,7 +22,8 @@ from steptape.rules.certificate import (
     read_certificate,
     write_certificate,
 )
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
+from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import UnsupportedVersion
 
 POLICY = parse_policy("""

@@ -15,10 +15,11 @@ from steptape.rules.functions.plain_functions import MAX_DIGITS
 from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language import definitions, expressions, references
 from steptape.rules.language.context import CONTEXT
-from steptape.rules.policy_file import controllers, document, operations, schema
+from steptape.rules.policy_file import controllers, document, operations, policy
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.metrics import METRICS, TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION, parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
@@ -69,7 +70,7 @@ def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
     assert re.findall(r"^ *(on_\w+)", section("Triggers and the order of events"), re.MULTILINE) == [
         f"on_{kind}" for kind in (INIT_END, *LOOP_KINDS)
     ]
-    assert own == {key.name: key.doc for key in schema.DOCUMENT_KEYS} | {
+    assert own == {key.name: key.doc for key in policy.DOCUMENT_KEYS} | {
         f"controllers[].{key.name}": key.doc for key in controllers.CONTROLLER_KEYS
     }
     assert {cells[0].strip("`"): cells[1] for cells in rows("Names")} == dict(CONTEXT)

@@ -13,7 +13,7 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules.compiled.compiled_rules import compile_rule
+from steptape.rules.compiled.compilation import Translator
 from steptape.rules.compiled.names import Names
 from steptape.rules.compiled.workspace import Workspace
 from steptape.rules.functions.operators import modulo
@@ -38,7 +38,7 @@ def compiled(text: str) -> Any:
     """Return the value of a rule over the names above; it need not be a bool."""
     names = Names()
     bound = bind(parse(text), NameScope(METRICS.keys(), PARAMS), is_condition=False)
-    code = compile_rule(bound, names).code
+    code = Translator(bound, names).code(bound.expression.tree)
     workspace = Workspace(names, dependencies([bound]), Clock())
     for key, series in workspace.series.items():
         series.append(SERIES[key.name])

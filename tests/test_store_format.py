@@ -21,7 +21,7 @@ from waiting import PATIENCE_S
 from steptape import Recorder, open_run, open_store
 from steptape.recorder.resume_point import STATE_FORMAT
 from steptape.rules import certificate
-from steptape.rules.policy_file.policy import SEMANTICS_VERSION
+from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.store.errors import UnsupportedVersion
 from steptape.store.event_json import event_to_line, events_from_lines
 from steptape.store.events import Event

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
-from ...rules.policy_file.policy import SEMANTICS_VERSION
+from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.annotations import ANNOTATIONS
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, file_stamp, find_run

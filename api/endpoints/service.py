@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from ...rules.policy_file.policy import SEMANTICS_VERSION
+from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.errors import StoreNotFound
 from ...store.run_info import FORMAT
 from ..access import OpenStore

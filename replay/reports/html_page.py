@@ -17,8 +17,8 @@ from markupsafe import Markup
 from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.control import Effect
 from ...rules.language.patience import RESET_ON_FAILURE
-from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.policy import SEMANTICS_VERSION, Policy, text_as_judged
+from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
+from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.plural import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED

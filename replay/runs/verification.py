@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
 from ...rules.engine.resuming import resumed_engine
-from ...rules.policy_file.policy import Policy, parse_policy, require_semantics
+from ...rules.policy_file.declarations import require_semantics
+from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.garbage import collection_paused

@@ -19,12 +19,11 @@ import numpy as np
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.engine.missing_series import MISSING_SERIES_AFTER
-from ...rules.engine.outcomes import LogMessages
+from ...rules.engine.outcomes import LogMessages, render
 from ...rules.language import references as ref
 from ...rules.language.leaves import leaves
 from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
-from ...rules.policy_file.message import render
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy

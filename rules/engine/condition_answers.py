@@ -40,7 +40,7 @@ def failed_condition(name: str, rule: Rule, error: Exception, event: Event, *, s
         source: The origin of the policy, as messages name it.
         where: Words for the condition.
     """
-    place = rule.place_at(rule.compiled.failing_offset(error.__traceback__, rule.bound.expression) or 0)
+    place = rule.place_of_failure(error.__traceback__)
     what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
     at = (event.attempt, event.rank, event.seq, event.step, event.epoch)
     where = f"{source}:{place.line}:{place.column}: {where}"

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from ...store.errors import TelemetryError
 from ...store.events import Event
-from ..policy_file.declarations import ACT
+from ..policy_file.declarations import ACT, SEMANTICS_VERSION
 from ..policy_file.operations import LogMessage
-from ..policy_file.policy import SEMANTICS_VERSION
 
 Scalar = bool | int | float | str | None
 

@@ -109,7 +109,7 @@ class EventFold:
 
     def _build_state(self, declaration: StateDeclaration) -> StateRunner:
         cell, held = self._workspace.cells[declaration.name], self._workspace.held_states[declaration.name]
-        conditions = [self._workspace.function(rule.compiled.code) for _, rule in declaration.classes]
+        conditions = [self._workspace.function(rule.code) for _, rule in declaration.classes]
         runner = StateRunner(declaration, conditions, cell, held, self.policy.source)
         self._reads[declaration.name] = frozenset(trigger.removeprefix("on_") for trigger in declaration.triggers)
         for kind in self._reads[declaration.name]:

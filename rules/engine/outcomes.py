@@ -5,23 +5,26 @@ Takes an answer other than False, with the controller at its trigger and the eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...store.errors import shortened
 from ...store.events import Event
 from ..compiled.compilation import FIRED, ClearAnswer
 from ..compiled.workspace import Workspace
 from ..errors import phrase
+from ..functions.text import formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of
-from ..policy_file.declarations import ACT, SHADOW, Rule
-from ..policy_file.message import render
+from ..policy_file.declarations import ACT, SHADOW, MessageField, MessageTemplate, Rule
 from ..policy_file.operations import LogControl, LogMessage
 from ..policy_file.policy import Policy
 from .decisions import Cleared, Decision, Outcome, RuleError
 from .triggered_controllers import Reading, TriggeredController, readings_at
+
+#: Most characters of a rendered message.
+MAX_MESSAGE_LENGTH: Final = 10_000
 
 
 class OutcomeFields(NamedTuple):
@@ -92,6 +95,31 @@ class LogMessages:
         }
         split = ((reference, self._controls.get(reference.partition(".")[0])) for reference in operations)
         return tuple(control.message(reference, names) for reference, control in split if control is not None)
+
+
+def render(template: MessageTemplate, readings: Sequence[Callable[[Event], Any]], event: Event) -> str:
+    """Render a message.
+
+    Args:
+        template: The template to render.
+        readings: A function for each of its fields, in order.
+        event: The event of the decision.
+    """
+    values = iter(readings)
+    parts = (part if isinstance(part, str) else _shown(part, next(values), event) for part in template.parts)
+    return shortened("".join(parts), MAX_MESSAGE_LENGTH)
+
+
+def _shown(part: MessageField, reading: Callable[[Event], Any], event: Event) -> str:
+    try:
+        value = reading(event)
+        if value is UNAVAILABLE:
+            return f"<missing {part.text}>"
+        return formatted(value, part.specification) if part.specification else rendered(value)
+    except LookupError:
+        return f"<missing {part.text}>"
+    except Exception as error:  # An expression may fail in any way, and a message must never end the training.
+        return f"<{type(error).__name__} {part.text}>"
 
 
 class OutcomeMaker:
@@ -173,8 +201,7 @@ class OutcomeMaker:
         state.whole.error_count += 1
         if state.whole.error_count > 1:
             return None
-        offset = rule.compiled.failing_offset(_traceback(function, event), rule.bound.expression)
-        place = rule.place_at(0 if offset is None else offset)
+        place = rule.place_of_failure(_traceback(function, event))
         where = f"{self._policy.source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
         error = phrase(shortened(" ".join(what.split()), 300), where=where)
         return RuleError(*place_of(watch, event), error=error, value_lag=lag_of(event))

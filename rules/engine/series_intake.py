@@ -237,7 +237,7 @@ class SeriesIntake:
         new = [kind for kind in self._kinds_of(declared.driver) if kind not in kinds and kind != PLAN]
         gatekeeper, target = self._gatekeepers.get(declared.key), self._series[declared.key]
         if new and gatekeeper is None:
-            value, admit = (self._workspace.function(code) for code in (admission.value, declared.admit.compiled.code))
+            value, admit = (self._workspace.function(code) for code in (admission.value, declared.admit.code))
             driver = self._series[declared.driver]
             gatekeeper = Gatekeeper(declared, value, admit, driver, target, self._policy.source)
             self._gatekeepers[declared.key] = gatekeeper

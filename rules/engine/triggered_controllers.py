@@ -86,8 +86,7 @@ class ControllerState:
 
 def _functions(rule: Rule, function: Callable[[CodeType], Reading]) -> tuple[Reading, dict[str, Reading]]:
     """Return a condition as a function of the event, and the readings that explain it, by their text."""
-    compiled = rule.compiled
-    return function(compiled.code), {text: function(code) for text, code in compiled.leaf_codes.items()}
+    return function(rule.code), {text: function(code) for text, code in rule.leaf_codes.items()}
 
 
 def readings_at(readings: Mapping[str, Reading], event: Event) -> dict[str, Scalar]:

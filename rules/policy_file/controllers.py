@@ -32,14 +32,14 @@ from .declarations import (
     Controller,
     Declarations,
     Escalation,
+    MessageTemplate,
     Rule,
     Stage,
     StateDeclaration,
 )
 from .fields import FieldReader, Fields, Key, is_null
-from .message import MessageTemplate, parse_message
-from .named_expressions import is_free, read_rule
 from .operations import DEFAULT_OPERATION, meant_action
+from .written_expressions import is_free, parse_message, read_rule
 
 _TRIGGER: Final = "on_"
 

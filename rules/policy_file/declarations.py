@@ -1,12 +1,21 @@
-"""The declarations of a policy that is read and checked: frozen values from which engines build their state."""
+"""The declarations of a policy file: frozen values from which engines build their state, and the digest of them all.
+
+A new attribute of a declaration that changes what is decided joins its canonical form, which the digest is made of.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any, Final
 
-from ..compiled.compiled_rules import CompiledRule
+from ...store.errors import require_version
+from ...store.run_info import Attempt
 from ..compiled.names import Names
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.patience import Patience
@@ -14,7 +23,11 @@ from ..language.references import Param, SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow
 from .classes import ArgumentValue
 from .document import Place
-from .message import MessageTemplate
+from .metrics import METRIC_CLASSES
+from .operations import OPERATION_CLASSES
+
+#: Increases when the same policy and the same events may give different decisions than before.
+SEMANTICS_VERSION: Final = 4
 
 #: The severities of a decision, the lowest first.
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -49,14 +62,73 @@ class Rule:
     Attributes:
         text: As in the file, escapes and folding resolved.
         bound: Its tree, every name resolved.
-        compiled: Its code.
+        code: Its code, before an engine binds names to values: the body of a function of the event that returns its
+            value.
+        leaf_codes: The same for each reading that explains a decision, by its text.
         place_at: Returns line and column in the file of an offset in the text.
     """
 
     text: str
     bound: BoundRule = field(repr=False, compare=False)
-    compiled: CompiledRule = field(repr=False, compare=False)
+    code: CodeType = field(repr=False, compare=False)
+    leaf_codes: Mapping[str, CodeType] = field(repr=False, compare=False)
     place_at: Callable[[int], Place] = field(repr=False, compare=False)
+
+    def place_of_failure(self, traceback: TracebackType | None) -> Place:
+        """Return the place in the file at which an exception was raised; that of the rule when unknown.
+
+        It is taken from the innermost frame of the rule's own code.
+        """
+        codes = _nested_codes(self.code)
+        offset = None
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            if code in codes:
+                position = list(code.co_positions())[traceback.tb_lasti // 2]
+                if position[0] is not None and position[2] is not None:
+                    offset = self.bound.expression.offset_at(position[0], position[2])
+            traceback = traceback.tb_next
+        return self.place_at(offset or 0)
+
+
+def _nested_codes(code: CodeType) -> set[CodeType]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {code}.union(*(_nested_codes(constant) for constant in inner))
+
+
+@dataclass(frozen=True, slots=True)
+class MessageField:
+    """An expression in braces.
+
+    Attributes:
+        text: The expression, as written.
+        specification: The format after the colon; empty for none.
+        bound: The expression, every name resolved.
+        code: The code of a function of the event that returns its value.
+    """
+
+    text: str
+    specification: str
+    bound: BoundRule = field(repr=False, compare=False)
+    code: CodeType = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTemplate:
+    """A message before it is rendered.
+
+    Attributes:
+        text: As in the file.
+        parts: Literal texts and expressions, in order.
+    """
+
+    text: str
+    parts: tuple[str | MessageField, ...] = field(repr=False, compare=False)
+
+    @property
+    def fields(self) -> tuple[MessageField, ...]:
+        """The expressions, in order."""
+        return tuple(part for part in self.parts if isinstance(part, MessageField))
 
 
 #: How the triggers begin that are changes of states.
@@ -315,3 +387,119 @@ class Declarations:
     def definitions(self) -> Mapping[str, str]:
         """The text of each defined expression, by name."""
         return {name: each.text for name, each in self.scope.definitions.items() if each is not None}
+
+
+# --- the meaning of a file ------------------------------------------------------------------------------------------
+
+
+def require_semantics(attempt: Attempt, folder: Path) -> None:
+    """Refuse an attempt of a run whose rules had other semantics: they may decide otherwise today.
+
+    Raises:
+        UnsupportedVersion: Its policy was recorded under another version.
+    """
+    if attempt.policy is not None:
+        where = f"{folder}, policy of attempt {attempt.attempt}"
+        require_version("rule semantics", attempt.policy.semantics_version, SEMANTICS_VERSION, where=where)
+
+
+def digest_of(declared: Declarations) -> str:
+    """Return the SHA-256, in hexadecimal, of the meaning of a policy file."""
+    canonical = {
+        "language": SEMANTICS_VERSION,
+        "params": {name: _constant(value) for name, value in declared.params.items()},
+        "series": None if declared.series is None else sorted(declared.series),
+        "metrics": [_canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declared.metrics],
+        "operations": [
+            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declared.operations
+        ],
+        "controllers": [_canonical_controller(controller) for controller in declared.controllers],
+        # Left out when there are none: a key that joins the language leaves the digests of other files alone.
+        **({"states": [_canonical_state(state) for state in declared.states.values()]} if declared.states else {}),
+        **({"admitted": list(map(_canonical_admitted, declared.admitted.values()))} if declared.admitted else {}),
+    }
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _canonical_entry(entry: MetricDeclaration | OperationDeclaration, version: str) -> list[Any]:
+    """Return name, class, arguments, and the version of a class that has one."""
+    return [entry.name, entry.class_name, dict(entry.arguments), *([version] if version else [])]
+
+
+def _canonical_state(state: StateDeclaration) -> list[Any]:
+    classes = [[name, _canonical_rule(rule)] for name, rule in state.classes]
+    return [state.name, state.triggers, classes]
+
+
+def _canonical_admitted(series: AdmittedSeries) -> list[Any]:
+    return [series.name, _canonical_rule(series.value), _canonical_rule(series.admit)]
+
+
+def _canonical_rule(rule: Rule) -> Any:
+    return _canonical_tree(rule.bound.expression.tree, rule.bound.expression.defined)
+
+
+def _canonical_controller(controller: Controller) -> dict[str, Any]:
+    patience, cooldown = controller.patience, controller.cooldown
+    # Unused keys are left out: a key that joins the language leaves the digests of other files alone.
+    timing = {
+        "for": None if controller.hold is None else _canonical_span(controller.hold),
+        "cooldown": None if cooldown is None else [*_canonical_span(cooldown.span), cooldown.name],
+        "once": controller.is_once or None,
+        "between": None if controller.between == StepWindow() else [controller.between.first, controller.between.last],
+        "severity": controller.severity or None,
+        "message": None if controller.message is None else controller.message.text,
+        "mode": SHADOW if controller.is_shadow else None,
+        "requires": [key.name for key in controller.requires] or None,
+        "for_each": None if controller.each is None else controller.each.name,
+        "every": controller.awaits_value or None,
+        "clear": None if controller.clear is None else _canonical_rule(controller.clear),
+        "escalate": None if controller.escalation is None else _canonical_escalation(controller.escalation),
+        "changing": controller.changing or None,
+    }
+    return {
+        **{key: value for key, value in timing.items() if value is not None},
+        "name": controller.name,
+        "triggers": controller.triggers,
+        "rule": _canonical_rule(controller.rule),
+        "patience": [patience.threshold, patience.mode] if patience else None,
+        "operations": controller.operations,
+        "trigger_log_level": controller.trigger_log_level,
+    }
+
+
+def _canonical_escalation(escalation: Escalation) -> list[Any]:
+    forget = None if escalation.forget_after is None else _canonical_span(escalation.forget_after)
+    stages = [[stage.operations, stage.times] for stage in escalation.stages]
+    return [stages, escalation.cycles, escalation.cap, forget]
+
+
+def _canonical_span(span: Span) -> list[str]:
+    return [float(span.amount).hex(), str(span.unit)]
+
+
+def _canonical_tree(node: object, defined: Mapping[ast.AST, str]) -> Any:
+    """Return a syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not).
+
+    Args:
+        defined: The names that stand for parts of it.
+    """
+    if isinstance(node, list):
+        return [_canonical_tree(item, defined) for item in node]
+    if isinstance(node, ast.Constant):
+        tree = _constant(node.value)
+    elif isinstance(node, ast.AST):
+        fields = [_canonical_tree(value, defined) for name, value in ast.iter_fields(node) if name != "ctx"]
+        tree = [type(node).__name__, *fields]
+    else:
+        return node
+    return ["define", defined[node], tree] if node in defined else tree
+
+
+def _constant(value: object) -> list[str]:
+    """Return a constant as its type and text: floats exactly, and whole numbers of any length."""
+    if isinstance(value, float):
+        return ["float", value.hex()]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ["int", hex(value)]
+    return [type(value).__name__, ascii(value)]

@@ -1,48 +1,60 @@
-"""A policy: a rule file that is read, checked, and identified by a digest of its meaning."""
+"""A policy: a rule file that is read, checked, and identified by a digest of its meaning.
+
+A file is read into declarations key by key: first the keys that others refer to, last the controllers. To add a key at
+the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that reads it.
+"""
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import json
+import keyword
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ...store.errors import TelemetryError, require_version
-from ...store.run_info import Attempt, PolicyRecord
+import yaml
+
+from ...store.errors import TelemetryError
+from ...store.run_info import PolicyRecord
+from .. import habits
 from ..control import Effect, InvalidCall, is_call, parse_call
-from ..errors import suggestion
+from ..errors import PolicyError, suggestion
+from ..language.bound_rule import NameScope
 from ..language.references import Param
-from ..language.timing import Span, StepWindow
+from ..language.timing import Span
 from .blueprint import Blueprint, draw_blueprint
+from .classes import ArgumentValue, Registry
+from .controllers import read_controllers, read_name, read_span, read_states
 from .declarations import (
-    SHADOW,
+    SEMANTICS_VERSION,
     AdmittedSeries,
     Controller,
     Declarations,
     Ends,
-    Escalation,
     MetricDeclaration,
     OperationDeclaration,
-    Rule,
     StateDeclaration,
+    digest_of,
 )
-from .document import Document, read_text
-from .metrics import METRIC_CLASSES
-from .operations import OPERATION_CLASSES
-from .schema import read_declarations
-
-#: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 4
+from .document import Document, Place, read_text
+from .fields import FieldReader, Fields, Key, is_null
+from .metrics import METRIC_CLASSES, Metric
+from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, Operation
+from .written_expressions import read_define, read_ranges
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
 
 #: The policies that pickles described, by all that they described.
 _UNPICKLED: Final[dict[tuple[object, ...], Policy]] = {}
 _MOST_UNPICKLED: Final = 16
+
+
+_Class = TypeVar("_Class", bound=type[Metric] | type[Operation])
+
+#: How the keys begin that a file may have at the top for its own use, such as a place for anchors.
+_FREE_KEYS: Final = "x-"
+_CLASS_KEYS: Final = ("name", "class", "arguments")
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +188,7 @@ def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Pa
     return Policy(
         source=source,
         text=text,
-        digest=_digest(declared),
+        digest=digest_of(declared),
         name=declared.name,
         description=declared.description,
         params=declared.params,
@@ -190,17 +202,6 @@ def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Pa
         controllers=declared.controllers,
         blueprint=draw_blueprint(declared.controllers, states, admitted, declared.names),
     )
-
-
-def require_semantics(attempt: Attempt, folder: Path) -> None:
-    """Refuse an attempt of a run whose rules had other semantics: they may decide otherwise today.
-
-    Raises:
-        UnsupportedVersion: Its policy was recorded under another version.
-    """
-    if attempt.policy is not None:
-        where = f"{folder}, policy of attempt {attempt.attempt}"
-        require_version("rule semantics", attempt.policy.semantics_version, SEMANTICS_VERSION, where=where)
 
 
 def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
@@ -278,102 +279,238 @@ def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...]) ->
     return policy
 
 
-def _digest(declared: Declarations) -> str:
-    canonical = {
-        "language": SEMANTICS_VERSION,
-        "params": {name: _constant(value) for name, value in declared.params.items()},
-        "series": None if declared.series is None else sorted(declared.series),
-        "metrics": [_canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declared.metrics],
-        "operations": [
-            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declared.operations
-        ],
-        "controllers": [_canonical_controller(controller) for controller in declared.controllers],
-        # Left out when there are none: a key that joins the language leaves the digests of other files alone.
-        **({"states": [_canonical_state(state) for state in declared.states.values()]} if declared.states else {}),
-        **({"admitted": list(map(_canonical_admitted, declared.admitted.values()))} if declared.admitted else {}),
-    }
-    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+# --- the keys at the top of a file ---------------------------------------------------------------------------------
 
 
-def _canonical_entry(entry: MetricDeclaration | OperationDeclaration, version: str) -> list[Any]:
-    """Return name, class, arguments, and the version of a class that has one."""
-    return [entry.name, entry.class_name, dict(entry.arguments), *([version] if version else [])]
-
-
-def _canonical_state(state: StateDeclaration) -> list[Any]:
-    classes = [[name, _canonical_rule(rule)] for name, rule in state.classes]
-    return [state.name, state.triggers, classes]
-
-
-def _canonical_admitted(series: AdmittedSeries) -> list[Any]:
-    return [series.name, _canonical_rule(series.value), _canonical_rule(series.admit)]
-
-
-def _canonical_rule(rule: Rule) -> Any:
-    return _canonical_tree(rule.bound.expression.tree, rule.bound.expression.defined)
-
-
-def _canonical_controller(controller: Controller) -> dict[str, Any]:
-    patience, cooldown = controller.patience, controller.cooldown
-    # Unused keys are left out: a key that joins the language leaves the digests of other files alone.
-    timing = {
-        "for": None if controller.hold is None else _canonical_span(controller.hold),
-        "cooldown": None if cooldown is None else [*_canonical_span(cooldown.span), cooldown.name],
-        "once": controller.is_once or None,
-        "between": None if controller.between == StepWindow() else [controller.between.first, controller.between.last],
-        "severity": controller.severity or None,
-        "message": None if controller.message is None else controller.message.text,
-        "mode": SHADOW if controller.is_shadow else None,
-        "requires": [key.name for key in controller.requires] or None,
-        "for_each": None if controller.each is None else controller.each.name,
-        "every": controller.awaits_value or None,
-        "clear": None if controller.clear is None else _canonical_rule(controller.clear),
-        "escalate": None if controller.escalation is None else _canonical_escalation(controller.escalation),
-        "changing": controller.changing or None,
-    }
-    return {
-        **{key: value for key, value in timing.items() if value is not None},
-        "name": controller.name,
-        "triggers": controller.triggers,
-        "rule": _canonical_rule(controller.rule),
-        "patience": [patience.threshold, patience.mode] if patience else None,
-        "operations": controller.operations,
-        "trigger_log_level": controller.trigger_log_level,
-    }
-
-
-def _canonical_escalation(escalation: Escalation) -> list[Any]:
-    forget = None if escalation.forget_after is None else _canonical_span(escalation.forget_after)
-    stages = [[stage.operations, stage.times] for stage in escalation.stages]
-    return [stages, escalation.cycles, escalation.cap, forget]
-
-
-def _canonical_span(span: Span) -> list[str]:
-    return [float(span.amount).hex(), str(span.unit)]
-
-
-def _canonical_tree(node: object, defined: Mapping[ast.AST, str]) -> Any:
-    """Return a syntax tree as JSON, the same in every version of Python (whose own dump and unparse are not).
+def read_declarations(document: Document, overrides: Mapping[str, object]) -> Declarations:
+    """Return the declarations of a document, with params overridden.
 
     Args:
-        defined: The names that stand for parts of it.
+        document: The file.
+        overrides: Values of params that replace those of the file.
+
+    Raises:
+        PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
-    if isinstance(node, list):
-        return [_canonical_tree(item, defined) for item in node]
-    if isinstance(node, ast.Constant):
-        tree = _constant(node.value)
-    elif isinstance(node, ast.AST):
-        fields = [_canonical_tree(value, defined) for name, value in ast.iter_fields(node) if name != "ctx"]
-        tree = [type(node).__name__, *fields]
-    else:
-        return node
-    return ["define", defined[node], tree] if node in defined else tree
+    reader = FieldReader(document, takes_last=True)
+    declared = _declared(document.root, overrides, reader)
+    if reader.problems:
+        raise PolicyError(reader.problems)
+    return declared
 
 
-def _constant(value: object) -> list[str]:
-    """Return a constant as its type and text: floats exactly, and whole numbers of any length."""
-    if isinstance(value, float):
-        return ["float", value.hex()]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return ["int", hex(value)]
-    return [type(value).__name__, ascii(value)]
+def _declared(root: yaml.Node | None, overrides: Mapping[str, object], reader: FieldReader) -> Declarations:
+    if root is None or is_null(root):
+        reader.refuse_at(Place(1, 1), "", "the file is empty", None, "Declare rules under 'controllers:'.")
+        return Declarations()
+    if not isinstance(root, yaml.MappingNode):
+        reader.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
+        return Declarations()
+    named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
+    known = (*(key.name for key in DOCUMENT_KEYS), *(key for key in named if key.startswith(_FREE_KEYS)))
+    fields = reader.fields(root, "", known, habits=habits.ROOT_KEYS)
+    declared = replace(_names_ahead(fields, reader), overrides=overrides)
+    # A file without params may be given some, and one without operations has the default one: both read as null.
+    mark = yaml.Mark("", 0, 0, 0, "", 0)
+    nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+    fields = {"params": nothing, "operations": nothing, **fields}
+    for key in DOCUMENT_KEYS:
+        if key.name in fields:
+            declared = key.read(fields[key.name], key.name, declared, reader)
+    return declared
+
+
+def _names_ahead(fields: Fields, reader: FieldReader) -> Declarations:
+    """Return the names to which keys above them may refer. A refused entry keeps its name: one mistake, one problem."""
+    metrics = _names_in(fields, "controller_metrics", reader)
+    states = tuple(reader.keys_of(fields["states"])) if "states" in fields else ()
+    defined = reader.keys_of(fields["define"]) if "define" in fields else {}
+    scope = NameScope(
+        metrics=(*metrics, *states),
+        controllers=_names_in(fields, "controllers", reader),
+        clearing=_names_in(fields, "controllers", reader, having="clear"),
+        states=states,
+        admitted=tuple(name for name, node in defined.items() if isinstance(node, yaml.MappingNode)),
+    )
+    return Declarations(scope, metrics)
+
+
+def _names_in(fields: Fields, key: str, reader: FieldReader, having: str = "name") -> tuple[str, ...]:
+    """Return the names of a list's entries that have a key; reading the entries reports their problems."""
+    node = fields.get(key)
+    entries = map(reader.keys_of, node.value if isinstance(node, yaml.SequenceNode) else [])
+    named = (entry["name"] for entry in entries if having in entry and "name" in entry)
+    return tuple(dict.fromkeys(node.value for node in named if isinstance(node, yaml.ScalarNode)))
+
+
+# --- texts, params, series and cooldowns --------------------------------------------------------------------------
+
+
+def _read_text(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    text = "" if is_null(node) else reader.text(node, where) or ""
+    return replace(declared, name=text) if where == "name" else replace(declared, description=text)
+
+
+def _read_params(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    params: dict[str, Param] = {}
+    for name, value_node in reader.entries(node, where).items():
+        where = f"param '{name}'"
+        if not name.isidentifier() or keyword.iskeyword(name) or "__" in name:
+            reader.refuse(value_node, where, "a param's name must be an identifier", shows=False)
+        elif name in declared.own_metrics:
+            reader.refuse(value_node, where, "a controller metric has the same name", shows=False)
+        else:
+            value = reader.param(value_node, where)
+            # A refused param keeps its name, so that one mistake is one problem.
+            params[name] = 0 if value is None else value
+    for name, given in declared.overrides.items():
+        _override(params, name, given, reader.document.place(node), reader)
+    return replace(declared, scope=replace(declared.scope, params=MappingProxyType(params)))
+
+
+def _override(params: dict[str, Param], name: str, given: object, place: Place, reader: FieldReader) -> None:
+    if name not in params:
+        reader.refuse_at(place, "params", "the policy has no such param", repr(name), suggestion(name, params))
+        return
+    value = _plain_param(given)
+    if value is None or _type_name(value) != _type_name(params[name]):
+        what = f"an override must be {_type_name(params[name])}, as in the file"
+        reader.refuse_at(place, f"param '{name}'", what, repr(given), "")
+        return
+    params[name] = value
+
+
+def _plain_param(value: object) -> Param | None:
+    """Return a param as one of the four plain types, also from their subclasses; None for anything else."""
+    for type_ in (bool, int, float, str):
+        if isinstance(value, type_):
+            return type_(value)
+    return None
+
+
+def _type_name(value: Param) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    return "text" if isinstance(value, str) else "a number"
+
+
+def _read_series(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    names = frozenset(filter(None, (reader.text(item, where) for item in reader.items(node, where))))
+    return replace(declared, scope=replace(declared.scope, series=names))
+
+
+def _read_cooldowns(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    # A refused cooldown keeps its name, so that one mistake is one problem.
+    spans = {
+        name: read_span(value, f"cooldown '{name}'", declared, reader) or Span(1)
+        for name, value in reader.entries(node, where).items()
+    }
+    return replace(declared, cooldowns=spans)
+
+
+# --- metrics and operations: entries that ask for classes ---------------------------------------------------------
+
+
+def _read_metrics(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    metrics: list[MetricDeclaration] = []
+    for entry in [] if is_null(node) else reader.items(node, where):
+        name, found, fields = _class_entry(entry, "controller metric", METRIC_CLASSES, declared, reader)
+        if name is not None and found is not None:
+            values = _class_arguments(fields, f"controller metric '{name}'", entry, found, declared, reader)
+            metrics.append(MetricDeclaration(name, found.__name__, values))
+    return replace(declared, metrics=tuple(metrics))
+
+
+def _read_operations(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    actions: dict[str, tuple[str, ...]] = {}
+    operations: list[OperationDeclaration] = []
+    for entry in [] if is_null(node) else reader.items(node, where):
+        name, found, fields = _class_entry(entry, "operation", OPERATION_CLASSES, declared, reader)
+        if name is None:
+            continue
+        if name in actions:
+            reader.refuse(fields["name"], where, "an operation of this name is already declared")
+            continue
+        actions[name] = tuple(found.actions) if found else ()
+        if found is not None:
+            values = _class_arguments(fields, f"operation '{name}'", entry, found, declared, reader)
+            operations.append(OperationDeclaration(name, found.__name__, values))
+    if DEFAULT_OPERATION not in actions:
+        actions[DEFAULT_OPERATION] = tuple(HFControls.actions)
+        operations.append(OperationDeclaration(DEFAULT_OPERATION, HFControls.__name__, MappingProxyType({})))
+    return replace(declared, actions=actions, operations=tuple(operations))
+
+
+def _class_entry(
+    node: yaml.Node, what: str, classes: Registry[_Class], declared: Declarations, reader: FieldReader
+) -> tuple[str | None, _Class | None, Fields]:
+    """Return name, class and keys of an entry that asks for a class; None for what is missing or unknown."""
+    fields = reader.fields(node, what, _CLASS_KEYS, ("name", "class"))
+    name = read_name(fields["name"], f"{what}, name", declared, reader) if "name" in fields else None
+    class_name = reader.text(fields["class"], f"{what}, class") if "class" in fields else None
+    if class_name is None:
+        return name, None, fields
+    where = f"{what} '{name}'" if name else what
+    try:
+        found = classes.find(class_name)
+    except TelemetryError as error:
+        reader.refuse(fields["class"], where, str(error), shows=False)
+        return name, None, fields
+    if found is None:
+        reader.refuse(fields["class"], where, "unknown class", suggestion(class_name, classes.names()))
+    return name, found, fields
+
+
+def _class_arguments(
+    fields: Fields,
+    where: str,
+    owner: yaml.Node,
+    found: type[Metric] | type[Operation],
+    declared: Declarations,
+    reader: FieldReader,
+) -> Mapping[str, ArgumentValue]:
+    """Return the ``arguments:`` of an entry, each checked alone and then all together."""
+    problems = len(reader.problems)
+    node = fields.get("arguments")
+    values = MappingProxyType(reader.arguments(node, where, owner, found.arguments, declared.scope))
+    if len(reader.problems) == problems:
+        try:
+            found.validate(values)
+        except ValueError as error:
+            reader.refuse(node or owner, f"{where}, arguments", str(error), shows=False)
+    return values
+
+
+#: The keys of a policy file, each after those that it refers to. A reader takes what is declared so far, and returns it
+#: with what its key declares.
+DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
+    Key("name", _read_text, "text | For people."),
+    Key("description", _read_text, "text | For people."),
+    Key(
+        "params",
+        _read_params,
+        "mapping | Constants for rules: number, `true`/`false` or text. The caller can override them when"
+        " the file is loaded.",
+    ),
+    Key(
+        "series",
+        _read_series,
+        "list | The names of all series that rules may read. With it, a misspelt series is refused at load.",
+    ),
+    Key(
+        "controller_metrics",
+        _read_metrics,
+        "list | Named values with a memory, see [Controller metrics](#controller-metrics).",
+    ),
+    Key("operations", _read_operations, "list | Operations in addition to `hfcontrols`, which is always available."),
+    Key(
+        "define",
+        read_define,
+        "mapping | Names for expressions, see [Definitions](#definitions), and for [admitted"
+        " values](#admitted-values).",
+    ),
+    Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`, see [Ranges](#ranges)."),
+    Key("states", read_states, "mapping | Classes into which the run is sorted, see [States](#states)."),
+    Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which controllers can share."),
+    Key("controllers", read_controllers, "list | The controllers. A file without any decides nothing."),
+)

@@ -31,7 +31,6 @@ with instrumented:
     from steptape.rules.checks.findings import findings_of
     from steptape.rules.checks.length_conditions import impossible_lengths
     from steptape.rules.checks.nan_guard import unguarded_spikes
-    from steptape.rules.compiled.compiled_rules import compile_rule
     from steptape.rules.compiled.names import Names
     from steptape.rules.engine.decisions import canonical_line, outcome_from_event, outcome_payload
     from steptape.rules.engine.engine import Engine
@@ -40,9 +39,9 @@ with instrumented:
     from steptape.rules.language.bound_rule import NameScope
     from steptape.rules.language.expressions import parse
     from steptape.rules.policy_file.blueprint import draw_blueprint
-    from steptape.rules.policy_file.declarations import Rule
     from steptape.rules.policy_file.document import Place
     from steptape.rules.policy_file.policy import parse_policy
+    from steptape.rules.policy_file.written_expressions import compile_rule
     from steptape.rules.scenarios.file import parse_tests
     from steptape.rules.scenarios.run import result_json, result_lines, run_test
     from steptape.store.event_json import encoded
@@ -95,7 +94,7 @@ def rule(data: bytes) -> None:
     names = Names()
     try:
         bound = bind(parse(text), SCOPE)
-        own = Rule(text, bound, compile_rule(bound, names), lambda offset: Place(1, offset + 1))
+        own = compile_rule(text, bound, names, lambda offset: Place(1, offset + 1))
     except ExpressionError as error:
         _check_faults(error, text)
         return

@@ -1,27 +1,35 @@
-"""Reads the keys that name expressions: ``define``, definitions with ``admit``, and ``ranges``."""
+"""Reads what a policy file writes in the rule language: conditions, messages, definitions, admitted values and ranges.
+
+Each expression is parsed, its names are bound, and the code of what an engine evaluates is generated.
+"""
 
 from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import Final
 
 import yaml
 
 from .. import habits
-from ..compiled.compiled_rules import compile_rule
-from ..errors import ExpressionError
+from ..compiled.compilation import Translator
+from ..compiled.names import Names
+from ..errors import ExpressionError, Fault
 from ..functions.table import FUNCTIONS
+from ..functions.text import check_specification
 from ..language.binding import NO_PART_OF_A_SERIES, bind
 from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
 from ..language.context import CONTEXT
 from ..language.definitions import in_order
+from ..language.expression_types import example_values
 from ..language.expressions import Expression, parse
+from ..language.leaves import leaves
 from ..language.references import ContextValue, ParamValue
-from .declarations import AdmittedSeries, Declarations, Ends, Rule
+from .declarations import AdmittedSeries, Declarations, Ends, MessageField, MessageTemplate, Rule
 from .document import Place
 from .fields import FieldReader, Fields, Key
 
@@ -29,6 +37,16 @@ from .fields import FieldReader, Fields, Key
 _EXPRESSIONS: Final = (":str", ":int", ":float")
 _FORM: Final = "Write the least and the greatest value: [0, 1]. An end that is not known is undefined."
 _KNOWN: Final = "Numbers, params and definitions of these are known when the file loads."
+
+#: Most characters of a message as the file writes it.
+MAX_TEMPLATE_LENGTH: Final = 2_000
+
+_KINDS_OF_VALUES: Final[Mapping[type, str]] = MappingProxyType(
+    {float: "a float", int: "a whole number", bool: "a truth value", str: "a text"}
+)
+
+_OPENING: Final = "([{"
+_CLOSING: Final = ")]}"
 
 
 def read_rule(
@@ -58,10 +76,30 @@ def read_rule(
 
     try:
         bound = bind(parse(text, has_rates=scope.has_rates), scope, is_condition=is_condition)
-        return Rule(text, bound, compile_rule(bound, declared.names), place_at)
+        return compile_rule(text, bound, declared.names, place_at)
     except ExpressionError as error:
         reader.refuse_faults(scalar, where, error)
         return None
+
+
+def compile_rule(text: str, bound: BoundRule, names: Names, place_at: Callable[[int], Place]) -> Rule:
+    """Compile a bound expression and the readings that explain it.
+
+    Args:
+        text: As in the file.
+        bound: The expression.
+        names: The generated names of its policy, which gain those that the expression reads.
+        place_at: Returns line and column in the file of an offset in the text.
+
+    Raises:
+        ExpressionError: The expression is too large for Python's compiler.
+    """
+    translator = Translator(bound, names)
+    try:
+        code = translator.code(bound.expression.tree)
+        return Rule(text, bound, code, {text: translator.code(node) for text, node in leaves(bound).items()}, place_at)
+    except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
+        raise ExpressionError([Fault(0, "the rule is too large to compile", str(error))]) from error
 
 
 def is_free(
@@ -83,6 +121,111 @@ def is_free(
             reader.refuse(node, where, f"a {what} has the same name", shows=False)
             return False
     return True
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
+    """Parse a template; check and compile its expressions.
+
+    Args:
+        text: The template; ``{{`` and ``}}`` are braces.
+        scope: The names that expressions can use.
+        names: The policy's names for generated code.
+
+    Raises:
+        ExpressionError: The template is invalid. The error holds all faults of all expressions, each with its offset in
+            the template.
+    """
+    if len(text) > MAX_TEMPLATE_LENGTH:
+        raise ExpressionError([Fault(0, f"longer than {MAX_TEMPLATE_LENGTH:,} characters", str(len(text)))])
+    parts: list[str | MessageField] = []
+    faults: list[Fault] = []
+    for start, piece, specification in _pieces(text):
+        if specification is None:
+            parts.append(piece)
+            continue
+        try:
+            bound = bind(parse(piece, has_rates=scope.has_rates), scope, is_condition=False)
+            check_specification(specification)
+            _check_format(specification, bound)
+            parts.append(
+                MessageField(piece, specification, bound, Translator(bound, names).code(bound.expression.tree))
+            )
+        except ExpressionError as error:
+            faults += [Fault(start + fault.offset, fault.what, fault.got, fault.fix) for fault in error.faults]
+        except ValueError as error:
+            faults.append(Fault(start, str(error)))
+    if faults:
+        raise ExpressionError(faults)
+    return MessageTemplate(text, tuple(parts))
+
+
+def _check_format(specification: str, bound: BoundRule) -> None:
+    """Refuse a format that fails for every value that the expression may have.
+
+    Raises:
+        ExpressionError: The format is refused.
+    """
+    examples = example_values(bound.expression.tree, bound)
+    if specification and not any(_takes(value, specification) for value in examples):
+        what = f"{_KINDS_OF_VALUES[type(examples[0])]} has no such format" if len(examples) == 1 else "not a format"
+        fix = "Write {loss:.3f} for three decimals, or no format."
+        raise ExpressionError([Fault(len(bound.expression.text) + 1, what, repr(specification), fix)])
+
+
+def _takes(value: object, specification: str) -> bool:
+    try:
+        format(value, specification)
+    except ValueError:
+        return False
+    return True
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str, str | None]]:
+    """Yield offset, text and format specification of each piece; the specification of a literal is None."""
+    literal, position = "", 0
+    while position < len(text):
+        character = text[position]
+        if text[position : position + 2] in ("{{", "}}"):
+            literal += character
+            position += 2
+        elif character == "}":
+            raise ExpressionError(
+                [Fault(position, "closing brace without an opening one", None, "Write }} for a literal brace.")]
+            )
+        elif character == "{":
+            yield position, literal, None
+            literal = ""
+            colon, end = _field_end(text, position)
+            specification = "" if colon is None else text[colon + 1 : end]
+            yield position + 1, text[position + 1 : end if colon is None else colon], specification
+            position = end + 1
+        else:
+            literal += character
+            position += 1
+    yield position, literal, None
+
+
+def _field_end(text: str, start: int) -> tuple[int | None, int]:
+    """Return the positions of the colon, if any, and of the closing brace of the field that begins at ``start``."""
+    depth, quote, colon = 0, "", None
+    for position in range(start + 1, len(text)):
+        character = text[position]
+        if quote:
+            quote = "" if character == quote else quote
+        elif colon is None and character in "'\"":
+            quote = character
+        elif colon is None and character in _OPENING:
+            depth += 1
+        elif character == "}" and depth == 0:
+            return colon, position
+        elif colon is None and character in _CLOSING:
+            depth -= 1
+        elif character == ":" and depth == 0 and colon is None:
+            colon = position
+    raise ExpressionError([Fault(start, "unclosed brace", None, "Write {{ for a literal brace.")])
 
 
 # --- define -------------------------------------------------------------------------------------------------------
