@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...rules.engine.own_values import OwnValues, made_up
 from ...rules.policy_file.policy import Policy
-from ...store.events import PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
+from ...store.events import LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.newest_values import NewestValues
 from ...store.parquet.rows import EventList, EventRows, Numbers, with_columns
@@ -142,11 +142,26 @@ class EventStream:
         """Time from the begin of each attempt to its last fact, summed, in ns; None when the log has no times."""
         return sum(self._spans.values()) or None
 
+    def is_late(self, index: int) -> bool:
+        """Whether a fact only delivers values that an earlier one awaited."""
+        return index in self.with_attrs and LATE_FOR in self.facts.attrs_at(index)
+
+    def steps_at(self, index: int) -> int:
+        """Return the updates finished when a fact was emitted: more than its own step if it brings late values."""
+        return int(self.steps[index]) + (self.facts[index].value_lag if self.is_late(index) else 0)
+
+    @cached_property
+    def updates(self) -> npt.NDArray[np.int64]:
+        """Indices of the facts that finish an update; late values of an earlier one do not."""
+        rows = self.rows("step_end")
+        if not self.facts.mentions_late_values:
+            return rows
+        return np.array([row for row in rows.tolist() if not self.is_late(row)], np.int64)
+
     @cached_property
     def tail_ns(self) -> int | None:
         """Time after the last step, such as a final test or an upload, in ns; None when the log has no times."""
-        updates = [index for index in self.rows("step_end")[::-1].tolist() if not self.facts[index].is_late][:1]
-        at = last_step_at(self.steps, np.array(updates, np.int64))
+        at = last_step_at(self.steps, self.updates[-1:])
         passed = 0 if at is None else self.time_up_to(at)
         return None if self.duration_ns is None or passed is None else self.duration_ns - passed
 

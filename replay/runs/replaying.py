@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from ...rules.control import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
@@ -161,17 +163,22 @@ class Replay:
 
     @property
     def is_point(self) -> bool:
-        """Whether the record shows all of the run under this policy.
-
-        It does if nothing is censored, or if the policy stops the run before the censored part.
-        """
-        if self.censored_from is None:
-            return True
-        return self.stop is not None and self.stop.event_index < self.censored_from
+        """Whether the record shows all of the run under this policy."""
+        return is_shown(None if self.stop is None else self.stop.event_index, self.censored_from)
 
     def effects(self, judged: LabelledOutcome) -> set[Effect]:
         """Return what a decision would have done to the loop."""
         return effects_of(self.policy, judged.outcome)
+
+
+def is_shown(stop: int | None, censored_from: int | None) -> bool:
+    """Whether a record shows all of a run: nothing is censored, or the stop comes before the censored part.
+
+    Args:
+        stop: Index of the event of the first stop; None without one.
+        censored_from: Index of the event after which the record does not show the run; None if it always does.
+    """
+    return censored_from is None or (stop is not None and stop < censored_from)
 
 
 def replay(
@@ -292,13 +299,14 @@ def judged_replay(
         if judge.looks_at_every_event and event is not None:
             judge.pass_event(event, index, _decisions(observed))
     censored_from = judge.censored_from()
+    stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
     return Replay(
         policy,
         tuple(outcomes),
         dict(decider.error_counts),
         len(stream),
         censored_from,
-        _ending(policy, outcomes, stream, delay_steps),
+        None if stop is None else ending_after(stop.event_index, stream, delay_steps),
         None if censored_from is None else _place(censored_from, stream),
         judge.approximate_from(),
         interval,
@@ -361,49 +369,34 @@ def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
     return {policy.effects(name) for name in outcome.operations}
 
 
-def _ending(
-    policy: Policy, outcomes: Iterable[LabelledOutcome], stream: EventStream, delay_steps: int
-) -> Ending | None:
-    """Return where the first stop takes effect; None without a stop.
+def ending_after(stop: int, stream: EventStream, delay_steps: int = 0) -> Ending:
+    """Return where a stop takes effect.
 
     After a stop at or after a step, the evaluation and the checkpoint due at that step are still made. After a stop
-    before a step, that step is made first. ``delay_steps`` adds that many steps.
+    before a step, that step is made first.
+
+    Args:
+        stop: Index of the event at which a rule asks for the stop; ``BEFORE_STREAM`` for ``init_end``.
+        stream: The run's stream.
+        delay_steps: Further steps that the loop makes.
     """
-    stop = next((judged for judged in outcomes if Effect.STOP in effects_of(policy, judged.outcome)), None)
-    if stop is None:
-        return None
-    facts = stream.facts
-    last = stop.event_index
-    steps_made = delay_steps + (stop.event in BEFORE_A_STEP)
+    codes, kinds = stream.coded_kinds
+    last, end = stop, len(stream) - 1
+    steps_made = delay_steps + (stop < 0 or kinds[codes[stop]] in BEFORE_A_STEP)
     if steps_made:
-        following = (index for index in range(last + 1, len(facts)) if _is_step(facts[index]))
-        last = next(itertools.islice(following, steps_made - 1, None), len(facts) - 1)
-    while last + 1 < len(facts) and _is_due(facts[last + 1], facts[last]):
+        following = stream.updates[np.searchsorted(stream.updates, stop, side="right") :]
+        last = int(following[steps_made - 1]) if len(following) >= steps_made else end
+    while last < end and (
+        stream.is_late(last + 1)
+        or (is_within_a_step(kinds[codes[last + 1]]) and stream.steps_at(last + 1) <= stream.steps_at(last))
+    ):
         last += 1
     return _place(last, stream)
 
 
 def _place(index: int, stream: EventStream) -> Ending:
     """Return an event's index with the steps and the time up to it."""
-    return Ending(index, _steps_at(stream.facts[index]) if index >= 0 else 0, stream.time_up_to(index))
-
-
-def _is_step(event: Event) -> bool:
-    """Whether an event finishes an update; late values of an earlier one do not."""
-    return event.kind == "step_end" and not event.is_late
-
-
-def _steps_at(event: Event) -> int:
-    """Return the updates finished when an event was emitted: more than its own step if it brings late values."""
-    return event.step + (event.value_lag if event.is_late else 0)
-
-
-def _is_due(event: Event, after: Event) -> bool:
-    """Whether an event belongs to the same iteration as the one before it.
-
-    Imported logs may hold evaluations of later steps with no step between them.
-    """
-    return event.is_late or (is_within_a_step(event.kind) and _steps_at(event) <= _steps_at(after))
+    return Ending(index, stream.steps_at(index) if index >= 0 else 0, stream.time_up_to(index))
 
 
 def _judged(judge: ValidityLabeler, stream: EventStream, index: int, kind: str, outcome: Outcome) -> LabelledOutcome:

@@ -52,85 +52,19 @@ class Outlay:
         return self.checkpoints - self.checkpoints_restored
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """A policy's outcome on one run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a policy saves and costs on one run, in the outlay as recorded and as predicted.
 
     Attributes:
-        run_id, name, status: The run.
         recorded: The outlay as recorded.
         predicted: The outlay under the policy; None where the record cannot say (see ``notes``).
-        stop: The decision that would have ended the run; None if there is none.
-        decisions: All labelled decisions up to the run's end under the policy, the stop included.
-        error_counts: Rule errors by controller.
-        ranks: Processes that trained together: an hour of the run costs this many rank hours.
-        notes: Limitations of the numbers.
-        certain: Where ``predicted`` is None, the outlay up to the event where the record becomes censored. It holds
-            whatever the run would have become, though a rollback takes such evaluations out of its history. None
-            otherwise.
-        right_censored: Why the run might have continued, so that savings and regret are lower bounds; empty if it ran
-            as long as planned.
-        planned_steps: Planned optimizer updates; None when the plan gives none.
-        evaluations: The recorded values of the objective, in order.
-        curves: Downsampled curves of its recorded metrics, for plots.
-        detection: How the alarms match the labelled incidents; None if the run has no labels.
-        saved_steps: Steps of its recorded checkpoints.
-        ending: Where the stop takes effect; None without one.
-        began_ns, ended_ns: Wall clock at the first and the last event; 0 when the log has none.
-        human: What a person did about the run, and how much earlier the policy acts; None when no person acted.
-        identity: The log, events and decisions that the result rests on.
         objective: The metric that judges the run; None if no evaluation of it says how good it is.
-        family: The runs that it is not independent of.
-        could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
-            stops or steers could fire if one of the controllers that do could.
-        unable: For each controller of the policy, why it could not fire; empty if it could.
-        early_ends: For each controller the series that ends before half of the run, and its last step; None if none
-            does.
-        log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
-        step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
-        renamed_at_import: The metrics that its import was asked to rename.
     """
 
-    run_id: str
-    name: str
-    status: str
     recorded: Outlay
     predicted: Outlay | None
-    stop: LabelledOutcome | None
-    decisions: tuple[LabelledOutcome, ...]
-    error_counts: dict[str, int]
-    ranks: int
-    notes: tuple[str, ...] = ()
-    certain: Outlay | None = None
-    right_censored: str = ""
-    planned_steps: int | None = None
-    evaluations: tuple[Evaluation, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    detection: Detection | None = None
-    saved_steps: frozenset[int] = frozenset()
-    ending: Ending | None = None
-    began_ns: int = 0
-    ended_ns: int = 0
-    human: Lead | None = None
-    identity: RunIdentity = UNKNOWN
     objective: Objective | None = None
-    family: Family = UNKNOWN_FAMILY
-    could_not_fire: str = ""
-    unable: tuple[str, ...] = ()
-    early_ends: tuple[tuple[str, int] | None, ...] = ()
-    log_interval_steps: int = 1
-    step_unit: str = UPDATES
-    renamed_at_import: Renames = ()
-
-    @property
-    def fired(self) -> bool:
-        """Whether any controller fired."""
-        return bool(self.decisions)
-
-    @property
-    def evaluations_after(self) -> int:
-        """Recorded evaluations after the stop. Without any, its regret is zero whatever the stop costs."""
-        return 0 if self.ending is None else sum(one.event_index > self.ending.event_index for one in self.evaluations)
 
     @property
     def steps_saved(self) -> int | None:
@@ -147,12 +81,6 @@ class RunResult:
     def seconds_saved(self) -> float | None:
         """Seconds from the stop to the last step; None when the log has no times."""
         return None if self.predicted is None else _difference(self.recorded.elapsed_s, self.predicted.elapsed_s)
-
-    @property
-    def rank_hours_saved(self) -> float | None:
-        """Hours saved, summed over all ranks; None when the log has no times."""
-        seconds = self.seconds_saved
-        return None if seconds is None else seconds * self.ranks / SECONDS_PER_HOUR
 
     @property
     def checkpoints_saved(self) -> int | None:
@@ -197,6 +125,87 @@ class RunResult:
     def relative_deployable_regret(self) -> float | None:
         """The same over the magnitude of the run's best with a checkpoint; None where that is too near zero."""
         return relative(self.deployable_regret, self.recorded.deployable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(Prediction):
+    """A policy's outcome on one run.
+
+    Attributes:
+        run_id, name, status: The run.
+        stop: The decision that would have ended the run; None if there is none.
+        decisions: All labelled decisions up to the run's end under the policy, the stop included.
+        error_counts: Rule errors by controller.
+        ranks: Processes that trained together: an hour of the run costs this many rank hours.
+        notes: Limitations of the numbers.
+        certain: Where ``predicted`` is None, the outlay up to the event where the record becomes censored. It holds
+            whatever the run would have become, though a rollback takes such evaluations out of its history. None
+            otherwise.
+        right_censored: Why the run might have continued, so that savings and regret are lower bounds; empty if it ran
+            as long as planned.
+        planned_steps: Planned optimizer updates; None when the plan gives none.
+        evaluations: The recorded values of the objective, in order.
+        curves: Downsampled curves of its recorded metrics, for plots.
+        detection: How the alarms match the labelled incidents; None if the run has no labels.
+        saved_steps: Steps of its recorded checkpoints.
+        ending: Where the stop takes effect; None without one.
+        began_ns, ended_ns: Wall clock at the first and the last event; 0 when the log has none.
+        human: What a person did about the run, and how much earlier the policy acts; None when no person acted.
+        identity: The log, events and decisions that the result rests on.
+        family: The runs that it is not independent of.
+        could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
+            stops or steers could fire if one of the controllers that do could.
+        unable: For each controller of the policy, why it could not fire; empty if it could.
+        early_ends: For each controller the series that ends before half of the run, and its last step; None if none
+            does.
+        log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
+        step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
+        renamed_at_import: The metrics that its import was asked to rename.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    stop: LabelledOutcome | None
+    decisions: tuple[LabelledOutcome, ...]
+    error_counts: dict[str, int]
+    ranks: int
+    notes: tuple[str, ...] = ()
+    certain: Outlay | None = None
+    right_censored: str = ""
+    planned_steps: int | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    detection: Detection | None = None
+    saved_steps: frozenset[int] = frozenset()
+    ending: Ending | None = None
+    began_ns: int = 0
+    ended_ns: int = 0
+    human: Lead | None = None
+    identity: RunIdentity = UNKNOWN
+    family: Family = UNKNOWN_FAMILY
+    could_not_fire: str = ""
+    unable: tuple[str, ...] = ()
+    early_ends: tuple[tuple[str, int] | None, ...] = ()
+    log_interval_steps: int = 1
+    step_unit: str = UPDATES
+    renamed_at_import: Renames = ()
+
+    @property
+    def fired(self) -> bool:
+        """Whether any controller fired."""
+        return bool(self.decisions)
+
+    @property
+    def evaluations_after(self) -> int:
+        """Recorded evaluations after the stop. Without any, its regret is zero whatever the stop costs."""
+        return 0 if self.ending is None else sum(one.event_index > self.ending.event_index for one in self.evaluations)
+
+    @property
+    def rank_hours_saved(self) -> float | None:
+        """Hours saved, summed over all ranks; None when the log has no times."""
+        seconds = self.seconds_saved
+        return None if seconds is None else seconds * self.ranks / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from .families import UNKNOWN_FAMILY, Family, family_of
 from .history import (
     NOTHING_ROLLED_BACK,
     UPDATES,
-    Checkpoint,
     History,
     RolledBack,
     history_of,
@@ -41,12 +40,13 @@ from .history import (
 from .human_action import Lead, is_end_stated, is_terminated, lead_over
 from .identity import UNKNOWN, RunIdentity, identity_of
 from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
-from .objective import Evaluation, Objective, best, objective_among, objective_of_study
+from .objective import Objective, objective_among, objective_of_study
 from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
-from .replaying import Ending, Replay, Replayer, replay_stream
+from .replaying import Replay, Replayer, replay_stream
 from .results import Outlay, RunResult
 from .same_series import stream_digests
 from .saves import Saves, drops_own_checkpoints
+from .scoring import RunScorer, why_right_censored
 from .thinning import early_end_note, early_ends, thinning_note
 from .validity import Validity
 
@@ -328,17 +328,16 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         declared: What the user declared, to say why there is none.
     """
     replayed, history = facts.replayed, facts.history
-    judged = _JudgedFacts(facts, objective, history.merit(objective))
-    recorded = judged.up_to(None)
+    scorer = RunScorer(history, objective, facts.restored_steps)
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
     return RunResult(
         run_id=facts.run_id,
         name=facts.name,
         status=facts.status,
-        recorded=recorded,
-        predicted=judged.predicted(recorded) if replayed.is_point else None,
-        certain=None if horizon is None else judged.up_to(horizon),
+        recorded=scorer.recorded,
+        predicted=_predicted(facts, scorer) if replayed.is_point else None,
+        certain=None if horizon is None else scorer.up_to(horizon),
         stop=replayed.stop,
         decisions=replayed.reached,
         error_counts=replayed.error_counts,
@@ -346,7 +345,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         right_censored=censored,
         ranks=facts.plan.world_size or 1,
         planned_steps=facts.plan.max_steps(),
-        evaluations=judged.evaluations,
+        evaluations=scorer.evaluations,
         curves=history.curves,
         detection=facts.detection,
         saved_steps=frozenset(checkpoint.step for checkpoint in history.checkpoints),
@@ -366,87 +365,17 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _JudgedFacts:
-    """The facts of a run and what judges it.
-
-    Attributes:
-        facts: The facts.
-        objective: The objective; None without one.
-        evaluations: The values of the objective, in order.
-    """
-
-    facts: ReplayedRun
-    objective: Objective | None
-    evaluations: tuple[Evaluation, ...]
-
-    def predicted(self, recorded: Outlay) -> Outlay:
-        """Return the outlay under the policy."""
-        replayed, history = self.facts.replayed, self.facts.history
-        if self.facts.ends_with_own_stop:
-            return recorded
-        asked = {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)}
-        outlay = self.up_to(
-            replayed.ending,
-            _checkpoints_under(replayed, history),
-            more_evaluations=len(asked - history.evaluated_steps),
-        )
-        return dataclasses.replace(outlay, elapsed_s=self._elapsed_s_until(replayed.ending))
-
-    def _elapsed_s_until(self, ending: Ending | None) -> float | None:
-        """Return the time of a run that ends early: what came after its last step then comes after the stop."""
-        whole, tail = self.facts.history.elapsed_ns, self.facts.history.tail_ns
-        passed = whole if ending is None else ending.elapsed_ns
-        return None if whole is None or passed is None or tail is None else min(whole, passed + tail) / 1e9
-
-    def up_to(
-        self, ending: Ending | None, kept: Sequence[Checkpoint] | None = None, more_evaluations: int = 0
-    ) -> Outlay:
-        """Return the outlay up to a position in the run's stream.
-
-        Args:
-            ending: The position; None for the end.
-            kept: The checkpoints, if they differ from the recorded ones.
-            more_evaluations: How many evaluations were made besides the recorded ones.
-        """
-        history, objective = self.facts.history, self.objective
-        until = math.inf if ending is None else ending.event_index
-        elapsed_ns = history.elapsed_ns if ending is None else ending.elapsed_ns
-        evaluations = [evaluation for evaluation in self.evaluations if evaluation.event_index <= until]
-        if kept is None:
-            kept = [checkpoint for checkpoint in history.checkpoints if checkpoint.event_index <= until]
-        sizes = [checkpoint.size_bytes for checkpoint in kept]
-        saved_steps = {checkpoint.step for checkpoint in kept}
-        top = best(evaluations, objective) if objective else None
-        deployable = best((one for one in evaluations if one.step in saved_steps), objective) if objective else None
-        return Outlay(
-            steps=history.steps if ending is None else min(ending.step, history.steps),
-            elapsed_s=None if elapsed_ns is None else elapsed_ns / 1e9,
-            checkpoints=len(kept),
-            checkpoint_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
-            best=top.value if top else None,
-            best_step=top.step if top else None,
-            final=evaluations[-1].value if evaluations else None,
-            deployable=deployable.value if deployable else None,
-            deployable_step=deployable.step if deployable else None,
-            evaluations=sum(index <= until for index in history.evaluated_at) + more_evaluations,
-            checkpoints_restored=sum(checkpoint.step in self.facts.restored_steps for checkpoint in kept),
-        )
-
-
-def _checkpoints_under(replayed: Replay, history: History) -> list[Checkpoint]:
-    """Return the loop's own checkpoints up to the stop, unless the policy drops them, and those that the policy adds.
-
-    It adds one for each step at which rules asked for one and the loop kept none, each of the run's average size.
-    """
-    until = math.inf if replayed.ending is None else replayed.ending.event_index
-    own = [] if drops_own_checkpoints(replayed.policy, replayed.saves) else history.checkpoints
-    kept = [checkpoint for checkpoint in own if checkpoint.event_index <= until]
-    kept_steps = {checkpoint.step for checkpoint in kept}
-    sizes = [checkpoint.size_bytes for checkpoint in history.checkpoints if checkpoint.size_bytes is not None]
-    size = round(sum(sizes) / len(sizes)) if sizes else None
-    asked = {j.decided_at: j.event_index for j in replayed.reached if Effect.SAVE in replayed.effects(j)}
-    return kept + [Checkpoint(index, step, size) for step, index in asked.items() if step not in kept_steps]
+def _predicted(facts: ReplayedRun, scorer: RunScorer) -> Outlay:
+    """Return the outlay under the policy."""
+    replayed = facts.replayed
+    if facts.ends_with_own_stop:
+        return scorer.recorded
+    return scorer.predicted(
+        replayed.ending,
+        {judged.decided_at for judged in replayed.reached if Effect.SAVE in replayed.effects(judged)},
+        {judged.decided_at for judged in replayed.reached if Effect.EVALUATE in replayed.effects(judged)},
+        drops_own=drops_own_checkpoints(replayed.policy, replayed.saves),
+    )
 
 
 def _detection(
@@ -481,32 +410,6 @@ def _how_stopped(attempt: Attempt) -> str:
     if attempt.reason:
         return f"stopped ({attempt.reason})"
     return "stopped" if attempt.policy is None else _BY_RULES
-
-
-def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bool = True, how: str = "stopped") -> str:
-    """Return why a run might have continued; empty if it ran as long as planned, as far as its plan says.
-
-    Args:
-        status: Its status.
-        steps: Optimizer updates it made.
-        plan: What it declared.
-        is_end_stated: Whether the status says how it ended. It makes no run complete, and none incomplete.
-        how: How it was stopped, if it was.
-    """
-    planned = plan.max_steps()
-    if status == "running":
-        return "still running: the rest of its record is unknown"
-    if status == "stopped" and (planned is None or steps < planned):
-        of = "" if planned is None else f" of {planned}"
-        return f"{how} at step {steps}{of}: how it would have continued is unknown"
-    if status == "interrupted" and not is_end_stated and (planned is None or steps < planned):
-        where = ", though it is not known to have ended" if planned is None else f" of {planned}, before its plan"
-        return f"ends at step {steps}{where}: savings are a lower bound"
-    if planned is not None and steps < planned and (is_end_stated or status != "completed"):
-        return f"{status} at step {steps} of {planned}: its plan was longer, so savings are a lower bound"
-    if status in ("failed", "crashed", "interrupted") and planned is None:
-        return f"{status} at step {steps}: savings are a lower bound"
-    return ""
 
 
 def _notes(

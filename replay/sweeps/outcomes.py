@@ -19,7 +19,7 @@ from ..runs.objective import Objective
 from ..runs.regret import FEWEST_EVALUATIONS, NEAR_ZERO
 from ..runs.replaying import BEFORE_A_STEP, is_within_a_step
 from ..runs.results import RunResult
-from ..runs.run_result import why_right_censored
+from ..runs.scoring import why_right_censored
 from .checkpoints import evaluations_of, recorded_checkpoints, with_asked_checkpoints
 from .tally import Tally
 
