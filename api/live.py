@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.concurrency import run_in_threadpool
 
-from ..store.polling import pause_after
+from ..store.own_process import pause_after
 from .errors import Busy
 
 #: Shortest and longest polling interval in seconds. A poll that waits for a thread while many clients connect would

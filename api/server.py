@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from ..store.errors import TelemetryError
-from ..store.garbage import collection_paused
 from ..store.objects.access import address_of
+from ..store.own_process import collection_paused
 from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS
 from .logs import LogFormat, LogLevel, write_log

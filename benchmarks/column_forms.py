@@ -30,9 +30,8 @@ from steptape.replay.sweeps.schedule import schedules_of
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.policy_file.policy import load_policy, parse_policy
-from steptape.store.events import Event
-from steptape.store.plan import Plan
-from steptape.store.sample_losses import SampleLosses
+from steptape.store.events import Event, SampleLosses
+from steptape.store.run_info import Plan
 
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
 PLAN = Plan()

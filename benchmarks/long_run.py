@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from steptape import open_run
+from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import SampleLosses
 
 NAMES = tuple(f"train/metric_{index}" for index in range(10))
 

@@ -38,7 +38,7 @@ from seal import curves, measure, noise, write_journal
 from turns import Call, Case, Rounds, clock, in_us
 
 from steptape import Recorder
-from steptape.store.journal.checksum import crc32
+from steptape.store.journal.format import crc32
 
 NAMES: Final = ("loss", "accuracy", "lr", "grad_norm", "weight_norm", "entropy", "margin", "step_s", "memory", "tokens")
 SAMPLES: Final = 64

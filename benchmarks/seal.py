@@ -26,15 +26,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from steptape.store.journal.checksum import FRAME
-from steptape.store.journal.format import PREAMBLE
+from steptape.store.events import INTEGER_IDS, SampleLosses
+from steptape.store.journal.format import FRAME, PREAMBLE
 from steptape.store.journal.reading import read_segment
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 
 REPETITIONS = 25
 

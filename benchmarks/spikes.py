@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from steptape import open_run
+from steptape.store.events import INTEGER_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 
 SAMPLES = 64
 RADIUS = 4

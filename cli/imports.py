@@ -13,11 +13,11 @@ from ..importers.importing import Outcome, State, import_sources
 from ..importers.registry import all_readers, unusable_readers
 from ..importers.source import Reader, ReadOptions
 from ..replay.run_pool import Pool
-from ..store.cache.user_cache import cache_folder
 from ..store.errors import TelemetryError
 from ..store.reading.deletion import delete_run
 from ..store.run import Run
 from ..store.store import open_run
+from ..store.user_cache import cache_folder
 from .output import messages_on_stderr, progress
 from .streams import complain
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from ..store.plural import counted
+from ..store.errors import counted
 from .errors import UnreadableSource
 from .source import OptionReader, Reader, ReadOptions
 

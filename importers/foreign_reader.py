@@ -14,8 +14,7 @@ from operator import index
 from pathlib import Path
 
 from ..store.errors import TelemetryError
-from ..store.plan import Plan
-from ..store.run_info import STATUSES
+from ..store.run_info import STATUSES, Plan
 from .errors import UnreadableSource
 from .source import Fact, ImportedRun, Reader, ReadOptions
 

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..store.plural import counted
+from ..store.errors import counted
 from .encodings.numbers import nanoseconds, number_of, sorted_out, step_of
 from .errors import RefusedRun, UnreadableSource
 from .evaluation_names import EVALUATION_WORDS, is_evaluation

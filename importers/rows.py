@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..store.plan import Plan
+from ..store.run_info import Plan
 from .attempts import Life, Lives
 from .evaluation_names import PLACE_NAMES, is_evaluation, split_row
 from .source import Fact, ImportedRun

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ..store.plan import Plan
+from ..store.run_info import Plan
 
 
 class Fact(NamedTuple):

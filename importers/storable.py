@@ -6,7 +6,7 @@ import json
 from typing import Any, TypeVar
 
 from ..store.event_json import encoded
-from ..store.redaction import redacted
+from ..store.run_info import redacted
 from .encodings.numbers import INT64_MAX
 from .errors import UnreadableSource
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..recorder.arguments import Ranks, completed
 from ..recorder.recorder import Recorder
-from ..store.plan import Plan
+from ..store.run_info import Plan
 from .guard import Guard, guarded
 from .steering import handle_skips, leave_out, steer_learning_rate
 from .torch import watch_steps

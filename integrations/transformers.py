@@ -17,7 +17,7 @@ from ..recorder.arguments import Ranks, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, parse_policy
-from ..store.plan import Plan
+from ..store.run_info import Plan
 from .guard import Guard
 from .hugging_face import (
     Tap,

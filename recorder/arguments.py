@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
-from ..store.plan import Plan
-from ..store.redaction import redacted
-from ..store.run_info import Attempt, RunInfo
+from ..store.run_info import Attempt, Plan, RunInfo, redacted
 from .batch_samples import Samples
 from .control import Callbacks
 from .environment import describe_environment

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..store.errors import InvalidEvent
+from ..store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from ..store.reading.tally import DATA_ORDER, ids_digest
-from ..store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from .values import as_text, described
 
 #: The dtype kinds of numpy arrays that hold text or arbitrary objects.

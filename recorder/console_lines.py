@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ..store.plural import counted
+from ..store.errors import counted
 
 #: The environment variable that silences the lines, unless its value is one of ``_LOUD``.
 QUIET_VARIABLE: Final = "STEPTAPE_QUIET"

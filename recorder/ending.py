@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from ..store.errors import InvalidEvent, shortened
-from ..store.redaction import redacted_code
+from ..store.run_info import redacted_code
 from .process.termination import Terminated
 from .values import as_text
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ..store.host import boot_id, host_name
-from ..store.redaction import redacted_arguments
+from ..store.own_process import boot_id, host_name
+from ..store.run_info import redacted_arguments
 
 #: Packages whose version matters to a training run. Recorded only if the loop has imported them.
 PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "numpy")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..store.errors import TelemetryError
 from ..store.events import Event
-from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
-from ..store.run_info import RunInfo
+from ..store.run_info import Plan, RunInfo
 from .control import Callbacks, Control
 from .position import Position
 from .ranks.rank import Rank

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from ..rules.certificate import Certificate
     from ..rules.policy_file.policy import Policy
-    from ..store.plan import Plan
+    from ..store.run_info import Plan
     from .arguments import Journal, Push, Ranks
     from .batch_samples import Samples
     from .operations.carrying_out import Operations

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..store.annotations import Annotation
-from ..store.requests import REQUEST, RequestWatch
+from ..store.annotations import REQUEST, Annotation, RequestWatch
 from .calls.warnings import CallWarnings
 
 if TYPE_CHECKING:

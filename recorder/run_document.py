@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..store.plan import Plan
-from ..store.run_info import RunInfo, write_run_info
+from ..store.run_info import Plan, RunInfo, write_run_info
 from .process.termination import signals_held
 
 

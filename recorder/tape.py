@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..store.errors import InvalidEvent, TelemetryError
 from ..store.event_json import encoded_attrs
-from ..store.events import AWAITED, BY_CALL, LATE_FOR, LOST, SAMPLES, SPAN, SYSTEM, VECTORS, Event
+from ..store.events import (
+    AWAITED,
+    BY_CALL,
+    LATE_FOR,
+    LOST,
+    NO_VECTORS,
+    SAMPLES,
+    SPAN,
+    SYSTEM,
+    VECTORS,
+    Event,
+    SampleLosses,
+    Vectors,
+)
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
-from ..store.sample_losses import SampleLosses
-from ..store.vectors import NO_VECTORS, Vectors
 from .arguments import Journal
 from .batch_samples import Samples
 from .calls.vectors import fitting_vectors, packed_vectors

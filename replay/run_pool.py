@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 from ..rules.policy_file.metrics import METRIC_CLASSES
 from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy
-from ..store.cache.mirrored import is_mirror
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetching_ahead
-from ..store.processes.limits import end_with_parent
+from ..store.own_process import end_with_parent
 from ..store.run import Run
+from ..store.user_cache import is_mirror
 from .blocks import Blocks, named_in_errors, timed_answers, worked_answer
 
 _Answer = TypeVar("_Answer")

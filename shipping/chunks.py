@@ -16,10 +16,10 @@ import numpy as np
 
 from ..store.errors import DamagedLog
 from ..store.events import is_kind
-from ..store.journal.checksum import FRAME
 from ..store.journal.format import (
     EVENT,
     EVENT_FIELDS,
+    FRAME,
     HAS_ATTRS,
     HAS_SAMPLES,
     HAS_VECTORS,
@@ -31,7 +31,7 @@ from ..store.journal.format import (
     VERSION,
     header_record,
 )
-from ..store.journal.scan import segment_of
+from ..store.journal.reading import segment_of
 from ..store.journal.segment import Segment
 from .errors import SAME_RELEASE, BadFrames
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..store.errors import DamagedLog, require_version
-from ..store.journal.checksum import FRAME
-from ..store.journal.format import EVENT, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
-from ..store.journal.whole_frames import runs_of_frames
+from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
+from ..store.journal.reading import runs_of_frames
 
 #: Room in front of the bytes that are read, where a segment has its preamble.
 _ROOM: Final = bytes(PREAMBLE.size)

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from ..store.annotations import annotations_in, append_annotation, read_annotations
-from ..store.cache.mirrored import require_writable
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.lineage import DECIDING_RANK
 from ..store.parquet.digests import DIGESTS_JSON, FORMAT, read_digests
 from ..store.run_folder import INTAKE_JSON, RUN_ID, RUN_JSON, list_files, read_file, replace_file, run_names
 from ..store.run_info import RunInfo, run_info_of
+from ..store.user_cache import require_writable
 from .chunks import MOST_CHUNK_BYTES, Chunk, Stream, checked_chunk
 from .errors import SAME_RELEASE, BadFrames, ForeignRun, OutOfStep, QuotaExceeded, RunConflict
 from .received_stream import ReceivedStream, next_seq_of

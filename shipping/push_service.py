@@ -16,8 +16,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from ..store.child_protocol import frames, write_frame
 from ..store.errors import RunChanging, TelemetryError
-from ..store.processes.protocol import frames, write_frame
 from .errors import PushRefused, TargetAway
 from .store_push import LOOK_EVERY_S, Backoff, push_of
 from .target import target_of

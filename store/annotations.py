@@ -1,6 +1,7 @@
 """Appends and reads ``annotations.jsonl``: notes that people add to a run after it was recorded.
 
-The recorder's own files and their digests stay as recorded. FORMAT.md defines the line format.
+The recorder's own files and their digests stay as recorded. A note may ask the recorder of a running run for an
+operation: it looks for such notes about once a second. FORMAT.md defines the format and the attributes.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from .cache.mirrored import require_writable
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
 from .run_folder import read_file
+from .user_cache import require_writable
 
 ANNOTATIONS: Final = "annotations.jsonl"
 
@@ -189,3 +190,45 @@ def _text(value: object) -> str | None:
 
 def _whole(value: Any) -> int | None:
     return None if value is None else int(value)
+
+
+#: The attribute that makes a note a request, and what can be requested.
+REQUEST: Final = "request"
+REQUESTS: Final = ("stop", "save", "evaluate")
+
+
+class RequestWatch:
+    """Finds the requests that are made from now on.
+
+    Args:
+        folder: The run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._read_bytes = _size(folder)
+
+    def new(self, folder: Path) -> list[Annotation]:
+        """Return the requests since the last call. Takes one ``stat`` where nothing was written.
+
+        Args:
+            folder: The run's folder, which may have been moved.
+
+        Raises:
+            OSError: The notes cannot be read.
+        """
+        if (size := _size(folder)) <= self._read_bytes:
+            self._read_bytes = size
+            return []
+        with open(folder / ANNOTATIONS, "rb") as file:
+            file.seek(self._read_bytes)
+            written = file.read()
+        whole = written[: written.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        return [note for note in annotations_in(whole) if note.attrs.get(REQUEST) in REQUESTS]
+
+
+def _size(folder: Path) -> int:
+    try:
+        return os.stat(folder / ANNOTATIONS).st_size
+    except OSError:
+        return 0

@@ -1,6 +1,6 @@
-"""The root of all exceptions that steptape raises on purpose, and the exceptions of the store.
+"""The root of all exceptions that steptape raises on purpose, the exceptions of the store, and words of messages.
 
-Each carries the place, the fact, the offending value and a fix.
+Each exception carries the place, the fact, the offending value and a fix.
 """
 
 from __future__ import annotations
@@ -159,3 +159,22 @@ def shortened(text: str, limit: int = 120) -> str:
         return text
     half = (limit - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def counted(count: float, noun: str, number_format: str = "") -> str:
+    """Return the count with its noun.
+
+    Args:
+        count: The number.
+        noun: The singular; its plural ends in "s".
+        number_format: The format spec of the count, as ``format`` takes it.
+
+    >>> counted(1, "run"), counted(1200, "step", ",")
+    ('1 run', '1,200 steps')
+    """
+    return f"{count:{number_format}} {plural(count, noun)}"
+
+
+def plural(count: float, noun: str) -> str:
+    """Return the noun alone, singular or plural to match the count."""
+    return noun if count == 1 else f"{noun}s"

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent, shortened
-from .events import INIT_END, KINDS, Event, is_kind, kind_advice
-from .vectors import MOST_VALUES
+from .events import INIT_END, KINDS, MOST_VALUES, Event, is_kind, kind_advice
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}

@@ -1,4 +1,4 @@
-"""Defines ``Event``, one immutable fact about a training run, and the kinds of events.
+"""Defines ``Event``, one immutable fact about a training run, its sample losses and vectors, and the kinds of events.
 
 The kinds that a loop emits, in the order of a run. Each can trigger a rule, as ``on_<kind>``::
 
@@ -33,13 +33,17 @@ A loop may emit kinds of its own at any place: ``custom:<name>``. People and ste
 
 from __future__ import annotations
 
+import json
 import re
+import struct
+import sys
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from .sample_losses import SampleLosses
-from .vectors import NO_VECTORS, Vectors
+from .errors import DamagedLog
 
 #: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` precedes all events.
 LOOP_KINDS: Final = (
@@ -153,6 +157,134 @@ LOST: Final = "lost_events"
 
 #: The attribute of a ``step_end`` event that says whether its update changed the model; True where it is missing.
 APPLIED: Final = "applied"
+
+
+#: Kinds of sample ids.
+NO_IDS: Final = 0
+INTEGER_IDS: Final = 1
+TEXT_IDS: Final = 2
+
+_ID: Final = struct.Struct("<q")
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class SampleLosses:
+    """The per-sample losses of one step, packed as the journal holds them. Never mutated.
+
+    Not frozen, because there is one for every training step: 0.4 us against 0.9 us.
+
+    Attributes:
+        losses: float32, little-endian. Shape (n,).
+        ids: int64 (``INTEGER_IDS``), or a JSON array of text (``TEXT_IDS``), or empty (``NO_IDS``). Shape (n,).
+        id_kind: One of these three kinds.
+        tokens: int32 token counts, or empty. Shape (n,).
+        positions: int32 positions in the batch, or empty when every sample of the batch was kept. Shape (n,).
+        flagged: uint32 indexes into this block of the samples whose token losses are kept, each at most once, in any
+            order. Shape (k,).
+        flagged_tokens: uint32 token count of each flagged sample. Shape (k,).
+        token_losses: float32, all tokens of the first flagged sample, then of the next. Shape (sum of
+            ``flagged_tokens``,).
+    """
+
+    losses: bytes
+    ids: bytes = b""
+    id_kind: int = NO_IDS
+    tokens: bytes = b""
+    positions: bytes = b""
+    flagged: bytes = b""
+    flagged_tokens: bytes = b""
+    token_losses: bytes = b""
+
+    def __len__(self) -> int:
+        return len(self.losses) // 4
+
+
+def loss_values(samples: SampleLosses) -> tuple[float, ...]:
+    """Return the losses in the order recorded, at the float32 precision recorded. Shape (n,)."""
+    return struct.unpack(f"<{len(samples)}f", samples.losses)
+
+
+def id_texts(samples: SampleLosses) -> list[str] | None:
+    """Return the ids as text, integers in decimal, in the order recorded. Shape (n,). None when none were recorded.
+
+    Raises:
+        DamagedLog: They cannot be read, or their number differs from the number of samples.
+    """
+    if samples.id_kind == NO_IDS:
+        return None
+    try:
+        ids = json.loads(samples.ids) if samples.id_kind == TEXT_IDS else [i for (i,) in _ID.iter_unpack(samples.ids)]
+        if len(ids) != len(samples):
+            raise ValueError(f"{len(ids)} ids for {len(samples)} samples")
+    except (ValueError, TypeError, struct.error) as error:
+        raise DamagedLog(f"sample ids that cannot be read ({error})", fix="Check the program that wrote them") from None
+    return [*map(str, ids)]
+
+
+#: The vectors of an event by name. Never mutated.
+Vectors: TypeAlias = Mapping[str, Sequence[float]]
+
+#: An event's vectors where it has none. A plain dictionary, because events are pickled.
+NO_VECTORS: Final[Vectors] = {}
+
+#: The most values of one vector, and of all vectors of one event together (8 MiB, half a journal segment).
+MOST_VALUES: Final = 65_536
+MOST_VALUES_OF_EVENT: Final = 1_048_576
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def pack_vectors(vectors: Vectors) -> bytes:
+    """Pack vectors as an event record holds them: name and values of each, in order."""
+    parts = []
+    for name, values in vectors.items():
+        encoded, numbers = name.encode(), _swapped(array("d", values)).tobytes()
+        parts += [_LENGTH.pack(len(encoded)), encoded, _LENGTH.pack(len(values)), numbers]
+    return b"".join(parts)
+
+
+def unpack_vectors(block: bytes) -> Vectors:
+    """Unpack such bytes.
+
+    Raises:
+        ValueError: They are cut short, a name is not UTF-8, or two vectors have one name.
+    """
+    vectors: dict[str, array[float]] = {}
+    position = 0
+    while position < len(block):
+        encoded, position = _sized(block, position, 1)
+        values, position = _sized(block, position, 8)
+        name = encoded.decode()
+        if name in vectors:
+            raise ValueError("two of its vectors have one name")
+        vectors[name] = vector_of(values)
+    return vectors
+
+
+def vector_of(values: bytes) -> array[float]:
+    """Return little-endian doubles as an array."""
+    vector = array("d")
+    vector.frombytes(values)
+    return _swapped(vector)
+
+
+def _sized(block: bytes, position: int, width: int) -> tuple[bytes, int]:
+    """Return the bytes of so many items as the length at this position says, and the position behind them."""
+    begin = position + _LENGTH.size
+    if begin > len(block):
+        raise ValueError("its vectors are cut short")
+    end = begin + width * _LENGTH.unpack_from(block, position)[0]
+    if end > len(block):
+        raise ValueError("its vectors are cut short")
+    return block[begin:end], end
+
+
+def _swapped(values: array[float]) -> array[float]:
+    """Convert between the machine's byte order and little-endian."""
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values
 
 
 class MetricsOfTable(Mapping[str, float]):

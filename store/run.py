@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from .errors import TelemetryError
 from .events import Event
-from .garbage import collection_paused
 from .objects.access import address_of, mirror_at
+from .own_process import collection_paused
 from .parquet.digests import digest_faults
 from .parquet.schemas import events_schema
 from .reading.progress import progress_of

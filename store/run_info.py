@@ -1,15 +1,16 @@
-"""Reads and writes ``run.json``: a run's identity, configuration and attempts."""
+"""Reads and writes ``run.json``: a run's identity, configuration, attempts and their plans. Redacts secrets in it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from .errors import DamagedLog, NotARun, require_version
-from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
 #: The version of FORMAT.md. It counts on when what a run folder holds changes.
@@ -19,6 +20,53 @@ _Value = TypeVar("_Value")
 
 #: Statuses of an attempt. Its writer records ``running``; once that writer is gone, readers report ``crashed``.
 STATUSES: Final = ("running", "completed", "stopped", "failed", "interrupted", "crashed")
+
+
+_COUNTS: Final = ("total_steps", "total_epochs", "steps_per_epoch", "world_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The declared length of a run; None for fields that the loop did not declare.
+
+    Attributes:
+        total_steps: Optimizer updates that the run is meant to make.
+        total_epochs: Passes over the data that the run is meant to make.
+        steps_per_epoch: Optimizer updates in one pass.
+        world_size: Processes that train together.
+        constants: Numbers that describe the run, such as ``num_params``.
+    """
+
+    total_steps: int | None = None
+    total_epochs: int | None = None
+    steps_per_epoch: int | None = None
+    world_size: int | None = None
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def max_steps(self) -> int | None:
+        """Planned updates: ``total_steps``, or else epochs times steps per epoch; None when unknown."""
+        if self.total_steps is not None:
+            return self.total_steps
+        if self.total_epochs is not None and self.steps_per_epoch is not None:
+            return self.total_epochs * self.steps_per_epoch
+        return None
+
+    def updated(self, attrs: Mapping[str, Any]) -> Plan:
+        """Return the plan after a ``plan`` event with these attributes; values that are not numbers change nothing.
+
+        >>> Plan(total_steps=10, constants={"a": 1.0}).updated({"total_steps": 20, "constants": {"b": 2}})
+        Plan(total_steps=20, total_epochs=None, steps_per_epoch=None, world_size=None, constants={'a': 1.0, 'b': 2.0})
+        """
+        counts = {name: attrs[name] for name in _COUNTS if type(attrs.get(name)) is int}
+        return replace(self, **counts, constants={**self.constants, **constants_in(attrs)})
+
+
+def constants_in(attrs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the constants that the attributes of a ``plan`` event declare."""
+    given = attrs.get("constants")
+    if not isinstance(given, Mapping):
+        return {}
+    return {name: float(value) for name, value in given.items() if type(value) in (int, float)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +294,68 @@ def _typed(entry: dict[str, Any], key: str, type_: type[_Value]) -> _Value | Non
     if value is not None and not isinstance(value, type_):
         raise TypeError(f"{key!r} must be {type_.__name__}, not {value!r}")
     return value
+
+
+REDACTED: Final = "[redacted]"
+
+_SECRET: Final = re.compile(
+    r"(^|[_\-./ ])(token|secret|password|passwd|passphrase|pwd|credentials?|auth|authorization|bearer|cookies?|dsn"
+    r"|(api|access|secret|private|wandb|openai|anthropic|hf|huggingface|comet|neptune|aws|azure)[_-]?key)$|^pass$",
+    re.IGNORECASE,
+)
+
+#: Vocabulary tokens, which configurations of language models are full of.
+_VOCABULARY: Final = re.compile(
+    r"(^|_)(pad|bos|eos|unk|sep|cls|mask|image|stop|begin|end|special)[_-]?token$", re.IGNORECASE
+)
+
+#: A name or quoted key, ``=`` or ``:``, and a quoted text, which may be cut off.
+_ASSIGNED_TEXT: Final = re.compile(
+    r"""((?<![\w\-])([\w\-]+)["']?\]?\s*[:=]\s*[rbfuRBFU]{0,2})(["'])(?:\\.|(?!\3).)*(?:\3|$)"""
+)
+
+#: The password in an address, ``https://user:password@host``.
+_PASSWORD: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(?=@)")
+
+
+def redacted(value: Any, key: str = "") -> Any:
+    """Return the JSON value with secrets replaced; numbers stay.
+
+    Secrets are the text under every key that names one, and passwords in addresses.
+    """
+    if isinstance(value, dict):
+        return {name: redacted(entry, name) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [redacted(entry, key) for entry in value]
+    if not isinstance(value, str) or not value:
+        return value
+    return REDACTED if names_secret(key) else _PASSWORD.sub(rf"\1{REDACTED}", value)
+
+
+def redacted_arguments(arguments: list[str]) -> list[str]:
+    """Return a command line with secret option values replaced, written as ``--api-key=X`` or ``--api-key X``."""
+    result: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        option, equals, _ = argument.partition("=")
+        is_secret = option.startswith("-") and names_secret(option.lstrip("-"))
+        hidden = f"{option}={REDACTED}" if is_secret and equals else REDACTED if hide_next else argument
+        result.append(_PASSWORD.sub(rf"\1{REDACTED}", hidden))
+        hide_next = is_secret and not equals
+    return result
+
+
+def redacted_code(line: str) -> str:
+    """Return a line of source code with the text assigned to a name or key of a secret replaced.
+
+    >>> redacted_code('login(user="me", api_key="sk-1")')
+    'login(user="me", api_key="[redacted]")'
+    """
+    return _ASSIGNED_TEXT.sub(
+        lambda match: f"{match[1]}{match[3]}{REDACTED}{match[3]}" if names_secret(match[2]) else match[0], line
+    )
+
+
+def names_secret(key: str) -> bool:
+    """Whether a key looks like the name of a token or password."""
+    return _SECRET.search(key) is not None and _VOCABULARY.search(key) is None

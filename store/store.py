@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from .errors import RunNotFound, StoreNotFound, TelemetryError
+from .errors import RunNotFound, StoreNotFound, TelemetryError, counted
 from .objects.access import address_of, is_address, refresh
-from .plural import counted
 from .reading.catalog import Entry, Look, Newest, catalog_of
 from .reading.snapshot import retrying
 from .reading.summary import runs_table

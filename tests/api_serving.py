@@ -18,10 +18,10 @@ from waiting import PATIENCE_S, until
 from steptape.api.app import create_app
 from steptape.api.limits import Limits
 from steptape.api.middleware.connections import prepare, settings
+from steptape.store.events import INTEGER_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 from steptape.store.sql.bounded_query import QueryLimits
 
 RUN = "20260101T000000-aaaaaa"

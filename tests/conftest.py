@@ -20,12 +20,10 @@ from suites import WHOLE_SUITE_ALONE, Stopwatch, slow_tests
 from waiting import until
 
 from steptape.store.event_json import encoded_attrs
-from steptape.store.events import Event
+from steptape.store.events import Event, SampleLosses
 from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
 from steptape.store.parquet.sealing import seal
-from steptape.store.plan import Plan
-from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import SampleLosses
+from steptape.store.run_info import Attempt, Plan, RunInfo, write_run_info
 
 #: Folders of programs and cases, not of tests; one of the programs runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]

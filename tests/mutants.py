@@ -132,7 +132,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "_STORE_S: Final = 6.0",
     ): "The bound decides how long ranks wait for a store, and not for what.",
     (
-        "store/descriptors.py",
+        "store/own_process.py",
         "return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)",
         "return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 2)",
     ): "Any descriptor above the standard streams will do.",
@@ -147,7 +147,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1025",
     ): "Tests keep to the bound, whatever it is.",
     (
-        "store/processes/protocol.py",
+        "store/child_protocol.py",
         "_PIECE_BYTES: Final = 1 << 20",
         "_PIECE_BYTES: Final = 2 << 20",
     ): "Pieces of any size are joined.",

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from steptape import open_run
-from steptape.store.events import Event
-from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
+from steptape.store.events import INTEGER_IDS, Event, SampleLosses
 
 EVENTS = [
     Event("step_end" if step % 3 else "evaluate", step=step, metrics={f"m{step // 8}": step / 7, "loss": float(step)})

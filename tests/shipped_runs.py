@@ -6,12 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from steptape.store.host import boot_id, host_name
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, SampleLosses, Vectors
 from steptape.store.journal.writer import JournalWriter
+from steptape.store.own_process import boot_id, host_name
 from steptape.store.parquet.digests import read_digests
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
-from steptape.store.vectors import Vectors
 
 RUN = "20260101T000000-aaaaaa"
 NAN = float("nan")

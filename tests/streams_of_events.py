@@ -10,7 +10,7 @@ from steptape.replay.columns.stream import Stream, Values
 from steptape.replay.runs.history import size_of
 from steptape.store.events import AWAITED, LATE_FOR, PLAN, RULE_KINDS, Event
 from steptape.store.lineage import DECIDING_RANK
-from steptape.store.plan import Plan
+from steptape.store.run_info import Plan
 
 
 def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:

@@ -14,9 +14,8 @@ from waiting import PATIENCE_S
 
 from api_serving import running
 from steptape.api.app import create_app
-from steptape.store.events import Event
+from steptape.store.events import INTEGER_IDS, Event, SampleLosses
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, SampleLosses
 
 STARTED_NS = 1_767_323_045_000_000_000
 DECISION = {"controller": "c", "trigger": "on_step_end", "event_seq": 0, "operations": [], "values": {}}

@@ -17,11 +17,10 @@ from steptape import open_run
 from steptape.api.openapi import OPENAPI_FILE
 from steptape.api.run_filters import RunsQuery
 from steptape.store.event_json import event_to_line
+from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
-from steptape.store.plan import Plan
-from steptape.store.run_info import STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
-from steptape.store.sample_losses import SampleLosses
+from steptape.store.run_info import STATUSES, Attempt, Plan, PolicyRecord, RunInfo, write_run_info
 
 DIGITS = "20260101T000000-aaaaaa"
 LIVE = "20260102T000000-bbbbbb"

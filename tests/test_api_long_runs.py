@@ -13,8 +13,8 @@ import pytest
 
 from api_serving import RUN, SMALL, STARTED_NS, begin, finish, recorded, served, step
 from steptape.api.limits import Limits
+from steptape.store.events import SampleLosses
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import SampleLosses
 
 STEPS = 300
 

@@ -22,10 +22,10 @@ from api_serving import running
 from steptape.api.app import create_app
 from steptape.api.errors import InvalidCursor
 from steptape.api.pagination import from_cursor, to_cursor
+from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import SampleLosses
 
 PLACE = TypeAdapter(tuple[int, int])
 RUN = "20260101T000000-aaaaaa"

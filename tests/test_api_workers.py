@@ -15,9 +15,9 @@ from waiting import PATIENCE_S
 from api_serving import RUN, SMALL, recorded, served
 from steptape.api.workers.query_workers import QueryWorkers
 from steptape.rules.errors import PolicyError
+from steptape.store.child_process import ChildProcess
 from steptape.store.errors import NotARun, QueryRefused, RunNotFound
 from steptape.store.parquet.formats import from_arrow_stream
-from steptape.store.processes.child_process import ChildProcess
 from steptape.store.sql.bounded_query import QueryLimits
 
 BYTES = str(2 << 30)

@@ -17,9 +17,8 @@ from test_recorder_late_values import OnDevice
 from steptape import Recorder, open_run, open_store
 from steptape.store.errors import InvalidEvent
 from steptape.store.event_json import event_to_line, events_from_lines
-from steptape.store.events import Event
+from steptape.store.events import MOST_VALUES, MOST_VALUES_OF_EVENT, Event
 from steptape.store.run import Run
-from steptape.store.vectors import MOST_VALUES, MOST_VALUES_OF_EVENT
 
 COUNTS = [3.0, 0.0, math.inf, -1.5]
 HOLDERS: dict[str, Any] = {

@@ -17,7 +17,7 @@ from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event
-from steptape.store.plan import Plan
+from steptape.store.run_info import Plan
 
 NOTES = """
 controllers:

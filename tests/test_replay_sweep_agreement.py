@@ -29,9 +29,8 @@ from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
-from steptape.store.events import Event
-from steptape.store.plan import Plan
-from steptape.store.sample_losses import SampleLosses
+from steptape.store.events import Event, SampleLosses
+from steptape.store.run_info import Plan
 from streams_of_events import stream_of_events
 
 NUMBERS = st.sampled_from(

@@ -14,7 +14,7 @@ from steptape.replay.runs.replaying import Replay, replay_events
 from steptape.replay.runs.run_result import judge_run
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
-from steptape.store.plan import Plan
+from steptape.store.run_info import Plan
 
 LAST = 6_000
 EVALUATED_EVERY = 100

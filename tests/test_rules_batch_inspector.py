@@ -24,11 +24,9 @@ from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import DataBatchInspector
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import DamagedLog
-from steptape.store.events import Event
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.journal.format import compact_json
-from steptape.store.plan import Plan
-from steptape.store.run_info import Attempt
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
+from steptape.store.run_info import Attempt, Plan
 
 nan, inf = math.nan, math.inf
 

@@ -23,7 +23,7 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
-from steptape.store.plan import Plan
+from steptape.store.run_info import Plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")

@@ -27,9 +27,8 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.engine.missing_series import MISSING_SERIES_AFTER
 from steptape.rules.engine.step_order import MAX_BACKLOG
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, PLAN, SAMPLES, Event
-from steptape.store.plan import Plan
-from steptape.store.sample_losses import SampleLosses
+from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, PLAN, SAMPLES, Event, SampleLosses
+from steptape.store.run_info import Plan
 
 METRICS = """
 controller_metrics:

@@ -10,8 +10,7 @@ from shipped_runs import RUN, Loop
 from steptape.shipping.chunks import Chunk, Recording, checked_chunk, chunk_of
 from steptape.shipping.errors import BadFrames
 from steptape.shipping.stream_frames import StreamFrames
-from steptape.store.journal.checksum import framed
-from steptape.store.journal.format import EVENT, layout_record
+from steptape.store.journal.format import EVENT, framed, layout_record
 from steptape.store.journal.reading import read_segment
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files

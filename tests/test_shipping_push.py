@@ -31,8 +31,7 @@ from steptape.shipping.run_push import PushProgress, RunPush
 from steptape.shipping.run_state import RunPapers, StreamDigest
 from steptape.store.annotations import Annotation, append_annotation, read_annotations
 from steptape.store.errors import NotWritten
-from steptape.store.journal.checksum import framed
-from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, layout_record
+from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, framed, layout_record
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import FORMAT, read_run_info
 from steptape.store.store import open_store

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from steptape import open_run
 from steptape.store.errors import DamagedLog
 from steptape.store.event_json import event_to_line
-from steptape.store.events import Event
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses, id_texts, loss_values
 from steptape.store.journal.format import compact_json
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses, id_texts, loss_values
 
 INTEGERS = SampleLosses(struct.pack("<2f", 0.1, float("nan")), struct.pack("<2q", -7, 2**62), INTEGER_IDS)
 TEXTS = SampleLosses(struct.pack("<f", 3e38), '["Größe,\\"1\\""]'.encode(), TEXT_IDS, struct.pack("<i", 12))

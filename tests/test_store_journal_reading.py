@@ -18,14 +18,21 @@ from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
 from steptape.store.errors import DamagedLog, UnsupportedVersion
-from steptape.store.events import Event
-from steptape.store.journal.checksum import FRAME, framed
-from steptape.store.journal.format import LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, VERSION, header_record
-from steptape.store.journal.reading import is_being_written, read_segment
-from steptape.store.journal.whole_frames import runs_of_frames
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
+from steptape.store.journal.format import (
+    FRAME,
+    LAYOUT,
+    MAGIC,
+    PREAMBLE,
+    TAG_EVENT,
+    TAG_HEADER,
+    VERSION,
+    framed,
+    header_record,
+)
+from steptape.store.journal.reading import is_being_written, read_segment, runs_of_frames
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import complaints
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 EVENTS = [
     Event("train_begin", attrs={"note": "größer als 2**53", "n": 2**60}),

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from steptape import open_run
 from steptape.store.columns import Columns
 from steptape.store.errors import DamagedLog
-from steptape.store.events import Event
-from steptape.store.journal.checksum import framed
+from steptape.store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.journal.format import (
     EVENT,
     HAS_ATTRS,
@@ -30,13 +29,13 @@ from steptape.store.journal.format import (
     PREAMBLE,
     TAG_EVENT,
     VERSION,
+    framed,
     header_record,
     layout_record,
     samples_block,
 )
 from steptape.store.journal.reading import read_segment
 from steptape.store.parquet.from_journal import events_table, samples_table, vectors_table
-from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
 

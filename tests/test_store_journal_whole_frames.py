@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.store.journal.checksum import FRAME, framed
-from steptape.store.journal.format import MAGIC, PREAMBLE, VERSION
-from steptape.store.journal.whole_frames import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
+from steptape.store.journal.format import FRAME, MAGIC, PREAMBLE, VERSION, framed
+from steptape.store.journal.reading import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
 
 
 def journal(lengths: list[int], seed: int = 0) -> bytes:

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
 from steptape.store.errors import NotARun, QueryRefused
-from steptape.store.events import Event
+from steptape.store.events import TEXT_IDS, Event, SampleLosses
 from steptape.store.lineage import DECIDING_RANK, ancestors_of, lineage_of, merged
 from steptape.store.parquet.sealing import seal
 from steptape.store.reading.timeline import events_table_along, rolled_back
 from steptape.store.run import Run
 from steptape.store.run_info import FORMAT, Attempt, RunInfo, read_run_info, write_run_info
-from steptape.store.sample_losses import TEXT_IDS, SampleLosses
 from steptape.store.sql.statements import run_query
 from steptape.store.sql.views import connect
 

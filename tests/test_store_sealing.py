@@ -22,16 +22,14 @@ from waiting import PATIENCE_S
 
 from steptape import open_run
 from steptape.store.errors import DamagedLog, NotARun
-from steptape.store.events import Event
-from steptape.store.host import boot_id
-from steptape.store.journal.checksum import FRAME, framed
-from steptape.store.journal.format import EVENT, HAS_SAMPLES
+from steptape.store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, Event, SampleLosses
+from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, framed
 from steptape.store.journal.segment import field_offset
 from steptape.store.journal.writer import JournalWriter
+from steptape.store.own_process import boot_id
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.run_folder import list_files
-from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 
 
 def test_a_sealed_run_reads_as_its_journal_did(store_record: Callable[..., Path]) -> None:

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import TelemetryError, open_run, open_store
-from steptape.store.events import Event
+from steptape.store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
 from steptape.store.sql.spikes import COLUMNS
 
 NAN, INF = math.nan, math.inf

@@ -12,10 +12,9 @@ import pytest
 
 from steptape import TelemetryError, open_run, open_store
 from steptape.store.errors import NotARun, RunChanging, RunNotFound, StoreNotFound
-from steptape.store.events import Event
+from steptape.store.events import Event, SampleLosses
 from steptape.store.reading.snapshot import retrying
 from steptape.store.run_info import FORMAT
-from steptape.store.sample_losses import SampleLosses
 from steptape.store.store import Store
 
 

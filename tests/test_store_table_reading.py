@@ -16,11 +16,10 @@ import pytest
 
 from steptape import open_run
 from steptape.store.columns import METRICS_AS_COLUMNS
-from steptape.store.events import Event
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import seal
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 
 def by_polars(source: Path, target: Path) -> None:

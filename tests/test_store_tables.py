@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from steptape import open_run
 from steptape.store.errors import DamagedLog
-from steptape.store.events import ENVELOPE, KINDS, Event
+from steptape.store.events import ENVELOPE, INTEGER_IDS, KINDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.parquet.durable_file import durable_file
 from steptape.store.parquet.reading import read_long_values, read_metrics
 from steptape.store.parquet.schemas import BYTES_PER_ROW_GROUP, write_tables
 from steptape.store.parquet.sealing import seal
-from steptape.store.sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

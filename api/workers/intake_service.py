@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from ...shipping.intake import Intake, IntakeLimits
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.protocol import BrokenFrame
+from ...store.child_process import ChildProcess
+from ...store.child_protocol import BrokenFrame
 
 #: Seconds between two checks of leases.
 _LOOK_EVERY_S: Final = 5.0

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ...store.child_process import ChildProcess
+from ...store.child_protocol import BrokenFrame
 from ...store.errors import TelemetryError
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.protocol import BrokenFrame
 from ..errors import Busy, JobNotFound, NotYours
 from ..limits import Limits
 from ..middleware.tokens import Holder, Scope

@@ -25,10 +25,10 @@ from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.verification import verify
 from ...replay.sweeps.sweeping import sweep
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...store.child_protocol import error_to_json, read_frame, write_frame
 from ...store.errors import TelemetryError
 from ...store.event_json import encoded
-from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
-from ...store.processes.protocol import error_to_json, read_frame, write_frame
+from ...store.own_process import claim_stdout, end_with_parent, limit_process
 from ...store.run import Run
 from ...store.store import open_store
 from ..problems import without_path

@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ...store.cache.user_cache import CACHE_VARIABLES
+from ...store.child_process import ChildProcess
+from ...store.child_protocol import BrokenFrame
 from ...store.errors import QueryRefused, QueryTimedOut, TelemetryError
 from ...store.objects.access import fetch
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.protocol import BrokenFrame
 from ...store.sql.bounded_query import QueryLimits
+from ...store.user_cache import CACHE_VARIABLES
 from ..errors import Busy
 from ..limits import Limits
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.protocol import BrokenFrame
+from ...store.child_process import ChildProcess
+from ...store.child_protocol import BrokenFrame
 from ..errors import Busy, InvalidRequest
 from ..limits import Limits
 from ..live import FollowerSlots

@@ -19,9 +19,9 @@ from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
 from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.run import result_json, run_test
+from ...store.child_protocol import error_to_json, read_frame, write_frame
 from ...store.errors import TelemetryError
-from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
-from ...store.processes.protocol import error_to_json, read_frame, write_frame
+from ...store.own_process import claim_stdout, end_with_parent, limit_process
 from ...store.run import Run
 from .job_checks import check_job
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...store.cache.mirrored import is_mirror
-from ...store.processes.child_process import ChildProcess
+from ...store.child_process import ChildProcess
+from ...store.user_cache import is_mirror
 
 #: Seconds between two times. Recorders seal what they find, too.
 _EVERY_S: Final = 3600.0

@@ -24,7 +24,7 @@ from ...replay.choosing.checking import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
 from ...replay.runs.saves import Saves
 from ...rules.certificate import Certificate, read_certificate
-from ...store.plural import counted
+from ...store.errors import counted
 from ..arguments import CertifyArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import output_file, print_json, print_table, reading_runs, say

@@ -19,8 +19,7 @@ from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, load_policy, policy_path, tests_path
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
-from ...store.errors import TelemetryError
-from ...store.plural import counted
+from ...store.errors import TelemetryError, counted
 from ..arguments import CheckArguments, TestArguments
 from ..output import print_json, say
 from ..policy_lookup import openable, params_of

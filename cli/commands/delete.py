@@ -10,10 +10,9 @@ from typing import Final
 
 import typer
 
-from ...store.cache.mirrored import require_writable
-from ...store.errors import TelemetryError
-from ...store.plural import counted
+from ...store.errors import TelemetryError, counted
 from ...store.reading.deletion import delete_run, expendable
+from ...store.user_cache import require_writable
 from ..arguments import DeleteArguments
 from ..lookup import age, complain_of, open_store_named, the_run_named
 from ..output import print_json, say

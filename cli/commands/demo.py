@@ -22,10 +22,10 @@ from ...replay.runs.results import RunResult
 from ...replay.runs.saves import Saves
 from ...replay.runs.verification import verify
 from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
-from ...store.cache.mirrored import require_writable
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.store import open_run
+from ...store.user_cache import require_writable
 from ..arguments import DemoArguments
 from ..lookup import store_named
 from ..output import print_rows, print_table, progress, say

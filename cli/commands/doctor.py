@@ -9,8 +9,8 @@ from typing import NamedTuple
 import typer
 
 from ...replay.run_pool import RunPool
+from ...store.errors import counted
 from ...store.objects.access import object_of, refresh
-from ...store.plural import counted
 from ...store.reading.diagnosis import UNREADABLE, StoreFault, diagnose, folders_to_look_at, is_run_folder, twins
 from ...store.reading.training import check_training
 from ...store.run import Run

@@ -15,8 +15,8 @@ import typer
 from ...importers.importing import Outcome, State
 from ...importers.registry import AUTO, reader_of
 from ...importers.source import Reader, ReadOptions
-from ...store.cache.mirrored import require_writable
-from ...store.plural import counted
+from ...store.errors import counted
+from ...store.user_cache import require_writable
 from ..arguments import ImportArguments
 from ..imports import Signatures, every_reader, find_and_import
 from ..lookup import store_named

@@ -15,8 +15,7 @@ from ...api.logs import LogFormat, LogLevel, write_log
 from ...shipping.errors import TargetAway
 from ...shipping.store_push import Backoff, RunPushed, push_on, push_once
 from ...shipping.target import target_of
-from ...store.errors import StoreNotFound, TelemetryError
-from ...store.plural import counted
+from ...store.errors import StoreNotFound, TelemetryError, counted
 from ..arguments import PushArguments
 from ..lookup import store_named
 from ..output import print_json, say

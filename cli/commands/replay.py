@@ -9,8 +9,8 @@ from ...replay.policies.expert_accounts import expert_accounts
 from ...replay.policies.learning_rates import LearningRatePoint, learning_rates
 from ...replay.runs import replaying
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...store.errors import counted
 from ...store.events import Event
-from ...store.plural import counted
 from ...store.run import Run
 from ..arguments import ReplayArguments
 from ..lookup import events_named

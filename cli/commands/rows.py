@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from ...store.errors import TelemetryError
-from ...store.plural import counted
+from ...store.errors import TelemetryError, counted
 from ...store.reading.catalog import Newest
 from ...store.run import Run
 from ...store.sql.statements import rows_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...store.errors import counted
 from ...store.parquet.sealing import foreign_journals
 from ...store.parquet.sealing import seal as seal_run
-from ...store.plural import counted
 from ..arguments import SealArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import print_json, say

@@ -9,7 +9,7 @@ from shutil import get_terminal_size
 from typing import Any, Final
 
 from ...replay.reports.amounts import duration, size
-from ...store.plural import counted, plural
+from ...store.errors import counted, plural
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run import Run
 from ..arguments import ShowArguments

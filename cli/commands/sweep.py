@@ -20,7 +20,7 @@ from ...replay.runs.regret import FEWEST_EVALUATIONS
 from ...replay.runs.saves import Saves, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
-from ...store.plural import counted
+from ...store.errors import counted
 from ..arguments import SweepArguments
 from ..output import output_file, print_json, print_table, reading_runs, say
 from ..policy_options import objectives_of, ray_pool, renames_of, variants_asked

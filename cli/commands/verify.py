@@ -6,8 +6,7 @@ import typer
 
 from ...replay.runs.verification import Verification
 from ...replay.runs.verification import verify as verify_run
-from ...store.errors import TelemetryError
-from ...store.plural import counted
+from ...store.errors import TelemetryError, counted
 from ..arguments import VerifyArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import print_json, say

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, Bar, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import number, step_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..encodings.numbers import number_of, sorted_out, step_of
 from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
 from ...store.errors import TelemetryError
-from ...store.events import Event
+from ...store.events import Event, SampleLosses
 from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, event_tail, samples_block
 from ...store.journal.writer import Layout
 from ...store.reading.tally import DATA_ORDER, RankTally, samples_in, tokens_in, tokens_of
-from ...store.sample_losses import SampleLosses
 from ..batch_samples import order_noted, sample_losses
 from ..values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
 from .shape import NO_TEXTS, CallShape, CallShapes, Texts

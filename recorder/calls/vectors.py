@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...store.errors import InvalidEvent
-from ...store.vectors import MOST_VALUES, MOST_VALUES_OF_EVENT, Vectors, vector_of
+from ...store.events import MOST_VALUES, MOST_VALUES_OF_EVENT, Vectors, vector_of
 from ..batch_samples import packed_numbers
 from ..values import EXACT_INTEGER, as_text, described, is_distributed
 

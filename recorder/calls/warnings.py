@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any, Final, TypeVar
 
 from ...store.annotations import INCIDENT, labelled_steps
-from ...store.errors import InvalidEvent
-from ...store.plural import counted
+from ...store.errors import InvalidEvent, counted
 from ...store.run_info import RunInfo
 from ..position import Position
 from ..values import Payload, json_value

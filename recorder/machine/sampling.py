@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from ...store.processes.limits import claim_stdout, end_with_parent, limit_process
-from ...store.processes.protocol import write_frame
+from ...store.child_protocol import write_frame
+from ...store.own_process import claim_stdout, end_with_parent, limit_process
 
 #: Metrics, and the reasons for those that are absent, by name or pattern.
 Sample = tuple[dict[str, float], dict[str, str]]

@@ -17,12 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ...store.descriptors import inode_of
+from ...store.child_process import ChildProcess, import_path
+from ...store.child_protocol import BrokenFrame
 from ...store.errors import TelemetryError
 from ...store.events import PLAN, SYSTEM
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.module_command import import_path
-from ...store.processes.protocol import BrokenFrame
+from ...store.own_process import inode_of
 from ..process.locking import forkable_lock
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ...rules.control import LearningRateState, OperationCall, in_order, parse_call, rolls_back
-from ...store.errors import TelemetryError, shortened
+from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
-from ...store.plural import counted
 from ..calls.warnings import CallWarnings
 from ..control import Control
 from ..position import Position

@@ -14,9 +14,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Final, NamedTuple
 
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.module_command import import_path
-from ...store.processes.protocol import BrokenFrame
+from ...store.child_process import ChildProcess, import_path
+from ...store.child_protocol import BrokenFrame
 from .locking import forkable_lock
 
 logger = logging.getLogger("steptape")

@@ -19,10 +19,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
-from ...store.plural import counted
-from ...store.processes.child_process import ChildProcess
-from ...store.processes.module_command import import_path
-from ...store.processes.protocol import BrokenFrame
+from ...store.child_process import ChildProcess, import_path
+from ...store.child_protocol import BrokenFrame
+from ...store.errors import counted
 from .activity import LOOK_EVERY_S, Standstill
 from .locking import forkable_lock
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final, TypeAlias
 
-from ...store.descriptors import above_streams
+from ...store.own_process import above_streams
 from .termination import ONE_REQUEST_S, handled_since
 
 #: Seconds that the main thread has to handle SIGTERM, and that the ends of the runs may take after that. Together they

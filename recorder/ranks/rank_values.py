@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...store.events import LATE_FOR, STEP_TIME, Event
-from ...store.newest_values import NewestValues
+from ...store.reading.tally import NewestValues
 
 
 class RankValues:

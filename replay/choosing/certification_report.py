@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.language.references import Param
-from ...store.plural import counted
+from ...store.errors import counted
 from .certifying import Certification
 from .testing_order import FIXED_SEQUENCE
 

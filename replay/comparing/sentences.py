@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..runs.metric_names import Mode
 from .comparing import Group, GroupComparison, KeepVerdict
 from .readings import Axis, Standing

@@ -15,8 +15,8 @@ from ...rules.engine.engine import Engine
 from ...rules.errors import PolicyError
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
-from ...store.garbage import collection_paused
-from ...store.plan import Plan
+from ...store.own_process import collection_paused
+from ...store.run_info import Plan
 from ..policies.policy_text import gates_of, with_controllers
 from ..runs.event_stream import EventStream
 from ..runs.replaying import observed_in

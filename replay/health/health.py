@@ -18,8 +18,8 @@ from ...rules.language.families import STAR
 from ...rules.metric_catalogue import CATALOGUE, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
+from ...store.errors import counted
 from ...store.event_json import encoded
-from ...store.plural import counted
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import newest_plan, stream_for

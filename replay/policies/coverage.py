@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
 from ...store.events import BEFORE_STREAM
-from ...store.garbage import collection_paused
+from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..run_pool import RunPool

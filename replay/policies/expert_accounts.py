@@ -15,8 +15,8 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.events import Event
 from ...store.lineage import DECIDING_RANK
-from ...store.plan import Plan
 from ...store.run import Run
+from ...store.run_info import Plan
 
 #: The most combinations of params in one account.
 MOST_VARIANTS: Final = 1_000

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ...rules.certificate import Certificate
 from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..choosing.bounds import binomial_tails
 from ..choosing.certification_report import grounds_of, promise

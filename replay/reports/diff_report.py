@@ -9,7 +9,7 @@ from typing import Any
 
 from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from ..runs.history import UPDATES

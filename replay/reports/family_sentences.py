@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES
 from ..runs.results import Excluded

@@ -19,7 +19,7 @@ from ...rules.control import Effect
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, text_as_judged
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.families import Family

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..runs.history import UPDATES
 from ..runs.results import SECONDS_PER_HOUR, Outlay, RunResult

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.lacked_metrics import LackedMetric
 from ..runs.metric_names import Mode

@@ -8,7 +8,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.regret import FEWEST_EVALUATIONS

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from markupsafe import Markup
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..choosing.optimism import Optimism
 from ..choosing.splits import SplitKind
 from ..sweeps.sweeping import Sweep

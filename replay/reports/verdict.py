@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from ...store.plural import counted
+from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES
 from ..runs.families import SOURCE_FOLDER

@@ -12,8 +12,8 @@ import numpy as np
 from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
-from ...store.plan import Plan, constants_in
 from ...store.reading.snapshot import Snapshot
+from ...store.run_info import Plan, constants_in
 from .event_stream import EventStream, newest_plan
 from .renaming import Renames, renames_in
 

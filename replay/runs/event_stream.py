@@ -19,11 +19,11 @@ from ...rules.engine.own_values import OwnValues, made_up
 from ...rules.policy_file.policy import Policy
 from ...store.events import LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
-from ...store.newest_values import NewestValues
 from ...store.parquet.rows import EventList, EventRows, Numbers, with_columns
-from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
+from ...store.reading.tally import NewestValues
 from ...store.reading.timeline import deciding_stream, events_along, ranks_of
+from ...store.run_info import Plan
 from .renaming import Renames, renamed_events, renames_in
 
 _NO_ROWS: Final = np.zeros(0, np.int64)

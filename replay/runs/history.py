@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ...store.events import Event
-from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
+from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.timeline import deciding_stream
 from ...store.run_info import Attempt

@@ -15,10 +15,10 @@ from ...rules.engine.engine import Engine
 from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
 from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, RANKS, SPAN, SYSTEM, Event
-from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK
-from ...store.plan import Plan
+from ...store.own_process import collection_paused
 from ...store.run import Run
+from ...store.run_info import Plan
 from .appearances import StreamAppearances
 from .event_stream import EventStream, event_stream, stream_for
 from .saves import Saves

@@ -18,11 +18,10 @@ from ...rules.control import Effect
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...store.events import Event
-from ...store.garbage import collection_paused
-from ...store.plan import Plan
+from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ...store.run_info import Attempt
+from ...store.run_info import Attempt, Plan
 from .appearances import StreamAppearances, nan_filtered_in
 from .detection import Alarm, Detection, detect
 from .event_stream import EventStream, event_stream

@@ -15,8 +15,8 @@ from ...rules.policy_file.declarations import require_semantics
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
 from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
-from ...store.garbage import collection_paused
 from ...store.lineage import DECIDING_RANK, ancestors_of
+from ...store.own_process import collection_paused
 from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run

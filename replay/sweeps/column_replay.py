@@ -28,7 +28,7 @@ from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
 from ...store.events import BEFORE_STREAM, PLAN, Event
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.stream import Ints, Stream, Values
 from ..columns.terms import NotColumnar, SeriesReading, Term

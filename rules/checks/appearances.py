@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ...store.events import BEFORE_STREAM
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..language.references import SeriesKey
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, PLAN, Event, is_loop_kind
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..policy_file.policy import Policy
 from .decisions import Outcome
 from .event_fold import EventFold

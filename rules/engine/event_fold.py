@@ -13,7 +13,7 @@ from typing import Final
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind
-from ...store.plan import Plan, constants_in
+from ...store.run_info import Plan, constants_in
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.series import SLACK, News, Series
 from ..compiled.workspace import Cell, Workspace

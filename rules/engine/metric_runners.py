@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...store.errors import shortened
 from ...store.events import Event
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..compiled.workspace import Cell
 from ..functions.undefined import UNAVAILABLE
 from ..late_events import lag_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ...store.events import RANKS, STEP_TIME, Event
-from ...store.newest_values import NewestValues
+from ...store.reading.tally import NewestValues
 
 #: The attribute of a ``ranks`` event that no recorder wrote.
 MADE_UP: Final = "made_up"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...store.events import Event
-from ...store.plan import Plan
-from ...store.run_info import Attempt
+from ...store.run_info import Attempt, Plan
 from ..policy_file.policy import Policy
 from .engine import Engine
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...store.events import APPLIED, RANKS, Event
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..functions.undefined import Undefined
 from .milestones import MilestoneTracker, Reached
 from .references import Extent

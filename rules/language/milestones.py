@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ...store.events import RANKS, Event
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from ..functions.milestones import position_of
 from ..functions.undefined import Undefined
 from .references import Extent, Milestone

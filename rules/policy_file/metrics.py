@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS, Event, is_kind
-from ...store.plan import Plan
-from ...store.sample_losses import SampleLosses, id_texts, loss_values
+from ...store.events import INIT_END, LOOP_KINDS, Event, SampleLosses, id_texts, is_kind, loss_values
+from ...store.run_info import Plan
 from ..functions.expert_loads import (
     BalanceSettings,
     Dispatch,

@@ -18,10 +18,8 @@ from typing import Final
 
 import yaml
 
-from ...store.events import is_kind
-from ...store.plan import Plan
-from ...store.sample_losses import SampleLosses
-from ...store.vectors import Vectors
+from ...store.events import SampleLosses, Vectors, is_kind
+from ...store.run_info import Plan
 from ..control import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..language.references import Param

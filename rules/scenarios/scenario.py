@@ -19,10 +19,8 @@ from decimal import Context, Decimal
 from typing import Any, Final, Self
 
 from ...store.errors import TelemetryError
-from ...store.events import CUSTOM, LOOP_KINDS, Event
-from ...store.plan import Plan
-from ...store.sample_losses import SampleLosses
-from ...store.vectors import NO_VECTORS, Vectors
+from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, Event, SampleLosses, Vectors
+from ...store.run_info import Plan
 from ..errors import Fault, phrase
 
 #: Most steps of one imagined run.

@@ -19,9 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedLog
-from ..events import Event
-from ..sample_losses import INTEGER_IDS, TEXT_IDS, SampleLosses
-from ..vectors import NO_VECTORS, Vectors, unpacked
+from ..events import INTEGER_IDS, NO_VECTORS, TEXT_IDS, Event, SampleLosses, Vectors, unpack_vectors
 from .format import (
     EVENT,
     EVENT_FIELDS,
@@ -230,7 +228,7 @@ class Segment:
         """
         with readable(self.where):
             spans = zip(*(span.tolist() for span in self._vector_spans()), strict=True)
-            return {event: unpacked(self.data[begin:end]) for event, begin, end in spans}
+            return {event: unpack_vectors(self.data[begin:end]) for event, begin, end in spans}
 
     def sample_spans(self) -> SampleSpans:
         """Return the offsets of the sample losses."""

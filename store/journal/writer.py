@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..descriptors import above_streams, inode_of
+from ..events import NO_VECTORS, SampleLosses, Vectors
+from ..own_process import above_streams, inode_of
 from ..run_folder import journal_name
-from ..sample_losses import SampleLosses
-from ..vectors import NO_VECTORS, Vectors
-from .checksum import framed
-from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, header_record, layout_record
+from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, framed, header_record, layout_record
 from .syncing import Syncer
 
 #: A segment is closed at this size. So it can be sealed while the run continues, and readers of a live run parse less

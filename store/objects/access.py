@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..cache.mirrored import is_mirror
 from ..errors import TelemetryError
+from ..user_cache import is_mirror
 
 if TYPE_CHECKING:
     from .blocks import PartInBlocks

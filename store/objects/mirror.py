@@ -23,9 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from ..cache.mirrored import mirrors_folder
 from ..errors import DamagedLog, NotWritten, PartsMissing, StoreAway, StoreNotFound, TelemetryError
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
+from ..user_cache import mirrors_folder
 from .blocks import BLOCK_BYTES, PartInBlocks
 from .bucket import CONNECTIONS, Bucket, Content, endpoint_here, plain_address
 from .manifest import MANIFESTS, SMALL_FILES, Manifest, manifest_key, manifest_of, part_key, run_id_in

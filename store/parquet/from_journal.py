@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ..columns import Columns
 from ..event_json import restated_attrs
+from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS
 from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, readable
-from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS
 from .schemas import (
     ATTRS_FIELD,
     EVENT_FIELDS,

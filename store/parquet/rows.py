@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 from ..columns import RESERVED
 from ..errors import DamagedLog
 from ..event_json import decoded_attrs
-from ..events import AWAITED, ENVELOPE, LATE_FOR, Event
-from ..garbage import collection_paused
-from ..vectors import NO_VECTORS
+from ..events import AWAITED, ENVELOPE, LATE_FOR, NO_VECTORS, Event
+from ..own_process import collection_paused
 from .lazy_metrics import LoggedMetrics, MetricColumns
 from .long_values import LongRows, LongValues
 

@@ -9,10 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..events import Event
+from ..events import INTEGER_IDS, NO_IDS, NO_VECTORS, TEXT_IDS, Event, SampleLosses, Vectors, vector_of
 from ..journal.format import compact_json
-from ..sample_losses import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses
-from ..vectors import NO_VECTORS, Vectors, vector_of
 
 #: The columns of the samples table, and of the vectors table, that this needs.
 SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens")

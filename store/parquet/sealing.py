@@ -31,14 +31,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ..cache.mirrored import require_writable
 from ..columns import Columns, read_columns, write_columns
 from ..errors import TelemetryError
-from ..host import is_of_this_machine
 from ..journal.format import RECEIVED
 from ..journal.reading import Segment, idle, is_being_written, is_sound, read_segment
+from ..own_process import is_of_this_machine
 from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from ..run_info import RunInfo, read_run_info
+from ..user_cache import require_writable
 from .column_digests import Alongside, ColumnDigest
 from .digests import DIGESTS_JSON, compute_digests
 from .durable_file import durable_file

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..processes.protocol import frames, write_frame
+from ..child_protocol import frames, write_frame
 from ..run_folder import folders_with_journals, has_journal
 
 

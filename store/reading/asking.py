@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..annotations import Annotation, append_annotation, new_annotation_id
+from ..annotations import REQUEST, Annotation, append_annotation, new_annotation_id
 from ..errors import NotRunning
 from ..journal.reading import is_being_written, is_received
-from ..requests import REQUEST
 from ..run_folder import list_files
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import NotARun, StoreAway, TelemetryError
-from ..garbage import collection_paused
 from ..objects.access import refresh
+from ..own_process import collection_paused
 from ..run_folder import RUN_ID, run_names
 from .catalog_file import CatalogRows, read_catalog, write_catalog
 from .entry import Entry, finished_entry, read_entry

@@ -17,8 +17,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..cache.user_cache import cache_folder
-from ..garbage import collection_paused
+from ..own_process import collection_paused
+from ..user_cache import cache_folder
 from .entry import Entry
 from .summary import RUNS_SCHEMA
 from .summary_row import RunSummary

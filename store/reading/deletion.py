@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..cache.mirrored import require_writable
 from ..errors import TelemetryError
+from ..user_cache import require_writable
 from .catalog import Entry
 from .snapshot import read_snapshot
 

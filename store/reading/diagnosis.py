@@ -19,8 +19,8 @@ from ..annotations import read_annotations
 from ..columns import Columns
 from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR, LOST
-from ..host import is_of_this_machine
 from ..journal.reading import is_being_written, read_segment
+from ..own_process import is_of_this_machine
 from ..parquet.column_digests import ColumnDigest
 from ..parquet.digests import Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.reading import read_parquet, row_groups_of

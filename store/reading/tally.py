@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ..events import APPLIED, Event
-from ..journal.checksum import crc32
-from ..sample_losses import NO_IDS, TEXT_IDS, SampleLosses
+from ..events import APPLIED, NO_IDS, TEXT_IDS, Event, SampleLosses
+from ..journal.format import crc32
 
 #: Attribute of a ``step_end`` event whose batch was not kept whole: its number of samples, and the CRC-32 of their ids
 #: (null without ids).
@@ -168,3 +169,30 @@ def tokens_of(samples: SampleLosses) -> int | None:
 
 def _whole(value: float) -> int | None:
     return int(value) if value >= 0 and value != float("inf") else None
+
+
+class NewestValues:
+    """The newest value of each metric. A value that is not finite is not replaced by a finite one.
+
+    Args:
+        names: The metrics.
+
+    Attributes:
+        names: The metrics, in order.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        self._values: dict[str, float] = {}
+
+    def take(self, metrics: Mapping[str, float]) -> None:
+        """Take the values of an event."""
+        for name in self.names:
+            value = metrics.get(name)
+            if value is not None and math.isfinite(self._values.get(name, 0.0)):
+                self._values[name] = value
+
+    def taken(self) -> dict[str, float]:
+        """Return the values since the call before."""
+        values, self._values = self._values, {}
+        return values

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ..events import Event
+from ..errors import counted
+from ..events import Event, id_texts
 from ..lineage import DECIDING_RANK
-from ..plural import counted
 from ..run_info import Attempt
-from ..sample_losses import id_texts
 from .diagnosis import StoreFault
 from .snapshot import Snapshot
 from .tally import order_of

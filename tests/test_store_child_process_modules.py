@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store.processes.module_command import module_command
+from steptape.store.child_process import module_command
 
 RECORDED = """
 from pathlib import Path

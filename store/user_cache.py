@@ -1,13 +1,33 @@
-"""Recognizes mirrors, the copies of stores in object storage, and refuses to write into them."""
+"""Locates steptape's folder in the user's cache, and recognizes mirrors there: copies of stores in object storage.
+
+Everything in the folder is derived and may be deleted at any time.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-from ..errors import ReadOnlyStore
-from .user_cache import cache_folder
+from .errors import ReadOnlyStore
+
+#: Environment variables that locate the folder: the first names it, the second its parent.
+CACHE_VARIABLES: Final = ("STEPTAPE_CACHE", "XDG_CACHE_HOME")
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return ``STEPTAPE_CACHE``, or ``steptape`` in the user's cache folder; None without a home."""
+    own, shared = (environment.get(name) for name in CACHE_VARIABLES)
+    if own:
+        return Path(own)
+    if shared:
+        return Path(shared) / "steptape"
+    try:
+        return Path.home() / ".cache" / "steptape"
+    except RuntimeError:
+        return None
 
 
 def mirrors_folder() -> Path | None:

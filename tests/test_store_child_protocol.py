@@ -20,8 +20,7 @@ from package_modules import module_names
 
 from steptape.rules.errors import ExpressionError, Fault, PolicyError, PolicyProblem
 from steptape.rules.scenarios.scenario import NotationError
-from steptape.store.errors import QueryRefused, QueryTimedOut, TelemetryError
-from steptape.store.processes.protocol import (
+from steptape.store.child_protocol import (
     BrokenFrame,
     Frame,
     error_from_json,
@@ -30,6 +29,7 @@ from steptape.store.processes.protocol import (
     read_frame,
     write_frame,
 )
+from steptape.store.errors import QueryRefused, QueryTimedOut, TelemetryError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

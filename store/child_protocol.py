@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from ..errors import TelemetryError
+from .errors import TelemetryError
 
 #: Default limit on the size of a frame that is read.
 MOST_BYTES: Final = 256 << 20

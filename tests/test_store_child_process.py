@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from waiting import PATIENCE_S
 
+from steptape.store.child_process import ChildProcess
+from steptape.store.child_protocol import BrokenFrame
 from steptape.store.errors import RunNotFound
-from steptape.store.processes.child_process import ChildProcess
-from steptape.store.processes.protocol import BrokenFrame
 
 CHILD = """
 import os, resource, signal, sys, time
 from steptape.store.errors import RunNotFound
-from steptape.store.processes.limits import claim_stdout, end_with_parent, limit_process
-from steptape.store.processes.protocol import error_to_json, frames, read_frame, write_frame
+from steptape.store.own_process import claim_stdout, end_with_parent, limit_process
+from steptape.store.child_protocol import error_to_json, frames, read_frame, write_frame
 """
 
 #: A parent whose child computes forever.
 PARENT = """
-from steptape.store.processes.child_process import ChildProcess
+from steptape.store.child_process import ChildProcess
 child = ChildProcess("child", shows_errors=True, is_bound=True)
 child.receive()
 child.send({})

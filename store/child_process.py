@@ -1,4 +1,8 @@
-"""The parent's side of a child process: starts a steptape module, exchanges frames with it, and ends it."""
+"""The parent's side of a child process: starts a steptape module, exchanges frames with it, and ends it.
+
+The child resolves modules as this process does. By default Python would search the working folder first, where a
+training may well have its own ``queue.py`` or ``random.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,32 @@ import errno
 import math
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any, Final
 
-from ..descriptors import above_streams, inode_of
-from .limits import LIFELINE
-from .module_command import module_command
-from .protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
+from .child_protocol import MOST_BYTES, Frame, error_from_json, is_ready, read_frame, write_frame
+from .own_process import LIFELINE, above_streams, inode_of
 
 _STDERR: Final = 2
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the Python command that runs this module. It imports from the current folder only if this process does."""
+    return [sys.executable, *(() if _imports_from_here() else ("-P",)), "-m", module, *arguments]
+
+
+def import_path() -> str:
+    """Join the entries of ``sys.path``. Skip empty ones and, as Python itself does, those that are not text."""
+    return os.pathsep.join(path for path in sys.path if path and isinstance(path, str))
+
+
+def _imports_from_here() -> bool:
+    try:
+        return not {"", os.getcwd()}.isdisjoint(sys.path)
+    except FileNotFoundError:  # The folder was deleted and holds no modules.
+        return False
 
 
 class ChildProcess(subprocess.Popen[bytes]):

@@ -1,1 +1,0 @@
-"""Starts child processes, exchanges messages with them, limits and ends them."""
