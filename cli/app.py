@@ -8,8 +8,9 @@ a function that takes them, in a module of ``commands`` that is imported only wh
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import zip_longest
@@ -170,8 +171,9 @@ class Commands(typer.core.TyperGroup):
 
         @functools.wraps(arguments, updated=())
         def run(**values: Any) -> None:
-            _function_of(cmd_name)(arguments(**values))
+            _function_of(cmd_name)(_filled(arguments, values))
 
+        vars(run)["__signature__"] = inspect.Signature(list(_parameters(arguments)))
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         single.command(cmd_name, cls=Command, epilog=_epilog(cmd_name))(run)
         return typer.main.get_command(single)
@@ -187,6 +189,22 @@ class Commands(typer.core.TyperGroup):
         for group, summaries in GROUPS.items():
             with formatter.section(group):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in summaries.items()])
+
+
+def _parameters(arguments: Callable[..., object]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a command. A group of options has its options in its place."""
+    for parameter in inspect.signature(arguments).parameters.values():
+        if isinstance(parameter.default, tuple):
+            yield from _parameters(type(parameter.default))
+        else:
+            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _filled(arguments: Any, values: Mapping[str, Any]) -> Any:
+    """Return the arguments, and the groups in them, with these values."""
+    groups = {name: type(each) for name, each in arguments._field_defaults.items() if isinstance(each, tuple)}
+    own = (_filled(groups[name], values) if name in groups else values[name] for name in arguments._fields)
+    return arguments(*own)
 
 
 def _epilog(command: str) -> str | None:

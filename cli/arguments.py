@@ -129,6 +129,23 @@ LogFormatOption = Annotated[
 _GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
 
 
+class JudgingOptions(NamedTuple):
+    """The options of commands that judge runs: by what, how runs belong together, and what reads them."""
+
+    objective: ObjectiveOption = None
+    renames: RenameOption = None
+    family: FamilyOption = None
+    processes: ProcessesOption = None
+
+
+class ReplayingOptions(NamedTuple):
+    """The options of commands that judge what policies would have done to runs."""
+
+    judging: JudgingOptions = JudgingOptions()
+    saves: SavesOption = "keep"
+    ray: RayOption = None
+
+
 class BacktestArguments(NamedTuple):
     """Report what a policy would have saved and cost on recorded runs.
 
@@ -142,14 +159,13 @@ class BacktestArguments(NamedTuple):
     ]
     runs: RunsArgument = None
     store: StoreOption = None
+    replaying: ReplayingOptions = ReplayingOptions()
     history: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="PATH", readable=False, help="Replay it over other tools' logs, imported into a cache; repeatable."
         ),
     ] = None
-    renames: RenameOption = None
-    objective: ObjectiveOption = None
     settings: SetOption = None
     baselines: Annotated[
         list[str] | None,
@@ -167,7 +183,6 @@ class BacktestArguments(NamedTuple):
     delay: Annotated[
         int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
     ] = 0
-    saves: SavesOption = "keep"
     cost_per_hour: Annotated[
         float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")
     ] = None
@@ -180,9 +195,6 @@ class BacktestArguments(NamedTuple):
         Path | None,
         typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
     ] = None
-    family: FamilyOption = None
-    processes: ProcessesOption = None
-    ray: RayOption = None
     as_json: JsonOption = False
 
 
@@ -199,12 +211,7 @@ class SweepArguments(NamedTuple):
     runs: RunsArgument = None
     settings: ValuesOption = None
     store: StoreOption = None
-    objective: ObjectiveOption = None
-    renames: RenameOption = None
-    saves: SavesOption = "keep"
-    family: FamilyOption = None
-    processes: ProcessesOption = None
-    ray: RayOption = None
+    replaying: ReplayingOptions = ReplayingOptions()
     split: Annotated[
         str | None,
         typer.Option(
@@ -257,12 +264,7 @@ class CertifyArguments(NamedTuple):
         ),
     ] = None
     store: StoreOption = None
-    objective: ObjectiveOption = None
-    renames: RenameOption = None
-    saves: SavesOption = "keep"
-    family: FamilyOption = None
-    processes: ProcessesOption = None
-    ray: RayOption = None
+    replaying: ReplayingOptions = ReplayingOptions()
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the certificate to this file.")
     ] = None
@@ -287,16 +289,13 @@ class DiffArguments(NamedTuple):
     new: Annotated[str, typer.Argument(metavar="NEW", help="The policy to compare with it.")]
     runs: RunsArgument = None
     store: StoreOption = None
-    objective: ObjectiveOption = None
-    renames: RenameOption = None
+    judging: JudgingOptions = JudgingOptions()
     old_settings: Annotated[
         list[str] | None, typer.Option("--set-old", metavar="PARAM=VALUE", help="Set a param of OLD; repeatable.")
     ] = None
     new_settings: Annotated[
         list[str] | None, typer.Option("--set-new", metavar="PARAM=VALUE", help="Set a param of NEW; repeatable.")
     ] = None
-    family: FamilyOption = None
-    processes: ProcessesOption = None
     as_json: JsonOption = False
 
 

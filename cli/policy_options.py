@@ -7,22 +7,41 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 import typer
 
 from ..replay.ray_pool import RayPool
 from ..replay.runs.objective import Objective, declared_objective
+from ..replay.runs.saves import Saves
 from ..rules.language.references import Param
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.run import Run
+from .arguments import JudgingOptions, ReplayingOptions
 from .lookup import complain_of, runs_chosen
 from .output import check_output
 from .policy_lookup import policy_named, setting_value
 
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
+
+
+def judging_of(options: JudgingOptions) -> Judging:
+    """Return what the options mean."""
+    return Judging(
+        objective=objectives_of(options.objective),
+        renames=renames_of(options.renames),
+        family=options.family,
+        processes=options.processes,
+    )
+
+
+def replaying_of(options: ReplayingOptions) -> Replaying:
+    """Return what the options mean."""
+    judging = judging_of(options.judging)
+    pool = ray_pool(options.ray, options.judging.processes)
+    return Replaying(**judging, saves=Saves(options.saves), pool=pool)
 
 
 def objectives_of(metrics: Sequence[str] | None) -> tuple[Objective, ...]:
@@ -63,6 +82,22 @@ def _check_reachable(address: str) -> None:
 
 #: Maximum number of values in one range.
 _MAX_VALUES: Final = 10_000
+
+
+class Judging(TypedDict):
+    """What judges runs and reads them, by the names of ``diff_policies``."""
+
+    objective: tuple[Objective, ...]
+    renames: dict[str, str]
+    family: str | None
+    processes: int | None
+
+
+class Replaying(Judging):
+    """What judges a policy on runs, by the names that ``backtest``, ``sweep`` and ``certify`` share."""
+
+    saves: Saves
+    pool: RayPool | None
 
 
 class Variants(NamedTuple):

@@ -39,7 +39,6 @@ from ...replay.reports.terminal_tables import (
 )
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
-from ...replay.runs.saves import Saves
 from ...replay.sweeps.swept_front import read_front
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
@@ -49,7 +48,7 @@ from ..arguments import BacktestArguments
 from ..lookup import complain_of, open_store_named, runs_chosen
 from ..output import check_output, output_file, print_json_with_list, print_table, reading_runs, say
 from ..policy_lookup import params_of, policy_named
-from ..policy_options import objectives_of, ray_pool, renames_of
+from ..policy_options import replaying_of
 from ..streams import complain
 
 #: Prefix of a baseline's name in place of a policy.
@@ -61,11 +60,10 @@ _STRANGE: Final = 5
 
 def backtest(asked: BacktestArguments) -> None:
     """Report what a policy would have saved and cost on recorded runs."""
-    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
-    workers = ray_pool(asked.ray, asked.processes)
+    replaying = replaying_of(asked.replaying)
     if asked.html is not None:
         check_output(asked.html)
-    loaded = _policy(asked.policy, asked.settings, declared)
+    loaded = _policy(asked.policy, asked.settings, replaying["objective"])
     swept = None if asked.front is None else read_front(asked.front, loaded)
     certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
     chosen = _chosen(asked.runs, asked.store, asked.history)
@@ -79,20 +77,15 @@ def backtest(asked: BacktestArguments) -> None:
         result = backtest_runs(
             loaded,
             chosen,
-            objective=declared,
-            renames=renaming,
             on_progress=on_progress,
             delay_steps=asked.delay,
             cost_per_hour=asked.cost_per_hour,
             labels=labelled,
             tolerance_steps=asked.tolerance,
-            saves=Saves(asked.saves),
             baselines=compared,
             with_coverage=asked.coverage or asked.html is not None,
-            processes=asked.processes,
-            pool=workers,
-            family=asked.family,
             with_curves=asked.html is not None,
+            **replaying,
         )
     outside = {} if certified is None else outside_of(certified, chosen)
     result = dataclasses.replace(result, took_s=time.monotonic() - began_s)

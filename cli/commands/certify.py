@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -22,49 +21,13 @@ from ...replay.choosing.certifying import Certification
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.checking import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
-from ...replay.runs.saves import Saves
 from ...rules.certificate import Certificate, read_certificate
 from ...store.errors import counted
 from ..arguments import CertifyArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import output_file, print_json, print_table, reading_runs, say
-from ..policy_options import objectives_of, ray_pool, renames_of, variants_asked
+from ..policy_options import replaying_of, variants_asked
 from ..streams import FINDINGS, complain
-
-CertifiedPolicyArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="POLICY",
-        help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
-    ),
-]
-PastRunsArgument = Annotated[list[str] | None, typer.Argument(metavar="RUN...", help="Past runs to certify it on.")]
-RiskOption = Annotated[
-    str,
-    typer.Option(
-        metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
-    ),
-]
-LimitOption = Annotated[
-    str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
-]
-ConfidenceOption = Annotated[
-    str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
-]
-CapOption = Annotated[
-    str | None, typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with.")
-]
-OrderOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
-    ),
-]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed by which one run of each family is drawn.")]
-OutOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate to this file.")]
-CheckOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Check a certificate: are its policy and its logs unchanged?")
-]
 
 
 def certify(asked: CertifyArguments) -> None:
@@ -75,8 +38,7 @@ def certify(asked: CertifyArguments) -> None:
     if asked.policy is None:
         raise typer.BadParameter("name a POLICY")
     limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
-    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
-    workers = ray_pool(asked.ray, asked.processes)
+    replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
     with reading_runs() as on_progress:
         found = certify_runs(
@@ -84,13 +46,8 @@ def certify(asked: CertifyArguments) -> None:
             limited,
             confidence=wanted,
             order=asked.order,
-            family=asked.family,
-            objective=declared,
-            renames=renaming,
-            saves=Saves(asked.saves),
             on_progress=on_progress,
-            processes=asked.processes,
-            pool=workers,
+            **replaying,
         )
     _report(found, asked.output, as_json=asked.as_json)
     if found.params is None:

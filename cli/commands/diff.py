@@ -13,13 +13,13 @@ from ..arguments import DiffArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import print_json, reading_runs, say
 from ..policy_lookup import policy_named
-from ..policy_options import objectives_of, renames_of
+from ..policy_options import judging_of
 from ..streams import FINDINGS
 
 
 def diff(asked: DiffArguments) -> None:
     """Compare the behaviour of two policies on recorded runs."""
-    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    judging = judging_of(asked.judging)
     policies = policy_named(asked.old, asked.old_settings), policy_named(asked.new, asked.new_settings)
     chosen, problems = runs_chosen(asked.runs, asked.store)
     complain_of(problems)
@@ -27,11 +27,8 @@ def diff(asked: DiffArguments) -> None:
         found = diff_policies(
             *policies,
             chosen,
-            objective=declared,
-            renames=renaming,
             on_progress=on_progress,
-            processes=asked.processes,
-            family=asked.family,
+            **judging,
         )
     if asked.as_json:
         print_json(diff_json(found))

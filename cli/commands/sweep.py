@@ -17,13 +17,13 @@ from ...replay.reports.objectives import objective_sentences, objectives_json, r
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
 from ...replay.reports.sweep_page import front_title, sample_sentences, sweep_page
 from ...replay.runs.regret import FEWEST_EVALUATIONS
-from ...replay.runs.saves import Saves, asks_for_checkpoints
+from ...replay.runs.saves import asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.errors import counted
 from ..arguments import SweepArguments
 from ..output import output_file, print_json, print_table, reading_runs, say
-from ..policy_options import objectives_of, ray_pool, renames_of, variants_asked
+from ..policy_options import replaying_of, variants_asked
 from ..streams import complain
 
 _SECONDS_PER_HOUR: Final = 3600
@@ -53,21 +53,15 @@ _OUT_OF_SAMPLE: Final = (
 
 def sweep(asked: SweepArguments) -> None:
     """Backtest every combination of a policy's params."""
-    declared, renaming = objectives_of(asked.objective), renames_of(asked.renames)
+    replaying = replaying_of(asked.replaying)
     split = None if asked.split is None else _split_of(asked.split)
-    workers = ray_pool(asked.ray, asked.processes)
     variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.html)
     with reading_runs() as on_progress:
         result = sweep_runs(
             *variants,
-            objective=declared,
-            renames=renaming,
-            saves=Saves(asked.saves),
             on_progress=on_progress,
-            processes=asked.processes,
-            pool=workers,
-            family=asked.family,
             keep_outcomes=split is not None,
+            **replaying,
         )
     judged = None if split is None else optimism_of(result, split[0], folds=split[1])
     rows = result.frame().to_dicts()
