@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from ...store.plan import Plan
+from ...store.run_info import Plan
 from .history import History
 from .metric_names import Mode
 from .objective import Evaluation, Objective
