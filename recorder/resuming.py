@@ -60,7 +60,7 @@ def resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Polic
     engine = None
     if policy is not None:
         # A run without rules does not load the rule engine.
-        from ..rules.engine.resuming import resumed_engine
+        from ..rules.engine.engine import resumed_engine
         from ..rules.policy_file.declarations import require_semantics
 
         for earlier in info.attempts:

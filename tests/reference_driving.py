@@ -19,8 +19,7 @@ from reference_policy import Outcome, Reference
 from steptape import Recorder, open_run, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Cleared, Decision, RuleError, outcome_from_event
-from steptape.rules.engine.engine import Engine
-from steptape.rules.engine.resuming import resumed_engine
+from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, RULE_KINDS, Event

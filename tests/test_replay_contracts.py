@@ -33,8 +33,7 @@ from steptape.replay.sweeps.schedule import schedules_of
 from steptape.replay.sweeps.task import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
-from steptape.rules.engine.engine import Engine
-from steptape.rules.engine.resuming import resumed_engine
+from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.scenarios.file import parse_tests

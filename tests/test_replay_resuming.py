@@ -19,8 +19,7 @@ from steptape import Policy, backtest, open_run, verify
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.runs.replaying import Replay, replay
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
-from steptape.rules.engine.engine import Engine
-from steptape.rules.engine.resuming import resumed_engine
+from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape.rules.engine.computed_values import MISSING_KEY_AFTER
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, RuleWarning
 from steptape.rules.engine.engine import Engine
-from steptape.rules.engine.missing_keys import MISSING_KEY_AFTER
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 

@@ -19,13 +19,12 @@ from ...rules.checks.findings import Finding, PolicyPlaces, contradict, length_f
 from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
 from ...rules.engine.decisions import Decision
-from ...rules.engine.missing_series import meant_series
+from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
-from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
-from ...store.events import NO_METRICS, RANKS, Event, is_loop_kind
+from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo

@@ -13,10 +13,9 @@ from ...rules.checks.metric_keys import evaluations_read
 from ...rules.errors import suggestion
 from ...rules.language.families import is_pattern, matches
 from ...rules.language.references import ALSO_CALLED
-from ...rules.late_events import awaited_names
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.events import AWAITED, RANKS, Event
+from ...store.events import AWAITED, RANKS, Event, awaited_names
 from ...store.parquet.rows import EventRows
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run

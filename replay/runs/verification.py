@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
-from ...rules.engine.resuming import resumed_engine
+from ...rules.engine.engine import resumed_engine
 from ...rules.policy_file.declarations import require_semantics
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError

@@ -18,8 +18,7 @@ import numpy as np
 
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
-from ...rules.engine.missing_series import MISSING_SERIES_AFTER
-from ...rules.engine.outcomes import LogMessages, render
+from ...rules.engine.outcomes import MISSING_SERIES_AFTER, LogMessages, render
 from ...rules.language import references as ref
 from ...rules.language.leaves import leaves
 from ...rules.language.references import SeriesKey
@@ -112,7 +111,7 @@ def _form_of(policy: Policy) -> _Form | None:
     """Return the columnar form of a policy; None if it has none."""
     if policy.states or policy.admitted or policy.reads_ranks or not policy.is_self_contained:
         return None
-    log_messages = LogMessages(policy)
+    log_messages = LogMessages(policy.operations, policy.params)
     if not log_messages.names.isdisjoint(metric.name for metric in policy.metrics):
         return None
     compiler = StructureCompiler()

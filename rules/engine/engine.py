@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.events import AWAITED, BEFORE_STREAM, INIT_END, PLAN, Event, is_loop_kind
-from ...store.run_info import Plan
+from ...store.reading.tally import made_up
+from ...store.run_info import Attempt, Plan
 from ..policy_file.policy import Policy
 from .decisions import Outcome
 from .event_fold import EventFold
-from .own_values import made_up
-from .step_order import StepOrder
+from .late_values import StepOrder
 
 _NOTHING: Final[tuple[Outcome, ...]] = ()
 _BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
@@ -116,3 +116,22 @@ class Engine:
             TelemetryError: The policy has no such controller.
         """
         return self._fold.kinds_read(controller)
+
+
+def resumed_engine(policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt, Iterable[Event]]]) -> Engine:
+    """Return the engine of an attempt that continues others, as of its first event.
+
+    State comes back in this way live and in replay: it is never saved, but folded anew from the log.
+
+    Args:
+        policy: The policy of the attempt.
+        plan: The plan that the attempt declared.
+        ancestry: The attempts that it continues, oldest first, each with its events that still count, as
+            ``Run.ancestry`` returns them.
+    """
+    earlier = list(ancestry)
+    engine = Engine(policy, plan, {attempt.attempt: attempt.plan for attempt, _ in earlier})
+    digests = [None if attempt.policy is None else attempt.policy.digest for attempt, _ in earlier]
+    for (_, events), own, following in zip(earlier, digests, [*digests, policy.digest][1:], strict=True):
+        engine.resume(events, keeps_controllers=own == following)
+    return engine

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind
+from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind, lag_of
+from ...store.reading.tally import OwnValues
 from ...store.run_info import Plan, constants_in
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.series import SLACK, News, Series
@@ -20,22 +21,23 @@ from ..compiled.workspace import Cell, Workspace
 from ..language.context import Clock
 from ..language.references import SeriesKey
 from ..language.timing import SpanTimer
-from ..late_events import lag_of
 from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
+from .computed_values import MetricRunner, StateRunner, compute_all, expected_keys
+from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
 from .decisions import Outcome, RuleError, RuleWarning
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
-from .member_controllers import MemberAnswers, MemberControllers
-from .metric_runners import MetricRunner, compute_all
-from .missing_keys import expected_keys
-from .missing_series import MISSING_SERIES_AFTER, crowded_family, missing_series, never_recorded
-from .outcomes import OutcomeMaker, place_of
-from .own_values import OwnValues
-from .series_intake import SeriesIntake
-from .standing_answers import StandingAnswers
-from .state_runners import StateRunner
-from .triggered_controllers import ControllerState, Listener, TriggeredController
+from .listeners import Listener, SeriesIntake, StandingAnswers
+from .outcomes import (
+    MISSING_SERIES_AFTER,
+    LogMessages,
+    OutcomeMaker,
+    crowded_family,
+    missing_series,
+    never_recorded,
+    place_of,
+)
 
 #: The kind of event with which each attempt begins. What earlier ones declared late no longer holds.
 _BEGIN: Final = "train_begin"
@@ -86,18 +88,18 @@ class EventFold:
         if policy.reads_ranks:
             self.listener(RANKS).gauges.append(self._workspace.ranks)
         self.standing = StandingAnswers()
-        self._intake = SeriesIntake(policy, self._workspace, self.listener, self.standing)
+        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listener, self.standing)
         self._first_plan = plan
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._of_members: dict[str, MemberControllers] = {}
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
         self._build_watches()
-        self._conclusions = OutcomeMaker(policy, self._workspace)
+        self._conclusions = OutcomeMaker(policy.source, LogMessages(policy.operations, policy.params), self._workspace)
         self._intake.declare(plan.constants)
         self._reminds = self._await_series()
 
     def _build_metrics(self, plan: Plan) -> None:
-        expected = expected_keys(self.policy)
+        expected = expected_keys(self.policy.metrics, self.policy.controllers)
         for declaration in self.policy.metrics:
             metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())

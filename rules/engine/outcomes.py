@@ -1,30 +1,45 @@
 """Turns the answers of rules into outcomes: decisions with messages and readings, and errors with their place.
 
-Takes an answer other than False, with the controller at its trigger and the event; returns an outcome or None.
+Takes an answer other than False, with the controller at its trigger and the event; returns an outcome or None. Writes
+the texts of warnings about series, too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from ...store.errors import shortened
-from ...store.events import Event
+from ...store.events import Event, lag_of
 from ..compiled.compilation import FIRED, ClearAnswer
 from ..compiled.workspace import Workspace
-from ..errors import phrase
+from ..errors import phrase, suggestion
 from ..functions.text import formatted, rendered
 from ..functions.undefined import UNAVAILABLE
-from ..late_events import lag_of
-from ..policy_file.declarations import ACT, SHADOW, MessageField, MessageTemplate, Rule
+from ..language.families import MAX_MEMBERS
+from ..language.references import Param, SeriesKey
+from ..policy_file.declarations import (
+    ACT,
+    SHADOW,
+    Controller,
+    MessageField,
+    MessageTemplate,
+    OperationDeclaration,
+    Rule,
+)
 from ..policy_file.operations import LogControl, LogMessage
-from ..policy_file.policy import Policy
+from .controller_states import Reading, TriggeredController, readings_at
 from .decisions import Cleared, Decision, Outcome, RuleError
-from .triggered_controllers import Reading, TriggeredController, readings_at
 
 #: Most characters of a rendered message.
 MAX_MESSAGE_LENGTH: Final = 10_000
+#: What separates the words of a metric's name.
+_SEPARATOR: Final = re.compile(r"[/_. -]")
+#: Evaluations of a controller after which a series that never appeared is worth a warning.
+MISSING_SERIES_AFTER: Final = 100
 
 
 class OutcomeFields(NamedTuple):
@@ -49,16 +64,15 @@ class LogMessages:
     """Renders the log messages that decisions of one policy order.
 
     Args:
-        policy: The policy.
+        operations: The policy's operations.
+        params: Its params.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._params = policy.params
+    def __init__(self, operations: Iterable[OperationDeclaration], params: Mapping[str, Param]) -> None:
+        self._params = params
         # Operations of other classes act on the loop. An engine does not, so it does not create them.
         self._controls = {
-            entry.name: LogControl(entry.arguments)
-            for entry in policy.operations
-            if entry.class_name == LogControl.__name__
+            entry.name: LogControl(entry.arguments) for entry in operations if entry.class_name == LogControl.__name__
         }
 
     @property
@@ -126,14 +140,15 @@ class OutcomeMaker:
     """Makes the outcomes of one engine.
 
     Args:
-        policy: The policy that decides.
+        source: The origin of the policy that decides, as messages name it.
+        log_messages: The log messages that its decisions order.
         workspace: The values that its rules read.
     """
 
-    def __init__(self, policy: Policy, workspace: Workspace) -> None:
-        self._policy = policy
+    def __init__(self, source: str, log_messages: LogMessages, workspace: Workspace) -> None:
+        self._source = source
+        self._log_messages = log_messages
         self._workspace = workspace
-        self._log_messages = LogMessages(policy)
 
     def of(self, watch: TriggeredController, event: Event, answer: object) -> Outcome | None:
         """Return the outcome of an answer that is not False, or of an exception in its place."""
@@ -202,7 +217,7 @@ class OutcomeMaker:
         if state.whole.error_count > 1:
             return None
         place = rule.place_of_failure(_traceback(function, event))
-        where = f"{self._policy.source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
+        where = f"{self._source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
         error = phrase(shortened(" ".join(what.split()), 300), where=where)
         return RuleError(*place_of(watch, event), error=error, value_lag=lag_of(event))
 
@@ -214,3 +229,62 @@ def _traceback(rule: Callable[[Event], Any], event: Event) -> TracebackType | No
     except Exception as error:  # A rule may fail in any way.
         return error.__traceback__
     return None
+
+
+# --- series that never appear -----------------------------------------------------------------------------------------
+
+
+def missing_series(reader: Controller, key: SeriesKey, seen: Mapping[str, str]) -> str:
+    """Return the text of the warning.
+
+    Args:
+        reader: A controller that reads the series.
+        key: The series.
+        seen: The metrics that did appear, each with the kind of event that carried it.
+    """
+    return _missing([reader], key, f"after {MISSING_SERIES_AFTER} evaluations", seen)
+
+
+def never_recorded(readers: Sequence[Controller], key: SeriesKey, seen: Mapping[str, str]) -> str:
+    """Return a line about a series that no event of a run has carried, and the controllers that read it."""
+    names = ", ".join(repr(reader.name) for reader in readers)
+    return f"controller{'s' * (len(readers) > 1)} {names}: {_missing(readers, key, 'in this run', seen)}"
+
+
+def crowded_family(key: SeriesKey) -> str:
+    """Return the text of the warning about a family with too many members."""
+    of = f" of {key.kind} events" if key.kind else ""
+    fix = "Those that appeared first are read. Write a pattern that matches fewer."
+    return phrase(f"more than {MAX_MEMBERS:,} series{of} match this pattern", repr(key.name), fix)
+
+
+def meant_series(readers: Sequence[Controller], key: SeriesKey, recorded: Mapping[str, str]) -> str:
+    """Return a sentence that names the metric which controllers may mean, or else lists the metrics.
+
+    A metric with the same last word, such as ``train/loss`` for ``loss``, is nearer than one with similar letters.
+    Among several, one of an evaluation is meant where the controllers are triggered by evaluations alone.
+
+    Args:
+        readers: The controllers that read the series.
+        key: The series, which was not recorded.
+        recorded: The recorded metrics, each with the kind of event that carried it.
+    """
+    triggers = {key.kind} if key.kind else {trigger for reader in readers for trigger in reader.triggers}
+    of_evaluation = triggers <= {"evaluate", "on_evaluate"}
+    alike = [name for name in recorded if name != key.name and _last_word(name) == _last_word(key.name)]
+    likely = [name for name in alike if (recorded[name] == "evaluate") == of_evaluation] or alike
+    if likely:
+        (nearest,) = get_close_matches(key.name, likely, n=1, cutoff=0.0)
+        return f"Did you mean '{nearest}'?"
+    return suggestion(key.name, recorded.keys() - {key.name})
+
+
+def _last_word(name: str) -> str:
+    return _SEPARATOR.split(name.casefold())[-1]
+
+
+def _missing(readers: Sequence[Controller], key: SeriesKey, when: str, seen: Mapping[str, str]) -> str:
+    carrier = f"no {key.kind} event" if key.kind else "no event"
+    fix = meant_series(readers, key, seen) if seen else "No event has carried any metric."
+    what = f"{carrier} has carried this series {when}"
+    return phrase(what, repr(key.name), fix.replace("Known here:", "Seen so far:"))

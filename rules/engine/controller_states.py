@@ -1,21 +1,144 @@
-"""Makes one controller for each member of a family, as members appear, and asks them in order of names."""
+"""The controllers of an engine: what each has seen so far, its gate at each trigger, and those of members of families.
+
+For a controller with ``for_each`` one controller is made for each member of the family, as members appear. They are
+asked in the order of their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
 
 from ...store.events import Event
 from ..compiled.family_members import Member
 from ..compiled.program import clearing_name, explanation_name, gate_name, members_name, news_name
-from ..compiled.series import News
+from ..compiled.series import News, Series
 from ..compiled.workspace import Workspace
 from ..language.context import Past
 from ..language.timing import SpanTimer
 from ..policy_file.blueprint import RulesAtKind
+from ..policy_file.declarations import Controller, Rule
+from .decisions import Scalar, is_storable
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState
-from .triggered_controllers import Ask, ControllerState, TriggeredController
+
+#: Evaluates rules at an event: returns number and answer of each whose answer is not False.
+Ask = Callable[[Event], list[tuple[int, object]]]
+
+#: A condition, or what it reads.
+Reading = Callable[[Event], Any]
+
+
+class ControllerState:
+    """The state of one controller of one engine, which its triggers share.
+
+    Args:
+        declaration: The controller.
+        function: Returns generated code as a function.
+        restraint: What holds it back.
+        whole: For the controller of a member, the state that counts for all members.
+
+    Attributes:
+        member: The member that it is of; empty without one.
+        own: The variables of the member's controller, by generated name.
+    """
+
+    __slots__ = (
+        "clear",
+        "clear_readings",
+        "declaration",
+        "error_count",
+        "evaluations",
+        "member",
+        "message",
+        "notices",
+        "own",
+        "readings",
+        "restraint",
+        "rule",
+        "unseen",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        declaration: Controller,
+        function: Callable[[CodeType], Reading],
+        restraint: FiringLimits,
+        whole: ControllerState | None = None,
+    ) -> None:
+        fields = () if declaration.message is None else declaration.message.fields
+        self.declaration = declaration
+        self.restraint = restraint
+        self.whole = whole or self
+        self.member = ""
+        self.own: Mapping[str, Any] = {}
+        self.rule, self.readings = _functions(declaration.rule, function)
+        self.clear: Reading | None = None
+        self.clear_readings: dict[str, Reading] = {}
+        if declaration.clear is not None:
+            self.clear, self.clear_readings = _functions(declaration.clear, function)
+        self.message = [function(field.code) for field in fields]
+        self.forget(())
+
+    def forget(self, unseen: tuple[Series, ...], notices: tuple[str, ...] = ()) -> None:
+        """Reset the counts of errors and evaluations, and await the given series; warn of something once more."""
+        self.notices = notices
+        self.error_count = 0
+        self.evaluations = 0
+        self.unseen: tuple[Series, ...] = unseen
+
+
+def _functions(rule: Rule, function: Callable[[CodeType], Reading]) -> tuple[Reading, dict[str, Reading]]:
+    """Return a condition as a function of the event, and the readings that explain it, by their text."""
+    return function(rule.code), {text: function(code) for text, code in rule.leaf_codes.items()}
+
+
+def readings_at(readings: Mapping[str, Reading], event: Event) -> dict[str, Scalar]:
+    """Return what readings give at an event, as far as it can be recorded."""
+    values: dict[str, Scalar] = {}
+    for text, reading in readings.items():
+        try:
+            value = reading(event)
+        except Exception:
+            continue  # The rule short-circuited before this reading: it explains nothing.
+        if is_storable(value):
+            values[text] = value
+    return values
+
+
+class TriggeredController:
+    """One controller at one trigger, with its own gate.
+
+    Attributes:
+        clear_explanation: What those of its ``clear`` gave when that was last true.
+        explanation: What its readings gave when its rule was last evaluated; None where they are taken at a decision.
+    """
+
+    __slots__ = ("clear_explanation", "explanation", "gate", "state", "trigger")
+
+    def __init__(self, state: ControllerState, trigger: str, gate: FiringGate) -> None:
+        self.state = state
+        self.trigger = trigger
+        self.gate = gate
+        self.explanation: Mapping[str, Scalar] | None = None
+        self.clear_explanation: Mapping[str, Scalar] = {}
+
+    def explain(self, event: Event) -> None:
+        """Take its readings while past decisions are as its rule has seen them."""
+        self.explanation = readings_at(self.state.readings, event)
+
+    def clear(self, event: Event) -> None:
+        """Note that its ``clear`` is true, while it is raised."""
+        self.clear_explanation = readings_at(self.state.clear_readings, event)
+        self.gate.clear(event)
+
+    def is_asked(self, event: Event) -> bool:
+        """Whether the event is within the controller's steps."""
+        between = self.state.declaration.between
+        return (between.first is None or event.step >= between.first) and (
+            between.last is None or event.step <= between.last
+        )
 
 
 class MemberAnswers(NamedTuple):

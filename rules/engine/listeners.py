@@ -1,6 +1,7 @@
-"""Binds the series of one engine to the kinds of events that feed them, as these appear.
+"""What an engine listens to: the series, metrics and rules that events of each kind update and evaluate.
 
-Takes the names of the metrics that events carry, and the constants that the loop declares.
+Series are bound to the kinds of events that feed them as these appear: by the names of the metrics that events carry,
+and of the constants that the loop declares. Answers are cached for as long as a new evaluation would give the same.
 """
 
 from __future__ import annotations
@@ -11,28 +12,122 @@ from typing import Final
 
 from ...store.events import PLAN, MetricsOfTable
 from ..compiled.family_members import Member, SeriesFamily
-from ..compiled.feeding import feed
-from ..compiled.series import Series
+from ..compiled.feeding import Feed, feed
+from ..compiled.series import SLACK, Series
 from ..compiled.workspace import Workspace
 from ..language.families import matches
 from ..language.references import ALSO_CALLED, SeriesKey
-from ..policy_file.blueprint import Admission, Computation
-from ..policy_file.policy import Policy
-from .admissions import Admissions, Gatekeeper
-from .computed_series import ComputedSeries
-from .missing_series import REMEMBERED_NAMES
-from .standing_answers import StandingAnswers
-from .triggered_controllers import FamilyFeed, Listener
+from ..policy_file.blueprint import Admission, Blueprint, Computation
+from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge
+from .controller_states import Ask, TriggeredController
 
+#: Most names of metrics that are remembered for the warning about series that never appear.
+REMEMBERED_NAMES: Final = 1_000
 #: Most names of metrics that are remembered at each kind of event, so that the next event with them is no news.
 _MOST_KNOWN: Final = 10_000
+
+
+class FamilyFeed:
+    """Appends the numbers of events of one kind to the series of the members that they feed.
+
+    Attributes:
+        family: The family.
+        takers: The members' names, each with what takes its numbers.
+    """
+
+    __slots__ = ("family", "takers")
+
+    def __init__(self, family: SeriesFamily) -> None:
+        self.family = family
+        self.takers: list[tuple[str, Callable[[float], None]]] = []
+
+    def take(self, metrics: Mapping[str, float]) -> None:
+        """Append the numbers of one event, and how many there are to the family as a whole."""
+        count = 0
+        for name, take in self.takers:
+            value = metrics.get(name)
+            if value is not None:
+                take(float(value))
+                count += 1
+        if count:
+            self.family.whole.append(float(count))
+
+
+class Listener:
+    """The series, metrics and rules that an event of one kind updates or evaluates."""
+
+    __slots__ = (
+        "admissions",
+        "answers",
+        "ask",
+        "computed",
+        "families",
+        "feed",
+        "feeds",
+        "gauges",
+        "keeps_answers",
+        "parts",
+        "series",
+        "until_trim",
+        "waiting",
+        "watches",
+    )
+
+    def __init__(self) -> None:
+        self.feeds: list[tuple[str, Callable[[float], None]]] = []
+        self.feed: Feed = feed((), ())
+        self.series: list[Series] = []
+        self.families: list[FamilyFeed] = []
+        self.computed: list[ComputedSeries] = []
+        self.gauges: list[Gauge] = []
+        self.admissions: Admissions | None = None
+        self.watches: list[TriggeredController] = []
+        self.ask: Ask | None = None
+        # The cached answers, while they are valid.
+        self.answers: list[tuple[int, object]] | None = None
+        self.keeps_answers = False
+        # For events with late values: the controllers that wait, by awaited names; functions that evaluate some rules.
+        self.waiting: dict[frozenset[str], tuple[int, ...]] = {}
+        self.parts: dict[tuple[int, ...], Ask] = {}
+        self.until_trim = SLACK
+
+
+class StandingAnswers:
+    """The cached answers of one engine.
+
+    Rules that read only controller metrics and series of other kinds of events need no new evaluation until one of
+    those takes a value. Most events of most runs fall between two such moments.
+
+    Attributes:
+        listeners: The listeners whose rules have cached answers.
+        idle_kinds: Kinds of events that change no state and produce no outcome while the answers are valid.
+    """
+
+    __slots__ = ("idle_kinds", "listeners")
+
+    def __init__(self) -> None:
+        self.idle_kinds: set[str] = set()
+        self.listeners: list[Listener] = []
+
+    def keep(self, listener: Listener, answers: list[tuple[int, object]]) -> None:
+        """Cache the answers of the rules of one kind of event."""
+        listener.answers = answers
+        self.listeners.append(listener)
+
+    def forget(self) -> None:
+        """Invalidate all answers: something that rules read is about to change."""
+        for listener in self.listeners:
+            listener.answers = None
+        self.listeners.clear()
+        self.idle_kinds.clear()
 
 
 class SeriesIntake:
     """The series of one engine, as far as events feed them.
 
     Args:
-        policy: The policy.
+        blueprint: What engines of the policy share.
+        source: The origin of the policy, as messages name it.
         workspace: Its series and families.
         listener: Returns the listener for a kind of event.
         standing: The cached answers, which end when a series appears.
@@ -43,9 +138,15 @@ class SeriesIntake:
     """
 
     def __init__(
-        self, policy: Policy, workspace: Workspace, listener: Callable[[str], Listener], standing: StandingAnswers
+        self,
+        blueprint: Blueprint,
+        source: str,
+        workspace: Workspace,
+        listener: Callable[[str], Listener],
+        standing: StandingAnswers,
     ) -> None:
-        self._policy = policy
+        self._blueprint = blueprint
+        self._source = source
         self._workspace = workspace
         self._series = workspace.series
         self._families = workspace.families
@@ -191,13 +292,13 @@ class SeriesIntake:
     def _bind_computed(self) -> None:
         """Let the kinds of events that feed the drivers of computed series compute these, and admit values."""
         self._compute_all(after_admission=False)
-        if self._policy.blueprint.admissions:
-            for admission in self._policy.blueprint.admissions:
+        if self._blueprint.admissions:
+            for admission in self._blueprint.admissions:
                 self._admit(admission)
             self._compute_all(after_admission=True)
 
     def _compute_all(self, *, after_admission: bool) -> None:
-        for index, computation in enumerate(self._policy.blueprint.computations):
+        for index, computation in enumerate(self._blueprint.computations):
             if computation.is_after_admission is not after_admission:
                 continue
             if computation.family is None:
@@ -239,7 +340,7 @@ class SeriesIntake:
         if new and gatekeeper is None:
             value, admit = (self._workspace.function(code) for code in (admission.value, declared.admit.code))
             driver = self._series[declared.driver]
-            gatekeeper = Gatekeeper(declared, value, admit, driver, target, self._policy.source)
+            gatekeeper = Gatekeeper(declared, value, admit, driver, target, self._source)
             self._gatekeepers[declared.key] = gatekeeper
         for kind in new:
             assert gatekeeper is not None

@@ -1,0 +1,393 @@
+"""What an engine computes of events besides its rules: controller metrics, states, computed and admitted series.
+
+Metrics and states take an event before rules are asked, computed series after those that they are computed from, and
+admitted values once all controllers have been asked. Returns what is to be reported: first failures, and warnings of
+keys that no value of a metric has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from ...store.errors import shortened
+from ...store.events import Event, lag_of
+from ...store.run_info import Plan
+from ..compiled.series import News, Series
+from ..compiled.workspace import Cell, HeldState
+from ..errors import phrase, suggestion
+from ..functions.undefined import UNAVAILABLE
+from ..language.metric_keys import keys_read
+from ..policy_file.declarations import AdmittedSeries, Controller, MetricDeclaration, Rule, StateDeclaration
+from ..policy_file.metrics import Metric
+from .decisions import RuleError, RuleWarning
+
+_NAN: Final = float("nan")
+#: Values of a metric after which a key that none of them had is worth a warning.
+MISSING_KEY_AFTER: Final = 100
+
+
+class Gauge(Protocol):
+    """What takes the events of a kind before rules are asked: a controller metric, or the values of all ranks."""
+
+    name: str
+
+    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Take an event; return what is reported for the first time."""
+
+
+def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError | RuleWarning]:
+    """Compute controller metrics; return what is reported about them for the first time."""
+    return [reported for gauge in gauges for reported in gauge.take(event)]
+
+
+# --- controller metrics ---------------------------------------------------------------------------------------------
+
+
+class ExpectedKeys:
+    """The keys of one metric that rules read, until a value has had them.
+
+    Args:
+        metric: The name of the metric.
+        reads: Each key, after those that lead to it, with the controller that reads it.
+    """
+
+    def __init__(self, metric: str, reads: Mapping[tuple[str, ...], str]) -> None:
+        self._metric = metric
+        self._reads = reads
+        self.renew()
+
+    def renew(self) -> None:
+        """Expect all keys anew."""
+        self.unseen = dict(self._reads)
+        self._values = 0
+
+    def take(self, value: Mapping[str, Any], event: Event) -> list[RuleWarning]:
+        """Look for the keys in the metric's next value; warn, once, of those that never came."""
+        self._values += 1
+        self.unseen = {path: controller for path, controller in self.unseen.items() if _lacks(value, path)}
+        if self._values < MISSING_KEY_AFTER:
+            return []
+        missing, self.unseen = self.unseen, {}
+        place = (f"on_{event.kind}", event.attempt, event.rank, event.seq, event.step, event.epoch)
+        return [
+            RuleWarning(controller, *place, warning=self._warning(value, path), value_lag=lag_of(event))
+            for path, controller in missing.items()
+        ]
+
+    def _warning(self, value: Mapping[str, Any], path: tuple[str, ...]) -> str:
+        depth = next(depth for depth in range(len(path)) if _lacks(value, path[: depth + 1]))
+        holder = value
+        for key in path[:depth]:
+            holder = holder[key]
+        what = f"no value of controller metric '{self._metric}' has had this key after {self._values} values"
+        fix = suggestion(path[depth], [key for key in holder if isinstance(key, str)])
+        return phrase(what, repr(".".join(path)), fix.replace("Known here:", "It has:"))
+
+
+def _lacks(value: Any, path: tuple[str, ...]) -> bool:
+    """Whether a value, or a mapping in it, lacks the next key of a path. Other values may have any."""
+    for key in path:
+        if not isinstance(value, Mapping):
+            return False
+        if key not in value:
+            return True
+        value = value[key]
+    return False
+
+
+def expected_keys(metrics: Iterable[MetricDeclaration], controllers: Iterable[Controller]) -> dict[str, ExpectedKeys]:
+    """Return the keys that the rules of controllers read of each metric."""
+    reads: dict[str, dict[tuple[str, ...], str]] = {metric.name: {} for metric in metrics}
+    for controller in controllers:
+        for read in (read for rule in controller.bound_rules for read in keys_read(rule)):
+            if read.metric in reads:
+                reads[read.metric].setdefault(read.path, controller.name)
+    return {name: ExpectedKeys(name, paths) for name, paths in reads.items()}
+
+
+class MetricRunner:
+    """One metric of one engine.
+
+    Args:
+        name: Its name in the policy file.
+        metric: The metric that computes.
+        cell: Receives the value.
+        source: The origin of the policy, as messages name it.
+        expected: The keys that rules read of it.
+
+    Attributes:
+        error_count: How often it failed.
+    """
+
+    __slots__ = ("_cell", "_expected", "_metric", "_source", "error_count", "name")
+
+    def __init__(self, name: str, metric: Metric, cell: Cell, source: str, expected: ExpectedKeys) -> None:
+        self.name = name
+        self.error_count = 0
+        self._metric = metric
+        self._cell = cell
+        self._source = source
+        self._expected = expected
+
+    def take_plan(self, plan: Plan) -> None:
+        """Give the metric a newer plan."""
+        self._metric.plan = plan
+
+    def renew(self) -> None:
+        """Forget what was already reported."""
+        self.error_count = 0
+        self._expected.renew()
+
+    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Compute the metric; return an error for its first failure, and warnings about keys that it never has.
+
+        A failure makes the metric unavailable until its next event.
+        """
+        try:
+            computed = self._metric.compute(event)
+        except Exception as error:  # Third-party code may raise; training continues, and the failure is recorded.
+            self._cell.value = UNAVAILABLE
+            self.error_count += 1
+            return (self._failure(event, error),) if self.error_count == 1 else ()
+        self._cell.value = UNAVAILABLE if computed is None else computed
+        return self._expected.take(computed, event) if self._expected.unseen and isinstance(computed, Mapping) else ()
+
+    def _failure(self, event: Event, error: Exception) -> RuleError:
+        what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        where = f"{self._source}: controller metric '{self.name}', {type(self._metric).__name__}.compute"
+        place = (event.attempt, event.rank, event.seq, event.step, event.epoch)
+        return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+def answer_of(condition: Callable[[Event], Any], event: Event) -> bool | Exception | None:
+    """Return what a condition gives at an event: None where it is undefined, an exception where it fails."""
+    try:
+        answer = condition(event)
+    except LookupError:
+        return None
+    except Exception as error:  # A condition may fail in any way; training continues.
+        return error
+    if answer is True or answer is False:
+        return answer
+    if answer is UNAVAILABLE:
+        return None
+    return TypeError(f"a condition must give True or False, this gave a {type(answer).__name__}")
+
+
+def failed_condition(name: str, rule: Rule, error: Exception, event: Event, *, source: str, where: str) -> RuleError:
+    """Return the error that records a failure.
+
+    Args:
+        name: The name under which it is recorded.
+        rule: The condition.
+        error: Its failure.
+        event: The event.
+        source: The origin of the policy, as messages name it.
+        where: Words for the condition.
+    """
+    place = rule.place_of_failure(error.__traceback__)
+    what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+    at = (event.attempt, event.rank, event.seq, event.step, event.epoch)
+    where = f"{source}:{place.line}:{place.column}: {where}"
+    return RuleError(name, f"on_{event.kind}", *at, error=phrase(what, where=where), value_lag=lag_of(event))
+
+
+class StateRunner:
+    """One state of one engine. Rules read it like a controller metric.
+
+    Args:
+        declaration: As in the policy.
+        conditions: The condition of each class, as a function of the event.
+        cell: Holds the class.
+        held: Holds since when.
+        source: The origin of the policy, as messages name it.
+
+    Attributes:
+        name: Its name.
+        error_count: How often a condition failed.
+    """
+
+    __slots__ = ("_cell", "_conditions", "_declaration", "_held", "_source", "error_count", "name")
+
+    def __init__(
+        self,
+        declaration: StateDeclaration,
+        conditions: Sequence[Callable[[Event], Any]],
+        cell: Cell,
+        held: HeldState,
+        source: str,
+    ) -> None:
+        self.name = declaration.name
+        self.error_count = 0
+        self._declaration = declaration
+        self._conditions = conditions
+        self._cell = cell
+        self._held = held
+        self._source = source
+
+    def take(self, event: Event) -> Sequence[RuleError]:
+        """Take the first class whose condition is true; return an error for its first failure.
+
+        Where a condition before it is undefined or fails, and where none is true, the state stays as it is.
+        """
+        for (name, rule), condition in zip(self._declaration.classes, self._conditions, strict=True):
+            answer = answer_of(condition, event)
+            if answer is None:
+                return ()
+            if isinstance(answer, Exception):
+                self.error_count += 1
+                where = f"state '{self.name}', {name}"
+                failure = failed_condition(self.name, rule, answer, event, source=self._source, where=where)
+                return (failure,) if self.error_count == 1 else ()
+            if answer:
+                before = None if self._cell.value is UNAVAILABLE else self._cell.value
+                if name != before:
+                    self._held.change(before, event)
+                    self._cell.value = name
+                return ()
+        return ()
+
+    def renew(self) -> None:
+        """Forget what was already reported."""
+        self.error_count = 0
+
+
+# --- series ---------------------------------------------------------------------------------------------------------
+
+
+class ComputedSeries:
+    """One computed series of one engine.
+
+    Args:
+        function: Returns the next value at an event, once all source series have taken theirs.
+        driver: The series whose values trigger a computation.
+        target: The series that receives the computed values.
+        order: Its place among those that are computed at the same event.
+
+    Attributes:
+        order: This place.
+    """
+
+    __slots__ = ("_append", "_driver", "_function", "_taken", "_values", "order")
+
+    def __init__(
+        self, function: Callable[[Event], Any], driver: Series, target: Series, order: tuple[int, str]
+    ) -> None:
+        self._function = function
+        self._driver = driver
+        self._values = driver.values
+        # What the driver has had before does not count.
+        self._taken = driver.dropped + len(driver.values)
+        self._append = target.values.append if target.is_plain else target.append
+        self.order = order
+
+    def update(self, event: Event) -> None:
+        """Append the next value, if the driver has had a new one.
+
+        An undefined result, such as the first of a delta, adds no value. Any other failure, such as a division by zero,
+        adds NaN, so that rules can see it.
+        """
+        count = self._driver.dropped + len(self._values)
+        if count == self._taken:
+            return
+        self._taken = count
+        try:
+            value = float(self._function(event))
+        except LookupError:
+            return
+        except Exception:  # An expression may fail in any way.
+            value = _NAN
+        self._append(value)
+
+
+class Gatekeeper:
+    """Admits values to one series of one engine.
+
+    Args:
+        declaration: As in the policy.
+        value: Returns the next value at an event.
+        admit: The condition.
+        driver: The series whose values it may follow.
+        target: The series of admitted values.
+        source: The origin of the policy, as messages name it.
+
+    Attributes:
+        name: Its name.
+        target: As given.
+        error_count: How often the condition failed.
+    """
+
+    __slots__ = ("_admit", "_declaration", "_has_news", "_source", "_value", "error_count", "name", "target")
+
+    def __init__(
+        self,
+        declaration: AdmittedSeries,
+        value: Callable[[Event], Any],
+        admit: Callable[[Event], Any],
+        driver: Series,
+        target: Series,
+        source: str,
+    ) -> None:
+        self.name = declaration.name
+        self.target = target
+        self.error_count = 0
+        self._declaration = declaration
+        self._value = value
+        self._admit = admit
+        self._has_news = News(driver)
+        self._source = source
+
+    def candidate(self, event: Event, failures: list[RuleError]) -> float | None:
+        """Return the value to admit; None for none. Add an error for the condition's first failure."""
+        if not self._has_news():
+            return None
+        try:
+            value = float(self._value(event))
+        except LookupError:
+            return None
+        except Exception:  # An expression may fail in any way.
+            value = _NAN
+        answer = answer_of(self._admit, event)
+        if isinstance(answer, Exception):
+            self.error_count += 1
+            if self.error_count == 1:
+                admit, where = self._declaration.admit, f"define '{self.name}', admit"
+                failures.append(failed_condition(self.name, admit, answer, event, source=self._source, where=where))
+        return value if answer is True else None
+
+    def renew(self) -> None:
+        """Forget what was already reported."""
+        self.error_count = 0
+
+
+class Admissions:
+    """The series of admitted values that events of one kind feed.
+
+    Attributes:
+        gatekeepers: Those of the series.
+        computed: The series computed from these, in order.
+    """
+
+    __slots__ = ("computed", "gatekeepers")
+
+    def __init__(self) -> None:
+        self.gatekeepers: list[Gatekeeper] = []
+        self.computed: list[ComputedSeries] = []
+
+    def take(self, event: Event) -> Sequence[RuleError]:
+        """Admit values of an event; return the first failures of conditions.
+
+        All are evaluated before any series takes its value.
+        """
+        failures: list[RuleError] = []
+        found = [(each.target, each.candidate(event, failures)) for each in self.gatekeepers]
+        for target, value in found:
+            if value is not None:
+                target.append(value)
+        for computed in self.computed:
+            computed.update(event)
+        return failures
