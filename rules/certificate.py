@@ -236,7 +236,7 @@ class Certificate:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(f"steptape certificate {FORMAT}\n{text}".encode(errors="surrogatepass")).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as a JSON object, with its format and digest."""
         return {"format": FORMAT, **dataclasses.asdict(self), "digest": self.digest}
 

@@ -183,7 +183,6 @@ PUBLIC: dict[str, set[str]] = {
         "language/references",
         "language/timing",
         "metric_catalogue",
-        "policy_file/classes",
         "policy_file/declarations",
         "policy_file/metrics",
         "policy_file/operations",

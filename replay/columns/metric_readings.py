@@ -14,7 +14,6 @@ from typing import Final
 from ...rules.checks.length_conditions import path_in
 from ...rules.functions.table import FUNCTIONS
 from ...rules.language.bound_rule import BoundRule
-from ...rules.policy_file.classes import ArgumentValue
 from ...rules.policy_file.declarations import MetricDeclaration
 
 #: Reductions whose form for a list equals that for a window, but for the sum of an empty list, which is 0.
@@ -68,7 +67,7 @@ class MetricPaths:
     """
 
     class_name: str
-    arguments: Mapping[str, ArgumentValue]
+    arguments: Mapping[str, float | str]
     paths: dict[tuple[str | int, ...], None] = field(default_factory=dict)
 
 

@@ -140,12 +140,12 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, Any]]:
+def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, object]]:
     """Return the kind of event that records an outcome, and its attributes as strict JSON.
 
     Numbers that are not finite become the texts "NaN", "Infinity" and "-Infinity".
     """
-    attrs: dict[str, Any] = {
+    attrs: dict[str, object] = {
         "controller": outcome.controller,
         "trigger": outcome.trigger,
         "event_attempt": outcome.attempt,

@@ -439,7 +439,7 @@ def _canonical_rule(rule: Rule) -> Any:
     return _canonical_tree(rule.bound.expression.tree, rule.bound.expression.defined)
 
 
-def _canonical_controller(controller: Controller) -> dict[str, Any]:
+def _canonical_controller(controller: Controller) -> dict[str, object]:
     patience, cooldown = controller.patience, controller.cooldown
     # Unused keys are left out: a key that joins the language leaves the digests of other files alone.
     timing = {

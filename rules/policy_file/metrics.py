@@ -104,9 +104,9 @@ class Loss(Metric):
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
-        self._entry: dict[str, Any] | None = None
+        self._entry: dict[str, object] | None = None
 
-    def compute(self, event: Event) -> dict[str, Any] | None:
+    def compute(self, event: Event) -> dict[str, object] | None:
         """Return the newest entry with a loss."""
         if "loss" in event.metrics:
             self._entry = log_entry(event)
@@ -155,8 +155,8 @@ class TrainingState(Metric):
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
-        self._history: list[dict[str, Any]] = []
-        self._state: dict[str, Any] = {
+        self._history: list[dict[str, object]] = []
+        self._state: dict[str, object] = {
             "epoch": None,
             "global_step": 0,
             "max_steps": 0,
@@ -211,7 +211,7 @@ class EvalMetrics(Metric):
         super().__init__(arguments, plan)
         self.kinds = self.reads = frozenset({str(arguments["source_event"]).removeprefix("on_")})
 
-    def compute(self, event: Event) -> dict[str, Any]:
+    def compute(self, event: Event) -> dict[str, object]:
         """Return the metrics of this event."""
         return {**event.metrics, "epoch": epoch_of(event)}
 
@@ -240,12 +240,12 @@ class HistoryBasedMetric(Metric):
         }
         self._newest: tuple[float, object] | None = None
 
-    def compute(self, event: Event) -> dict[str, Any]:
+    def compute(self, event: Event) -> dict[str, object]:
         """Return the windows, this event included."""
         if event.kind == "log":
             self._take_log(event)
         else:
-            values: dict[str, Any] = {**event.metrics, "steps": event.step, "epoch": epoch_of(event)}
+            values: dict[str, object] = {**event.metrics, "steps": event.step, "epoch": epoch_of(event)}
             for key, value in values.items():
                 self._push(self._evaluations, key, value)
         return self._value
@@ -293,7 +293,7 @@ def epoch_of(event: Event) -> float | None:
     return event.epoch if event.epoch is not None else event.metrics.get("epoch")
 
 
-def log_entry(event: Event) -> dict[str, Any]:
+def log_entry(event: Event) -> dict[str, object]:
     """Return a ``log`` event as Hugging Face keeps it in its log history."""
     return {**event.metrics, "epoch": epoch_of(event), "step": event.step}
 
@@ -346,7 +346,7 @@ class DataBatchInspector(Metric):
         self._top = int(arguments["top"])
         self._recent: deque[float] = deque(maxlen=int(arguments["window_size"]))
 
-    def compute(self, event: Event) -> dict[str, Any] | None:
+    def compute(self, event: Event) -> dict[str, object] | None:
         """Return the value for this step's batch; None when it has no loss, no samples or no threshold.
 
         A loss that is not finite needs no threshold.
@@ -369,7 +369,7 @@ class DataBatchInspector(Metric):
             return self._fixed
         return _above(mean(self._recent), self._spike)
 
-    def _spiking(self, samples: SampleLosses) -> dict[str, Any]:
+    def _spiking(self, samples: SampleLosses) -> dict[str, object]:
         losses = loss_values(samples)
         limit = _above(_median([loss for loss in losses if math.isfinite(loss)]), self._sample_spike)
         spiking = [place for place, loss in enumerate(losses) if loss > limit or not math.isfinite(loss)]
@@ -390,7 +390,7 @@ def _above(usual: float, times: float) -> float:
     return times * usual if usual > 0 else (2 - times) * usual
 
 
-def _nothing_spikes() -> dict[str, Any]:
+def _nothing_spikes() -> dict[str, object]:
     return {"spiking": 0, "share": 0.0, "sample_ids": [], "losses": []}
 
 
@@ -470,7 +470,7 @@ class GpuLoadRatio(_OverExperts):
     kinds = reads = frozenset({"step_end"})
     keys = frozenset({"ratio", "layer"})
 
-    def compute(self, event: Event) -> dict[str, Any] | None:
+    def compute(self, event: Event) -> dict[str, object] | None:
         """Return ratio and layer. The ratio is 1.0 where there are no tokens."""
         ratios = {name: load_ratio(self._loads(counts)) for name, counts in self._counts(event).items()}
         if not ratios:
@@ -526,7 +526,7 @@ class LlepPlan(_OverExperts):
         self._layers: dict[str, LayerBalance] = {}
         self._attempt = 0
 
-    def compute(self, event: Event) -> dict[str, Any] | None:
+    def compute(self, event: Event) -> dict[str, object] | None:
         """Return the greatest ratios and the sums of the event's dispatches; None without such a vector."""
         counts = self._counts(event)
         if event.attempt != self._attempt:
@@ -539,7 +539,7 @@ class LlepPlan(_OverExperts):
         }
         return self._summed() if counts else None
 
-    def _summed(self) -> dict[str, Any]:
+    def _summed(self) -> dict[str, object]:
         each = self.dispatches.values()
         transfers = sum(one.transfers for one in each)
         return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from ...store.event_json import encoded
 from ...store.events import RANKS
@@ -210,7 +210,7 @@ def result_lines(result: ScenarioResult) -> list[str]:
     return [head, *lines, *(f"  hint: {hint}" for hint in result.hints)]
 
 
-def result_json(result: ScenarioResult) -> dict[str, Any]:
+def result_json(result: ScenarioResult) -> dict[str, object]:
     """Return the result of a test as ``steptape test --json`` prints it, one object per test."""
     test = result.test
     return {
@@ -293,7 +293,7 @@ def _quoted(message: str | None) -> str:
     return f"message {message!r}" if message else ""
 
 
-def _expected_json(expected: Expected) -> dict[str, Any]:
+def _expected_json(expected: Expected) -> dict[str, object]:
     return {
         "step": expected.step,
         "controller": expected.controller,
@@ -307,7 +307,7 @@ def _expected_json(expected: Expected) -> dict[str, Any]:
     }
 
 
-def _decision_json(decision: Decision | Cleared) -> dict[str, Any]:
+def _decision_json(decision: Decision | Cleared) -> dict[str, object]:
     return {
         "step": decision.step,
         "controller": decision.controller,

@@ -156,7 +156,7 @@ class NotationError(TelemetryError):
         self.fault = fault
         super().__init__(phrase(fault.what, fault.got, fault.fix))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the error as JSON, fault included."""
         return {**super().to_json(), "fault": asdict(self.fault)}
 
