@@ -30,11 +30,9 @@ from .ending import as_end_status, blocked_failure, failure_of, status_of
 from .opening import steering_of
 from .process.background_pushing import PUSHING, PushSettings
 from .process.background_sealing import SEALING
-from .process.termination import Terminated, raise_on_sigterm, restore_sigterm
-from .process.watchdog import unwatch, watch
-from .ranks.agreement import Agreement
+from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, stop_watching, watch_for_sigterm
+from .ranks.agreement import Agreement, Requests
 from .ranks.rank import Rank
-from .requests import Requests
 from .resume_point import Opening
 from .run_document import RunDocument
 from .spans import Spans
@@ -44,9 +42,8 @@ from .values import as_text
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .calls.certified_run import CertifiedRun
-    from .machine.system import SystemSampling
-    from .operations.carrying_out import Operations
-    from .operations.handlers import Handlers
+    from .operations.loop_operations import Handlers, Operations
+    from .process.system_sampling import SystemSampling
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -136,7 +133,7 @@ class LiveAttempt:
         self.document = RunDocument(opening.folder, opening.info, is_written=rank.decides)
         callbacks, names = settings.callbacks, opening.read_on_all_ranks
         self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names, opening.calls)
-        self.orders, ask = self.agreement.orders, self.agreement.ask
+        self.orders, ask = self.agreement.orders, self.agreement.order_operation
         self._steering = steering_of(opening.engine, control, callbacks, self.orders, ask)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
@@ -149,7 +146,7 @@ class LiveAttempt:
         if attempt.parent is not None:
             self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
         self.tape = self._open_tape()
-        self.tape.watch = self.agreement.values.take if self.agreement.values else None
+        self.tape.watch = self.agreement.values.add_event if self.agreement.values else None
         self._opening = opening
         self.operations: Operations | None = None
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
@@ -160,8 +157,7 @@ class LiveAttempt:
     def operate(self, handlers: Handlers | None) -> Operations:
         """Return the operations with arguments, with what the loop carries out."""
         # Most loops need none of it.
-        from .operations.carrying_out import Operations
-        from .operations.handlers import Handlers
+        from .operations.loop_operations import Handlers, Operations
 
         if self.operations is None:
             calls, kept = self._opening.calls, self._opening.kept
@@ -191,7 +187,7 @@ class LiveAttempt:
         atexit.register(self._leave_at_exit)
         self._handles_sigterm = raise_on_sigterm()
         if self._handles_sigterm and (self.document.info.last.plan.world_size or 1) > 1:
-            watch(self._end_blocked)
+            watch_for_sigterm(self._end_blocked)
         try:
             self.apply(self.tape.start())
             self.emit("train_begin")
@@ -219,7 +215,7 @@ class LiveAttempt:
         if self.has_ended():
             return
         if self.operations is not None and kind in _BEGINS_UPDATE:
-            self.operations.note_update_begins()
+            self.operations.count_unanswered_skip()
         step = self.position.step if step is None else step
         epoch = self.position.epoch_at(step) if epoch is None else epoch
         outcomes = self.tape.record(
@@ -245,7 +241,7 @@ class LiveAttempt:
         if outcomes and self._steering is not None:
             for failure in self._steering.apply(outcomes):
                 self.emit("annotation", attrs={"text": failure})
-        if self._requests.found:
+        if self._requests.waiting:
             self._requests.carry_out()
         if self.system is not None and self.system.found:
             self.system.carry_out(self.tape, self.warnings.once, self.emit_own)
@@ -256,7 +252,7 @@ class LiveAttempt:
         if self.has_ended() or os.getpid() != self.pid:
             return
         # Most loops need none of it.
-        from .machine.system import SystemSampling
+        from .process.system_sampling import SystemSampling
 
         if self.system is None:
             self.system = SystemSampling(self.folder.parent)
@@ -383,8 +379,8 @@ class LiveAttempt:
     def _look(self) -> None:
         """Look around. The journal calls it about once a second, in the middle of an event."""
         if self._settings.rank.decides:
-            self._requests.look(self.folder)
-            self.agreement.look()
+            self._requests.read_new(self.folder)
+            self.agreement.warn_if_unreached()
         if self.system is not None:
             self.system.look()
 
@@ -442,7 +438,7 @@ class LiveAttempt:
         if is_whole and position.is_counting:
             self.warnings.incidents_beyond(position.step)
         if self._settings.rank.decides:
-            self.agreement.look(is_end=True)
+            self.agreement.warn_if_unreached(is_end=True)
         if steering is not None:
             kinds = self.tape.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
@@ -487,5 +483,5 @@ class LiveAttempt:
         self._on_released()
         self.agreement.close()
         if self._handles_sigterm:
-            unwatch(self._end_blocked)
+            stop_watching(self._end_blocked)
             restore_sigterm()

@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from ..store.run_info import Plan
     from .arguments import Journal, Push, Ranks
     from .batch_samples import Samples
-    from .operations.carrying_out import Operations
-    from .operations.handlers import Handler, Handlers, OperationRequest
     from .operations.learning_rate import LearningRate
+    from .operations.loop_operations import Handler, Handlers, OperationRequest, Operations
     from .probes.watch import Watch
 
 logger = logging.getLogger("steptape")
@@ -267,7 +266,7 @@ class Recorder:
             warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
         operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
-            operations.begin_update()
+            operations.name_what_is_not_handled()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
         probed = self._values_of_probes() if self._watches else NO_VALUES
         outcomes = live.tape.record(
@@ -410,7 +409,7 @@ class Recorder:
             scalars = {"Checkpoint/size_mb": size_bytes / 1e6, **scalars}
         self._live.emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
         if self._live.operations is not None:
-            self._live.operations.note_save(name)
+            self._live.operations.add_save(name)
         return self.control
 
     def span(self, name: str, *, profiler: Any = None) -> TimedSpan:
@@ -581,7 +580,7 @@ class Recorder:
         def note(text: str) -> None:
             self._live.emit("annotation", attrs={"text": text})
 
-        return self._operate().take_learning_rate(optimizer, scheduler, note)
+        return self._operate().use_learning_rate(optimizer, scheduler, note)
 
     def watch(
         self,
@@ -802,11 +801,11 @@ class Recorder:
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""
         live, own, operations = self._live, self._settings, self._operate()
-        loaded, waiting = operations.load_checkpoint(), operations.take_waiting()
+        loaded, waiting = operations.load_checkpoint(), operations.pop_waiting()
         if loaded is None:
-            operations.carry_out(waiting)
+            operations.change_rate(waiting)
             return
-        save, about, state = loaded
+        order, save, state = loaded
         step, begun = live.position.step, live.document.info
         attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
         described = dataclasses.replace(own.described, attempts=(attempt,))
@@ -824,8 +823,8 @@ class Recorder:
         for flag, value in flags.items():
             setattr(self.control, flag, value)
         operations = self._operate()
-        operations.rolled_back(about, save, begun.last.attempt, step)
-        operations.carry_out(waiting, begun.last.attempt)
+        operations.record_rollback(order, save, begun.last.attempt, step)
+        operations.change_rate(dataclasses.replace(each, from_attempt=begun.last.attempt) for each in waiting)
 
     def _begin(self, opening: Opening) -> None:
         """Begin to record an attempt."""

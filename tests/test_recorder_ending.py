@@ -81,8 +81,8 @@ def test_a_rank_that_handles_sigterm_has_time_to_save(tmp_path: Path) -> None:
     process = run_script(
         tmp_path,
         """
-        from steptape.recorder.process import watchdog
-        watchdog.PATIENCE_S = 0.2
+        from steptape.recorder.process import termination
+        termination.PATIENCE_S = 0.2
         os.environ |= {"RANK": "0", "WORLD_SIZE": "2"}
         with Recorder(sys.argv[1], run_id="job") as rec:
             try:

@@ -15,7 +15,7 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, open_run, verify
-from steptape.recorder.machine.sampling import Gpus, Machine, Rates, reason_of, visible_devices
+from steptape.recorder.process.sampling_service import Gpus, Machine, Rates, reason_of, visible_devices
 from steptape.rules.metric_catalogue import CATALOGUE, Cadence
 from steptape.store.events import Event
 
@@ -437,7 +437,7 @@ def test_a_silent_step_leaves_the_pipe_alone(tmp_path: Path) -> None:
 
 def test_the_program_of_the_process_loads_neither_torch_nor_the_recorder() -> None:
     """It would take memory and time of the training's machine."""
-    code = "import sys, steptape.recorder.machine.sampling; print(*sys.modules)"
+    code = "import sys, steptape.recorder.process.sampling_service; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
     assert {"torch", "numpy", "pyarrow", "duckdb", "steptape.recorder.recorder"}.isdisjoint(loaded)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from steptape import Policy, Recorder, backtest, open_run, verify
-from steptape.recorder.operations.handlers import OperationRequest
+from steptape.recorder.operations.loop_operations import OperationRequest
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.replay.runs.validity import Validity

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..live_attempt import LiveAttempt
-    from ..operations.carrying_out import Operations
+    from ..operations.loop_operations import Operations
 
 logger = logging.getLogger("steptape")
 

@@ -1,1 +1,1 @@
-"""The process that trains: its signals, its end, and the process that seals its runs."""
+"""The process that trains, and its children: signals and locks, and who seals, pushes and samples."""

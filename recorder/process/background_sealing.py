@@ -2,7 +2,8 @@
 
 The first closed segment or run starts the process, and it serves all recorders of the program. A segment that closes
 during training starts it from a short-lived thread that does not hold the recorder's lock. The program waits for it at
-exit, for a limited time.
+exit, for a limited time, and gives it up when it is stalled: a process computes, reads or writes, however slowly,
+unless it waits for a lock or for a lost disk, or is stopped.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from ...store.child_process import ChildProcess, import_path
 from ...store.child_protocol import BrokenFrame
 from ...store.errors import counted
-from .activity import LOOK_EVERY_S, Standstill
 from .locking import forkable_lock
 
 logger = logging.getLogger("steptape")
+
+#: Seconds between two samples.
+LOOK_EVERY_S: Final = 1.0
+
+#: Consecutive samples without activity after which a process counts as stalled. A slow disk with half a gigabyte to
+#: write needs five seconds before activity shows; batch systems kill a job 30 s after they ask it to end.
+MOST_QUIET_LOOKS: Final = 20
 
 #: Seconds within which the process takes a request, unless it is stalled: it reads them in a thread of its own.
 _TAKEN_WITHIN_S: Final = 1.0
@@ -251,6 +259,46 @@ class BackgroundSealing:
         if self._process is not None:
             self._process.abandon()
         self._forget()
+
+
+class Standstill:
+    """A counter of consecutive samples at which a process showed no activity.
+
+    It counts samples, not seconds. While the waiting process is itself stopped, as by Ctrl-Z, no activity is expected.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen = b""
+        self._quiet_looks = 0
+
+    def is_reached(self) -> bool:
+        """Sample once more and return whether the process is stalled."""
+        seen = _activity(self._pid)
+        self._quiet_looks = self._quiet_looks + 1 if seen == self._seen else 0
+        self._seen = seen
+        return self._quiet_looks >= MOST_QUIET_LOOKS
+
+
+def _activity(pid: int) -> bytes:
+    """Return the CPU time and I/O counters of a process, for comparison; empty if they cannot be read."""
+    process = Path("/proc", str(pid))
+    try:
+        # After the name, which may hold anything, and eleven more fields: CPU time in user and in system mode.
+        computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:13]
+        return b" ".join((*computed, (process / "io").read_bytes()))
+    except OSError:  # Not every system has /proc.
+        return _cpu_time(pid)
+
+
+def _cpu_time(pid: int) -> bytes:
+    try:
+        return subprocess.run(("ps", "-o", "time=", "-p", str(pid)), capture_output=True, check=False).stdout
+    except OSError:
+        return b""
 
 
 #: The sealing of this program.

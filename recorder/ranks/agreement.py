@@ -1,4 +1,4 @@
-"""Makes the orders of rules take effect on all ranks of a job at the same step.
+"""Makes the orders of rules and of persons take effect on all ranks of a job at the same step.
 
 Rules run on rank 0. In a job with a process group they set flags that no loop reads, and ``Agreement.reach`` copies
 these to ``Recorder.control`` on every rank. In a job without one, or of one process, the rules set ``control`` itself.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...store.annotations import REQUEST, Annotation, RequestWatch
 from ...store.errors import TelemetryError
+from ...store.events import LATE_FOR, STEP_TIME, Event
+from ...store.reading.tally import NewestValues
 from ..calls.warnings import CallWarnings
 from ..control import FLAGS, Callbacks, Control
 from ..position import Position
 from .rank import Rank
-from .rank_values import RankValues
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Decision
-    from ..operations.carrying_out import Operations
+    from ..operations.loop_operations import Operations
     from ..steering import Steering
     from .private_group import Agreed, PrivateGroup
 
@@ -64,7 +67,7 @@ class Agreement:
         self.orders = Control() if rank.has_group else control
         self.values = RankValues(names) if rank.has_group and names else None
         self._calls = calls[:MAX_CALLS]
-        self._asked: list[tuple[str, Decision]] = []
+        self._ordered: list[tuple[str, Decision]] = []
         self.operations: Operations | None = None
         self._pid = os.getpid()
         self._group: PrivateGroup | None = None
@@ -131,24 +134,24 @@ class Agreement:
         """Whether the ranks must agree and have not done so yet."""
         return self._rank.has_group and not self._has_agreed
 
-    def order(self, name: str) -> None:
+    def order_flag(self, name: str) -> None:
         """Order what somebody asked for from outside, as rules order it: ``stop``, ``save`` or ``evaluate``."""
         setattr(self.orders, FLAGS[name], True)
         if not self._rank.has_group:
             self._callbacks.serve(name)
 
-    def ask(self, operation: str, decision: Decision) -> None:
+    def order_operation(self, operation: str, decision: Decision) -> None:
         """Ask for an operation with arguments, on all ranks at their next agreement if they must agree."""
         assert self.operations is not None
         if not self._rank.has_group:
-            self.operations.ask(operation, decision, outlives=self.operations.outlive_rollback(decision))
+            self.operations.order(operation, decision, outlives=self.operations.outlive_rollback(decision))
         elif self._group is None or operation not in self._calls:
             why = "the ranks agree no longer" if self._group is None else f"ranks agree on {MAX_CALLS} operations"
             self.operations.refuse(operation, decision, why)
         else:
-            self._asked.append((operation, decision))
+            self._ordered.append((operation, decision))
 
-    def look(self, *, is_end: bool = False) -> None:
+    def warn_if_unreached(self, *, is_end: bool = False) -> None:
         """Warn if the loop seems to make no agreement. To be called on rank 0 now and then, and at the end of the run.
 
         Args:
@@ -178,20 +181,20 @@ class Agreement:
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
         self._refuse_late()
-        order = _bits(self.orders) | sum(1 << self._bit(operation) for operation in {name for name, _ in self._asked})
+        order = _bits(self.orders) | sum(1 << self._bit(operation) for operation in {name for name, _ in self._ordered})
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
 
     def _refuse_late(self) -> None:
         """Refuse operations that can take effect no more, so that no rank hears of them."""
-        asked, self._asked = self._asked, []
+        asked, self._ordered = self._ordered, []
         for operation, decision in asked:
             assert self.operations is not None
             if why := self.operations.why_too_late(operation, decision):
                 self.operations.refuse(operation, decision, why)
             else:
-                self._asked.append((operation, decision))
+                self._ordered.append((operation, decision))
 
     def _bit(self, operation: str) -> int:
         return len(FLAGS) + self._calls.index(operation)
@@ -231,20 +234,23 @@ class Agreement:
         if not calls or self.operations is None:
             return
         # Rank 0 alone knows the decisions.
-        outliving = [call for call, decision in self._asked if self.operations.outlive_rollback(decision)]
-        told = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving))
+        outliving = [call for call, decision in self._ordered if self.operations.outlive_rollback(decision)]
+        answers = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving))
         for call in self.operations.in_order(calls):
-            decision, without = self._next_asked(call), [rank for rank, (names, _) in enumerate(told) if call in names]
+            decision, without = (
+                self._next_decision(call),
+                [rank for rank, (names, _) in enumerate(answers) if call in names],
+            )
             if without:
                 self.operations.refuse(call, decision, f"the loop of rank {without[0]} has no handler for it")
             else:
-                self.operations.ask(call, decision, outlives=call in told[0][1])
+                self.operations.order(call, decision, outlives=call in answers[0][1])
 
-    def _next_asked(self, operation: str) -> Decision | None:
+    def _next_decision(self, operation: str) -> Decision | None:
         """Take the oldest decision that asks for an operation; None on another rank than 0."""
-        for index, (name, decision) in enumerate(self._asked):
+        for index, (name, decision) in enumerate(self._ordered):
             if name == operation:
-                del self._asked[index]
+                del self._ordered[index]
                 return decision
         return None
 
@@ -253,10 +259,10 @@ class Agreement:
         self._group, self._failure = None, ""
         attrs: dict[str, Any] = {"off": why, "waited_s": round(waited_s, 3)}
         self._emit("agreement", attrs=attrs)
-        for operation, decision in self._asked:
+        for operation, decision in self._ordered:
             assert self.operations is not None
             self.operations.refuse(operation, decision, "the ranks agree no longer")
-        self._asked.clear()
+        self._ordered.clear()
         error = TelemetryError(
             f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
             got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",
@@ -267,3 +273,86 @@ class Agreement:
 
 def _bits(control: Control) -> int:
     return sum(getattr(control, flag) << bit for bit, flag in enumerate(FLAGS.values()))
+
+
+class RankValues:
+    """The newest values of some metrics since the last agreement, and the time of a step between agreements."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._newest = NewestValues(names)
+        self._steps = 0
+        self._since = time.monotonic()
+
+    def add_event(self, event: Event) -> None:
+        """Take the values of an event of this rank."""
+        self._steps += event.kind == "step_end" and LATE_FOR not in event.attrs
+        self._newest.take(event.metrics)
+
+    def vector(self) -> list[float]:
+        """Return the values of this rank as a vector, whose length depends on the names only."""
+        values = self._newest.taken()
+        steps, self._steps = self._steps, 0
+        step_time_s = (time.monotonic() - self._since) / steps if steps else 0.0
+        pairs = ((float(name in values), values.get(name, 0.0)) for name in self._newest.names)
+        return [float(steps > 0), step_time_s, *(number for pair in pairs for number in pair)]
+
+    def resume(self) -> None:
+        """Begin to measure steps again, after the wait for the other ranks."""
+        self._since = time.monotonic()
+
+    def of_all(self, vectors: Sequence[Sequence[float]]) -> Mapping[str, float]:
+        """Return the values of all ranks, as ``<name>@<rank>``."""
+        names = (STEP_TIME, *self._newest.names)
+        return {
+            f"{name}@{rank}": vector[2 * index + 1]
+            for rank, vector in enumerate(vectors)
+            for index, name in enumerate(names)
+            if vector[2 * index]
+        }
+
+
+class Requests:
+    """The requests to one attempt: found in the middle of an event, and carried out after it.
+
+    Args:
+        folder: The run's folder.
+        agreement: Gives orders to all ranks.
+        warnings: Those of the recorder.
+        emit: Records an event.
+
+    Attributes:
+        waiting: The requests that are not carried out yet.
+        why_to_stop: Who asked for the end of the training, and why; empty if nobody did.
+    """
+
+    def __init__(self, folder: Path, agreement: Agreement, warnings: CallWarnings, emit: Emit) -> None:
+        self._watch, self._agreement, self._warnings, self._emit = RequestWatch(folder), agreement, warnings, emit
+        self.waiting: list[Annotation] = []
+        self.why_to_stop = ""
+
+    def read_new(self, folder: Path) -> None:
+        """Find new requests in the run's folder."""
+        try:
+            self.waiting += self._watch.new(folder)
+        except OSError as error:
+            self._warnings.once(f"requests to the run in {folder} cannot be read: {error}", about="requests")
+
+    def carry_out(self) -> None:
+        """Carry out what was found, in the order in which it came."""
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            self._obey(request)
+
+    def _obey(self, request: Annotation) -> None:
+        what = request.attrs[REQUEST]
+        text = f"{request.author} asked to {what}{f': {request.text}' if request.text else ''}"
+        is_off = self._agreement.is_off
+        if is_off or self._agreement.is_awaited:
+            why = "the ranks agree no longer, so that none obeys" if is_off else "this waits for the first rec.agree()"
+            self._warnings.once(f"{text}; {why}")
+        # Replays compare their stops with what a person does.
+        action = {"action": what} if what == "stop" and not is_off else {}
+        attrs = {"text": text, REQUEST: what, "author": request.author, "asked_ns": request.time_ns, **action}
+        self._emit("annotation", attrs=attrs)
+        self.why_to_stop = self.why_to_stop or (text if action else "")
+        self._agreement.order_flag(what)

@@ -1,8 +1,8 @@
 """Samples the machine, a training process and its GPU, in a process of its own, because a thread would stall the loop.
 
-The program of ``SystemSampling``: ``python -m steptape.recorder.machine.sampling PID INTERVAL_S FOLDER``. It writes a
-frame to stdout for each sample: its time on the monotonic clock, the metrics, and why others are absent. It ends with
-its parent.
+``SystemSampling`` starts it: ``python -m steptape.recorder.process.sampling_service PID INTERVAL_S FOLDER``. It writes
+a frame to stdout for each sample: its time on the monotonic clock, the metrics, and why others are absent. It ends
+with its parent.
 """
 
 from __future__ import annotations

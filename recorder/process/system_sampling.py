@@ -22,15 +22,16 @@ from ...store.child_protocol import BrokenFrame
 from ...store.errors import TelemetryError
 from ...store.events import PLAN, SYSTEM
 from ...store.own_process import inode_of
-from ..process.locking import forkable_lock
+from .locking import forkable_lock
 
 if TYPE_CHECKING:
     from ..tape import Tape
 
+
 #: Records an event: kind, metrics and attributes.
 EmitOwn: TypeAlias = "Callable[[str, dict[str, float], dict[str, Any]], None]"
 
-_PROGRAM: Final = f"{__package__}.sampling"
+_PROGRAM: Final = f"{__package__}.sampling_service"
 
 #: Samples that one look takes at most. A pipe holds about a hundred.
 _MOST_SAMPLES: Final = 16

@@ -1,1 +1,0 @@
-"""Samples the machine in another process: CPU, memory, disk, network, GPU."""

@@ -1,0 +1,450 @@
+"""Hands the operations with arguments that rules order to the loop, and records its answers.
+
+Decisions in; calls of the loop's handlers, a learning rate, a flag, and the receipts of all of them out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ...rules.control import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
+from ...store.errors import TelemetryError, counted, shortened
+from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
+from ..calls.warnings import CallWarnings
+from ..control import Control
+from ..position import Position
+from ..resume_point import ROLL_BACK
+from .learning_rate import IDLE_UPDATES, LearningRate
+
+if TYPE_CHECKING:
+    from ...rules.engine.decisions import Decision
+
+logger = logging.getLogger("steptape.rules")
+
+#: The operation that the loop reads from a flag, and how the names of those on the learning rate begin.
+SKIP: Final = "batch.skip"
+LEARNING_RATE: Final = "lr."
+
+#: What a loop must call to carry out an operation, by the operation's first word.
+_HOW: Final[Mapping[str, str]] = {
+    "lr": "Call rec.learning_rate(optimizer, scheduler)",
+    "batch": "Call rec.handle('batch.skip'), and leave out the update when rec.control.should_skip is true",
+    "rollback": "Give rec.handle('rollback.to', function) a function that loads a checkpoint",
+}
+
+#: The most ids of skipped samples that a receipt holds.
+MAX_IDS: Final = 1_000
+
+#: Events before an update that a skip may wait for it, before the loop is taken to record it no more.
+_UNANSWERED_EVENTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SavePoint:
+    """A checkpoint of this run.
+
+    Attributes:
+        step: Updates that it contains.
+        path: Its path, as the loop gave it.
+    """
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRequest:
+    """An order of a rule to the loop.
+
+    Attributes:
+        operation: The operation, as ``name.action``.
+        arguments: Its arguments by name.
+        step: Updates finished now.
+        controller: The controller that asks; empty on other ranks than 0.
+        save: For ``rollback.to``, the checkpoint to load.
+    """
+
+    operation: str
+    arguments: Mapping[str, int | float | str | None]
+    step: int
+    controller: str = ""
+    save: SavePoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An operation that a rule orders.
+
+    Attributes:
+        operation: The call, as decisions write it.
+        call: The same, parsed.
+        decision: The decision that orders it; None on other ranks than 0.
+        from_attempt: The attempt of the decision, if a rollback has ended it since.
+    """
+
+    operation: str
+    call: OperationCall
+    decision: Decision | None = None
+    from_attempt: int | None = None
+
+    @classmethod
+    def from_text(cls, operation: str, decision: Decision | None) -> Order:
+        """Parse a call."""
+        return cls(operation, parse_call(operation), decision)
+
+    def request(self, step: int, save: SavePoint | None = None) -> OperationRequest:
+        """Return the request to the loop at this step."""
+        controller = "" if self.decision is None else self.decision.controller
+        return OperationRequest(self.call.name, self.call.arguments, step, controller, save)
+
+    def to_attrs(self) -> dict[str, object]:
+        """Return how a receipt begins."""
+        attrs: dict[str, object] = {"operation": self.operation}
+        if (decision := self.decision) is not None:
+            attrs |= {"controller": decision.controller, "event_seq": decision.seq, "decided_step": decision.step}
+        return attrs if self.from_attempt is None else {**attrs, "from_attempt": self.from_attempt}
+
+
+#: Carries out a request. Returns None or details for the receipt, or the reason why it did not.
+Handler: TypeAlias = Callable[[OperationRequest], "str | Mapping[str, Any] | None"]
+
+
+@dataclass
+class Handlers:
+    """The operations that a loop can carry out. All attempts of a process share them.
+
+    Attributes:
+        functions: By operation; None for one that the loop reads from a flag.
+        learning_rate: The loop's; None without one.
+        has_named: Whether the operations that lack a handler have been named.
+    """
+
+    functions: dict[str, Handler | None] = field(default_factory=dict)
+    learning_rate: LearningRate | None = None
+    has_named: bool = False
+
+    def has(self, operation: str) -> bool:
+        """Whether the loop carries out an operation."""
+        return self.learning_rate is not None if operation.startswith(LEARNING_RATE) else operation in self.functions
+
+    def add(self, operation: str, function: Handler | None) -> None:
+        """Take a handler.
+
+        Raises:
+            TelemetryError: There is no such operation, or it cannot be handled in this way.
+        """
+        if operation.startswith(LEARNING_RATE) or operation not in CALLS:
+            fix = how_to_handle(operation) if operation in CALLS else f"Operations are {', '.join(CALLS)}"
+            raise TelemetryError("handle: not an operation that takes a function", got=operation, fix=fix)
+        if (function is None) != (operation == SKIP):
+            what = "takes no function: read control.should_skip" if operation == SKIP else "needs a function"
+            raise TelemetryError(f"handle: {operation!r} {what}", got=function)
+        self.functions[operation] = function
+
+    def call(self, request: OperationRequest) -> str | Mapping[str, Any] | None:
+        """Let the loop carry out a request, and return its answer."""
+        function = self.functions[request.operation]
+        assert function is not None
+        return function(request)
+
+
+def how_to_handle(operation: str) -> str:
+    """Return what a loop must call to carry out an operation."""
+    return _HOW.get(operation.partition(".")[0], f"Give rec.handle({operation!r}, function) a function for it")
+
+
+class Operations:
+    """The operations with arguments of one attempt.
+
+    Args:
+        gather: Returns the values of all ranks, by rank; None in a job without a process group.
+        handlers: What the loop carries out.
+        control: The flags that the loop reads.
+        position: Of the loop.
+        warnings: Those of the recorder.
+        emit: Records an event.
+        calls: The operations that its rules may order.
+        kept: The receipts of what was carried out so far, and the checkpoints, in order.
+
+    Attributes:
+        rollback: The rollback to carry out once all decisions of the event are; None without one.
+    """
+
+    def __init__(
+        self,
+        gather: Callable[[Any], list[Any]] | None,
+        handlers: Handlers,
+        control: Control,
+        position: Position,
+        warnings: CallWarnings,
+        emit: Callable[..., None],
+        calls: tuple[str, ...],
+        kept: Iterable[Event],
+    ) -> None:
+        self._gather, self.handlers, self._control, self._position = gather, handlers, control, position
+        self._warnings, self._emit, self._calls = warnings, emit, calls
+        known = list(kept)
+        self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
+        saves = (event for event in known if event.kind == "save")
+        self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
+        self._skips: list[Order] = []
+        self._waiting: list[Order] = []
+        self._unanswered = 0
+        self.rollback: tuple[Order, SavePoint | str] | None = None
+        if handlers.learning_rate is not None:
+            handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
+
+    def order(self, operation: str, decision: Decision | None = None, *, outlives: bool = False) -> None:
+        """Let the loop carry out an operation, and record its answer.
+
+        Args:
+            operation: The call, as decisions write it.
+            decision: The decision that orders it; None on other ranks than 0.
+            outlives: Whether a rollback that waits must not undo it.
+        """
+        order = Order.from_text(operation, decision)
+        name = order.call.name
+        if not self.handlers.has(name):
+            self._refuse(order, "the loop has no handler for it")
+        elif why := self.why_too_late(operation, decision):
+            self._refuse(order, why)
+        elif name.startswith(LEARNING_RATE):
+            if outlives and self.rollback is not None:
+                self._waiting.append(order)
+            else:
+                self.change_rate([order])
+        elif name == SKIP:
+            self._control.should_skip = True
+            self._skips.append(order)
+        elif name == ROLL_BACK:
+            self._prepare_rollback(order)
+        else:
+            self._answer(order, lambda: self.handlers.call(order.request(self._position.step)))
+
+    @staticmethod
+    def in_order(operations: Iterable[str]) -> list[str]:
+        """Return operations as they are to be asked for."""
+        return in_order(operations)
+
+    @staticmethod
+    def outlive_rollback(decision: Decision) -> bool:
+        """Whether what a decision orders holds after a rollback: it does if it orders the rollback, too."""
+        return rolls_back(decision.operations)
+
+    def pop_waiting(self) -> list[Order]:
+        """Return the operations on the learning rate that wait for a rollback, which would undo them, once."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def change_rate(self, orders: Iterable[Order]) -> None:
+        """Carry out operations on the learning rate."""
+        rate = self.handlers.learning_rate
+        for order in orders:
+            assert rate is not None
+            self._answer(order, partial(rate.carry_out, order.call))
+
+    def can(self, operation: str) -> bool:
+        """Whether this rank's loop has a handler for an operation."""
+        return self.handlers.has(parse_call(operation).name)
+
+    def why_too_late(self, operation: str, decision: Decision | None) -> str:
+        """Return why an operation can take effect no more; empty if it can."""
+        is_over = decision is not None and decision.step < self._position.step
+        return "the update that it was for is over" if is_over and operation.startswith(SKIP) else ""
+
+    def name_what_is_not_handled(self) -> None:
+        """Warn of the operations that the loop has no handler for, at the first update."""
+        if self.handlers.has_named:
+            return
+        self.handlers.has_named = True
+        if learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
+            what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
+            self._warnings.once(f"{what}. {how_to_handle(LEARNING_RATE)}")
+        for operation in self._calls:
+            name = parse_call(operation).name
+            if not self.handlers.has(name):
+                what = f"rules may order {operation}, and this loop would refuse it"
+                self._warnings.once(f"{what}. {how_to_handle(name)}")
+
+    def add_save(self, path: str) -> None:
+        """Add a checkpoint to those that a rollback may load."""
+        self._saves.append(SavePoint(self._position.step, path))
+
+    def metrics(self, *, is_applied: bool) -> Mapping[str, float]:
+        """Return the metrics of the update that ends; none if it was not applied."""
+        rate = self.handlers.learning_rate
+        metrics = {} if rate is None else rate.end_update()
+        if is_applied and rate is not None and rate.is_idle:
+            what = f"the optimizer of rec.learning_rate has not stepped in {IDLE_UPDATES} updates"
+            self._warnings.once(f"{what}, so rules do not change the rate. Is it a copy of the one that trains?")
+        return metrics if is_applied else {}
+
+    def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
+        """Answer what was asked before the update."""
+        skips, self._skips, self._unanswered = self._skips, [], 0
+        self._control.should_skip = False
+        for order in skips:
+            if is_applied:
+                self._refuse(order, "the loop has applied the update")
+                continue
+            ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
+            kept = {"sample_ids": ids[:MAX_IDS], "num_samples": len(ids)} if ids else {}
+            self._record_receipt(order, kept)
+
+    def count_unanswered_skip(self) -> None:
+        """Warn of a loop that leaves out batch after batch, because it never records the update that was skipped."""
+        if not self._skips:
+            return
+        self._unanswered += 1
+        if self._unanswered == _UNANSWERED_EVENTS:
+            what = f"should_skip is set since step {self._position.step}, and every batch since was left out"
+            self._warnings.once(f"{what}. Call rec.step(applied=False) for a skipped update: it takes the flag back")
+
+    def refuse_waiting(self) -> None:
+        """Refuse what still waits when the run ends."""
+        skips, self._skips = self._skips, []
+        for order in skips:
+            self._refuse(order, "the run ended before the update was recorded")
+        if self.rollback is not None:
+            (rollback, _), self.rollback = self.rollback, None
+            for order in (rollback, *self.pop_waiting()):
+                self._refuse(order, "the run ended before the next rec.step")
+
+    def record_rollback(self, order: Order, save: SavePoint, attempt: int, step: int) -> None:
+        """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
+        place = {"save_step": save.step, "path": save.path, "from_attempt": attempt, "from_step": step}
+        self._record_receipt(order, place)
+
+    def use_learning_rate(
+        self, optimizer: Any, scheduler: Any, on_foreign_change: Callable[[str], object]
+    ) -> LearningRate:
+        """Return a learning rate that operations change from now on, in place of an earlier one.
+
+        Raises:
+            TelemetryError: The optimizer is none.
+        """
+        state = learning_rate_after(self._receipts)
+        rate = LearningRate(self._position, state, optimizer, scheduler, on_foreign_change)
+        if self.handlers.learning_rate is not None:
+            self.handlers.learning_rate.detach()
+            if not rate.is_of(self.handlers.learning_rate):
+                what = "rec.learning_rate was called with another optimizer"
+                self._warnings.once(f"{what}: from now on rules change its rate, and no more that of the one before")
+        self.handlers.learning_rate = rate
+        return rate
+
+    def end(self) -> None:
+        """Leave the loop's optimizer alone: the run is over."""
+        if self.handlers.learning_rate is not None:
+            self.handlers.learning_rate.detach()
+
+    def load_checkpoint(self) -> tuple[Order, SavePoint, Mapping[str, Any] | None] | None:
+        """Let the loop load the checkpoint that a rollback asks for. Collective in a job with a process group.
+
+        Returns:
+            The order, the checkpoint, and the recorder's state that the checkpoint keeps; None if the loop did not load
+            it.
+
+        Raises:
+            TelemetryError: Some ranks have loaded it and others have not.
+        """
+        if self.rollback is None:
+            return None
+        (order, own), self.rollback = self.rollback, None
+        save: SavePoint | str = self._of_all(own)[0]  # Rank 0 alone need have recorded it.
+        if isinstance(save, str):
+            self._refuse(order, save)
+            return None
+        state: str | Mapping[str, Any] | None
+        try:
+            state = self.handlers.call(order.request(self._position.step, save))
+        except Exception as error:  # A function of the loop may fail in any way. The receipt says how.
+            logger.exception("%s failed; training continues", order.operation)
+            state = f"{type(error).__name__}: {error}"
+        failures = self._of_all(state if isinstance(state, str) else "")
+        failed = next((rank for rank, failure in enumerate(failures) if failure), None)
+        if failed is None:
+            return order, save, None if isinstance(state, str) else state
+        self._refuse(order, state if isinstance(state, str) else f"rank {failed}: {failures[failed]}")
+        if not all(failures):
+            what = f"rollback: rank {failed} could not load the checkpoint of step {save.step}, and other ranks have"
+            fix = "Begin again from a checkpoint: the ranks hold different weights"
+            raise TelemetryError(what, got=failures[failed], fix=fix)
+        return None
+
+    def refuse(self, operation: str, decision: Decision | None, why: str) -> None:
+        """Record that an operation was not carried out."""
+        self._refuse(Order.from_text(operation, decision), why)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, order: Order, carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
+        try:
+            answer = carry_out()
+        except Exception as error:  # As in load_checkpoint.
+            logger.exception("%s failed; training continues", order.operation)
+            self._refuse(order, f"{type(error).__name__}: {error}")
+            return
+        if isinstance(answer, str):
+            self._refuse(order, answer)
+        else:
+            self._record_receipt(order, answer or {})
+
+    def _prepare_rollback(self, order: Order) -> None:
+        if self.rollback is not None:
+            self._refuse(order, "another rollback comes first")
+            return
+        latest = self._position.step - int(order.call.arguments["before"] or 0)
+        most_times = int(order.call.arguments["times"] or 0)
+        save = _save_to_load(self._saves, self._receipts, latest, most_times)
+        if isinstance(save, str) and self._gather is None:  # Ranks hear first what rank 0 says.
+            self._refuse(order, save)
+        else:
+            self.rollback = (order, save)
+
+    def _of_all(self, own: Any) -> list[Any]:
+        return [own] if self._gather is None else self._gather(own)
+
+    def _record_receipt(self, order: Order, details: Mapping[str, Any]) -> None:
+        attrs = {**order.to_attrs(), **details}
+        self._emit(OPERATION_APPLIED, attrs=attrs)
+        self._receipts.append(Event(OPERATION_APPLIED, step=self._position.step, attrs=attrs))
+
+    def _refuse(self, order: Order, why: str) -> None:
+        why = shortened(why, 500)
+        logger.warning("step %d: %s is refused: %s", self._position.step, order.operation, why)
+        self._emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})
+
+
+def _save_to_load(
+    saves: Sequence[SavePoint], receipts: Iterable[Event], latest: int, most_times: int
+) -> SavePoint | str:
+    """Return the newest checkpoint up to a step, or why a rollback cannot load it.
+
+    Args:
+        saves: The checkpoints, oldest first.
+        receipts: What was carried out so far.
+        latest: The step.
+        most_times: How often a run may be rolled back to the same step.
+    """
+    save = next((save for save in reversed(saves) if save.step <= latest), None)
+    if save is None:
+        return f"there is no checkpoint up to step {latest}"
+    times = sum(event.attrs.get("save_step") == save.step for event in receipts)
+    if times >= most_times:
+        return f"the run was rolled back to step {save.step} {counted(times, 'time')} already"
+    return save
+
+
+def learning_rate_after(receipts: Iterable[Event]) -> LearningRateState:
+    """Return what the receipts of a run have made of its learning rate."""
+    state = LearningRateState()
+    for event in receipts:
+        call = parse_call(str(event.attrs["operation"]))
+        if call.name.startswith(LEARNING_RATE):
+            state = state.after(call, event.step, tuple(event.attrs["base"]))
+    return state
