@@ -15,8 +15,8 @@ from fastapi import Depends, Request
 from fastapi import Path as InPath
 
 from ..store.annotations import ANNOTATIONS
-from ..store.reading.catalog import Entry
 from ..store.reading.snapshot import Snapshot, retrying
+from ..store.reading.summary import Entry
 from ..store.run import Run
 from ..store.store import Store, open_store
 from .errors import NotModified

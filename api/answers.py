@@ -14,7 +14,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from ..store.parquet.formats import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
+from ..store.arrow_tables import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
 from .errors import NotAcceptable
 
 JSON: Final = "application/json"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..store.reading.bucket_extremes import ends_and_extremes
+from ..store.reading.plot_data import ends_and_extremes
 
 #: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
 _KEPT_IF_FINITE: Final = 4

@@ -14,8 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ..store.errors import TelemetryError
 from ..store.event_json import event_to_line
-from ..store.reading.snapshot import Snapshot
-from ..store.reading.snapshot_parts import after, of_rank
+from ..store.reading.snapshot import Snapshot, after, of_rank
 from .access import RunAccess
 from .live import changes
 

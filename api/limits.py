@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..shipping.intake import IntakeLimits
-from ..store.sql.bounded_query import QueryLimits
+from ..store.sql.statements import QueryLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from ..store.reading.catalog import Entry, Look
-from ..store.reading.summary import RunSummary
+from ..store.reading.catalog import Look
+from ..store.reading.summary import Entry, RunSummary
 from ..store.run_info import STATUSES
 from .config_filters import config_condition, faults_of
 from .queries import FormedQuery

@@ -29,7 +29,7 @@ import duckdb
 
 from steptape import Recorder, open_store
 from steptape.store.parquet.sealing import seal
-from steptape.store.sql.sql_text import text_literal
+from steptape.store.sql.statements import text_literal
 
 RECORDED = 4
 

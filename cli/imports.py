@@ -14,9 +14,8 @@ from ..importers.registry import all_readers, unusable_readers
 from ..importers.source import Reader, ReadOptions
 from ..replay.run_pool import Pool
 from ..store.errors import TelemetryError
-from ..store.reading.deletion import delete_run
 from ..store.run import Run
-from ..store.store import open_run
+from ..store.store import delete_run, open_run
 from ..store.user_cache import cache_folder
 from .output import messages_on_stderr, progress
 from .streams import complain

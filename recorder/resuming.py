@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final
 from ..store.errors import TelemetryError
 from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
-from ..store.reading.progress import tally_of
-from ..store.reading.snapshot import Snapshot, read_snapshot
-from ..store.reading.timeline import ancestry
+from ..store.reading.snapshot import Snapshot, ancestry, read_snapshot, tally_of
 from ..store.run_folder import RUN_ID, RUN_JSON
 from ..store.run_info import Attempt
 from .position import Position

@@ -18,7 +18,7 @@ from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, VERSION, header_re
 from ..store.journal.reading import read_segment
 from ..store.journal.segment import Segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
-from ..store.parquet.reading import read_parquet
+from ..store.parquet.tables import read_parquet
 from ..store.reading.snapshot import retrying
 from ..store.run_folder import JournalFile, journal_name, list_files
 from .chunks import Chunk, Stream, first_time_of

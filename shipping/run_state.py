@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..store.journal.reading import is_being_written
+from ..store.objects.access import is_live
 from ..store.run_folder import list_files
 from ..store.run_info import RunInfo
 from .chunks import Stream
@@ -102,7 +103,7 @@ def live_streams(folder: Path) -> set[Stream]:
         (journal.attempt, journal.rank)
         for _ in range(2)
         for journal in list_files(folder).journals
-        if is_being_written(journal.path)
+        if is_being_written(journal.path, is_live(folder))
     }
 
 

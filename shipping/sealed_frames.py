@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ..store.columns import Columns, read_columns
 from ..store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, Vectors, vector_of
 from ..store.journal.format import EVENT, TAG_EVENT, event_tail, framed, layout_record
-from ..store.parquet.reading import read_long_values, row_groups_of
+from ..store.parquet.tables import read_long_values, row_groups_of
 from ..store.run_folder import Listing, SealedFile
 from .chunks import Stream
 from .growing_segment import Frames

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -10,32 +12,37 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import TelemetryError
+from .annotations import REQUEST, Annotation, append_annotation, new_annotation_id
+from .errors import NotRunning, TelemetryError
 from .events import Event
-from .objects.access import address_of, mirror_at
+from .journal.reading import is_being_written, is_received
+from .objects.access import address_of, fetch, is_live, mirror_at
 from .own_process import collection_paused
 from .parquet.digests import digest_faults
-from .parquet.schemas import events_schema
-from .reading.progress import progress_of
-from .reading.snapshot import Snapshot, read_snapshot, retrying
-from .reading.tally import ProgressCounts
-from .reading.timeline import (
+from .parquet.tables import events_schema
+from .reading.snapshot import (
     Attempts,
+    Snapshot,
     ancestry,
     check_attempts,
     deciding_stream,
     events_along,
     events_table_along,
+    progress_of,
+    read_snapshot,
+    retrying,
     samples_table_along,
     vectors_table_along,
 )
+from .reading.tally import ProgressCounts
+from .run_folder import list_files
 from .run_info import Attempt, RunInfo
-from .sql.spikes import BASELINE, TOP, spiking_samples
-from .sql.statements import rows_of, run_query
+from .sql.statements import MOST_SPIKING, SPIKE_BASELINE, rows_of, run_query, spiking_samples
 from .sql.views import ALL_DECISIONS, connect
 
 if TYPE_CHECKING:
-    from .reading.catalog import Entry
+    from .reading.summary import Entry
+
 
 _Result = TypeVar("_Result")
 
@@ -234,7 +241,9 @@ class Run:
         table = self.read(lambda snapshot: vectors_table_along(snapshot, attempts))
         return table if name is None else table.filter(pc.equal(table["name"], name))
 
-    def spiking_samples(self, step: int, *, radius: int = 0, top: int = TOP, baseline: int = BASELINE) -> pa.Table:
+    def spiking_samples(
+        self, step: int, *, radius: int = 0, top: int = MOST_SPIKING, baseline: int = SPIKE_BASELINE
+    ) -> pa.Table:
         """Return the samples that drove the loss spike at a step, the highest losses first.
 
         Rolled-back events are ignored.
@@ -314,3 +323,34 @@ def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempt
     if kind == "any" or not table.num_rows:
         return table
     return table.filter(pc.equal(table["kind"], table["kind"][0] if kind is None else kind))
+
+
+def ask_recorder(folder: Path, what: str, *, author: str, reason: str = "") -> Annotation:
+    """Ask the recorder of a running run for an operation, and return the note that does so.
+
+    Args:
+        folder: The run's folder.
+        what: One of ``REQUESTS``.
+        author: Who asks.
+        reason: Why.
+
+    Raises:
+        NotRunning: No process of this machine is writing to the run.
+        NotWritten: The note cannot be written.
+    """
+    # A writer may just have moved on to its next segment.
+    journals = [journal.path for _ in range(2) for journal in list_files(folder).journals]
+    is_live_elsewhere = is_live(folder)
+    written = next((path for path in journals if is_being_written(path, is_live_elsewhere)), None)
+    if written is not None:
+        with suppress(FileNotFoundError):
+            fetch([written])
+    if written is not None and is_received(written):
+        why = f"the run was pushed here, and only the machine that trains can ask it to {what}"
+        raise NotRunning(why, where=str(folder), fix="Run 'steptape stop', 'save' or 'evaluate' there")
+    if written is None:
+        why = f"the run is not running on this machine, so it cannot {what}"
+        raise NotRunning(why, where=str(folder), fix="'steptape show RUN' says how it ended")
+    note = Annotation(new_annotation_id(), time.time_ns(), reason, author, attrs={REQUEST: what})
+    append_annotation(folder, note)
+    return note

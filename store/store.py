@@ -1,24 +1,37 @@
-"""Opens a store, a folder of runs or a prefix in object storage, and finds runs by id, name or path."""
+"""Opens a store, a folder of runs or a prefix in object storage: finds, queries and deletes its runs.
+
+A connection over the whole store has as few views over as few runs as a statement needs.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from .errors import RunNotFound, StoreNotFound, TelemetryError, counted
+from .errors import QueryRefused, QueryTimedOut, RunNotFound, StoreNotFound, TelemetryError, counted
 from .objects.access import address_of, is_address, refresh
-from .reading.catalog import Entry, Look, Newest, catalog_of
-from .reading.snapshot import retrying
-from .reading.summary import runs_table
+from .reading.catalog import Catalog, Look, Newest, catalog_of
+from .reading.snapshot import read_snapshot, retrying
+from .reading.summary import Entry, runs_table
 from .run import Run
 from .run_folder import RUN_ID, RUN_JSON
-from .sql.statements import rows_of, run_query
-from .sql.store_views import StoreViews
+from .sql.statement_scope import StatementScope
+from .sql.statements import names_in, rows_of, run_query, scope_in
+from .sql.views import MEMORY_LIMIT, ViewedRun, ViewedRuns, connect_to, exposed_metrics, viewed_entries, viewed_runs
+from .user_cache import require_writable
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: Said of a path that names no folder.
 NO_FOLDER: Final = "the store must be the path of a folder"
@@ -196,3 +209,170 @@ class Store:
     def rows(self, statement: str) -> list[dict[str, Any]]:
         """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A connection, and what its views show."""
+
+    connection: duckdb.DuckDBPyConnection
+    runs: ViewedRuns
+    views: Set[str]
+    exposed: Mapping[str, str]
+
+    def serves(self, runs: ViewedRuns, views: Set[str], exposed: Mapping[str, str]) -> bool:
+        return self.runs is runs and views <= self.views and exposed == self.exposed
+
+
+class StoreViews:
+    """The views over the runs of a store.
+
+    A connection with views over all runs is kept while the catalog is unchanged: making the views of 10,000 runs takes
+    a second. It is locked, so a SELECT leaves nothing behind in it; a statement that might gets one of its own. So does
+    a statement about named runs, which costs a few milliseconds.
+
+    Args:
+        catalog: The runs.
+        memory_limit: DuckDB's memory limit, in its own notation.
+        threads: DuckDB's thread count.
+    """
+
+    def __init__(self, catalog: Catalog, *, memory_limit: str = MEMORY_LIMIT, threads: int | None = None) -> None:
+        self._catalog = catalog
+        self._memory_limit = memory_limit
+        self._threads = threads
+        self._viewed: tuple[Look, ViewedRuns] | None = None
+        self._kept: _Kept | None = None
+        self._using = threading.Lock()
+
+    @contextmanager
+    def connection(self, statement: str, scan: Callable[[], Look]) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a connection with the views that a statement needs.
+
+        Args:
+            statement: The statement, which need not be valid.
+            scan: Returns the runs, for a statement about all of them. Named runs are always read as they are now;
+                which metrics other runs have is then as old as the last scan.
+
+        Raises:
+            FileNotFoundError: A Parquet file was merged away meanwhile; call it again with a new scan.
+            QueryRefused: A Parquet file is damaged.
+        """
+        scope = scope_in(statement)
+        runs = self._all(scan()) if scope.run_ids is None else self._named(scope.run_ids)
+        exposed = exposed_metrics(runs, names_in(statement))
+        if scope.run_ids is None and scope.views is not None and self._using.acquire(blocking=False):
+            try:
+                yield from self._kept_connection(runs, scope.views, exposed)
+            finally:
+                self._using.release()
+            return
+        connection = self._connect(runs, scope, exposed)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _kept_connection(
+        self, runs: ViewedRuns, views: Set[str], exposed: Mapping[str, str]
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
+        if self._kept is None or not self._kept.serves(runs, views, exposed):
+            earlier = self._kept.views if self._kept is not None else frozenset()
+            self.close()
+            views = frozenset(views | earlier)
+            self._kept = _Kept(self._connect(runs, StatementScope(views), exposed), runs, views, exposed)
+        try:
+            yield self._kept.connection
+        except BaseException as error:
+            # A refused statement leaves the connection as it was. Otherwise it was interrupted, or a file has gone.
+            if not isinstance(error, QueryRefused) or isinstance(error, QueryTimedOut):
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        if self._kept is not None:
+            self._kept.connection.close()
+            self._kept = None
+
+    def _connect(
+        self, runs: ViewedRuns, scope: StatementScope, exposed: Mapping[str, str]
+    ) -> duckdb.DuckDBPyConnection:
+        return connect_to(runs, scope.views, exposed, memory_limit=self._memory_limit, threads=self._threads)
+
+    def _all(self, look: Look) -> ViewedRuns:
+        """Return all runs of a scan."""
+        if self._viewed is None or self._viewed[0] is not look:
+            self._viewed = look, viewed_runs(viewed_entries(look.entries))
+        return self._viewed[1]
+
+    def _named(self, run_ids: Set[str]) -> ViewedRuns:
+        """Return some runs as they are now, with the columns that they share with all others."""
+        look, entries = self._catalog.current(run_ids)
+        every = self._all(look)
+        chosen = viewed_entries(entries)
+        if any(_has_more(run, every) for run in chosen):
+            every = viewed_runs(_updated(every.runs, chosen))
+        return replace(every, runs=chosen)
+
+
+def _has_more(run: ViewedRun, runs: ViewedRuns) -> bool:
+    """Whether a run has metrics that the scan has not seen, or has them elsewhere."""
+    known = runs.columns.by_metric.keys()
+    return not (
+        run.columns.wide().by_metric.keys() <= known
+        and set(run.columns.long()) <= runs.long
+        and run.columns.by_metric.keys() <= known | runs.beyond.keys()
+    )
+
+
+def _updated(runs: Sequence[ViewedRun], newer: Sequence[ViewedRun]) -> list[ViewedRun]:
+    ids = {run.summary.run_id for run in newer}
+    return [*(run for run in runs if run.summary.run_id not in ids), *newer]
+
+
+def expendable(
+    entries: Sequence[Entry], *, now: datetime, older_than: timedelta | None = None, keep_last: int | None = None
+) -> list[Entry]:
+    """Return the runs that retention may delete, oldest first. Live runs are never among them.
+
+    Args:
+        entries: All runs of a store, oldest first.
+        now: UTC, without a zone, as in summaries.
+        older_than: Delete runs whose end (for crashed runs, the last event) is longer ago than this. An imported run
+            whose source gives no time has no age.
+        keep_last: Number of the newest runs to keep, whatever their age.
+    """
+    end = len(entries) if keep_last is None else max(0, len(entries) - keep_last)
+    return [
+        entry
+        for entry in entries[:end]
+        if not entry.is_live and (older_than is None or _is_older(entry, now, older_than))
+    ]
+
+
+def delete_run(folder: Path) -> None:
+    """Delete a run's folder with all its content, including checkpoints stored there.
+
+    It is first renamed so that no reader takes it for a run: an interrupted deletion leaves no half of a run.
+
+    Raises:
+        NotARun: The folder is not a run.
+        ReadOnlyStore: The run is in object storage.
+        TelemetryError: A process is writing to it, or it cannot be deleted.
+    """
+    require_writable(folder.parent, folder.name)
+    if read_snapshot(folder).is_live:
+        raise TelemetryError("a process is writing to this run", where=str(folder), fix="End the run first")
+    doomed = folder.with_name(f".deleted-{folder.name}-{os.getpid()}")
+    try:
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise TelemetryError(f"the run cannot be deleted ({error})", where=str(folder)) from error
+
+
+def _is_older(entry: Entry, now: datetime, age: timedelta) -> bool:
+    """Whether the run was last heard of longer ago; not if nobody knows when it was."""
+    started = entry.summary.started
+    return started is not None and now - (started + timedelta(seconds=entry.summary.duration_s)) > age

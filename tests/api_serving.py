@@ -22,7 +22,7 @@ from steptape.store.events import INTEGER_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sql.bounded_query import QueryLimits
+from steptape.store.sql.statements import QueryLimits
 
 RUN = "20260101T000000-aaaaaa"
 STARTED_NS = 1_767_323_045_000_000_000

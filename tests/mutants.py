@@ -142,7 +142,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:4])",
     ): "More segments than the last two of a stream are looked at. No older one is held.",
     (
-        "store/parquet/schemas.py",
+        "store/parquet/tables.py",
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024",
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1025",
     ): "Tests keep to the bound, whatever it is.",
@@ -152,7 +152,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "_PIECE_BYTES: Final = 2 << 20",
     ): "Pieces of any size are joined.",
     (
-        "store/parquet/column_digests.py",
+        "store/parquet/digests.py",
         "self._adding[-1].result()",
         "pass",
     ): "The wait bounds how many tables are held. All are waited for at the end.",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.api.downsampling import kept_indices
-from steptape.store.reading.bucket_extremes import ends_and_extremes
+from steptape.store.reading.plot_data import ends_and_extremes
 
 FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)
 MOSTLY_FINITE = st.lists(

@@ -15,10 +15,10 @@ from waiting import PATIENCE_S
 from api_serving import RUN, SMALL, recorded, served
 from steptape.api.workers.query_workers import QueryWorkers
 from steptape.rules.errors import PolicyError
+from steptape.store.arrow_tables import from_arrow_stream
 from steptape.store.child_process import ChildProcess
 from steptape.store.errors import NotARun, QueryRefused, RunNotFound
-from steptape.store.parquet.formats import from_arrow_stream
-from steptape.store.sql.bounded_query import QueryLimits
+from steptape.store.sql.statements import QueryLimits
 
 BYTES = str(2 << 30)
 

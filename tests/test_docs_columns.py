@@ -13,8 +13,7 @@ import pytest
 from steptape import Recorder, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.events import KINDS
-from steptape.store.sql.spikes import BASELINE, SPIKING_SAMPLES, TOP
-from steptape.store.sql.statements import VIEWS
+from steptape.store.sql.statements import BASELINE, SPIKING_SAMPLES, TOP, VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
 from steptape.store.store import Store
 

@@ -14,7 +14,7 @@ from served_page import record_phases, serving
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run
-from steptape.store.reading.phases import PhaseSpan, own_seconds, time_spent
+from steptape.store.reading.plot_data import PhaseSpan, own_seconds, time_spent
 
 BLOCKS = 96
 

@@ -25,8 +25,7 @@ from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import read_annotations
 from steptape.store.errors import NotRunning
 from steptape.store.events import Event
-from steptape.store.reading.asking import ask_recorder
-from steptape.store.run import Run
+from steptape.store.run import Run, ask_recorder
 
 NEVER = """
 controllers:

@@ -12,7 +12,7 @@ import pytest
 
 from steptape import open_store
 from steptape.store.reading.catalog import Catalog
-from steptape.store.reading.folder_content import SETTLED_NS
+from steptape.store.reading.summary import SETTLED_NS
 
 
 @pytest.fixture

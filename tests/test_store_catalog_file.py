@@ -14,7 +14,7 @@ import pytest
 
 from steptape import open_store
 from steptape.store.reading.catalog import KEPT_FROM, Catalog, Look
-from steptape.store.reading.folder_content import SETTLED_NS
+from steptape.store.reading.summary import SETTLED_NS
 from steptape.store.run_info import Attempt, RunInfo
 
 NAMES = [f"run-{number:04d}" for number in range(KEPT_FROM)]

@@ -13,7 +13,7 @@ import pytest
 from steptape import TelemetryError, open_store
 from steptape.store.errors import NotARun
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.reading.deletion import delete_run, expendable
+from steptape.store.store import delete_run, expendable
 
 DAY_NS = 86_400 * 1_000_000_000
 EPOCH = datetime(1970, 1, 1)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from steptape.store.parquet import durable_file as durable_file_module
-from steptape.store.parquet.durable_file import SENT_BYTES, durable_file
-from steptape.store.parquet.schemas import write_tables
+from steptape.store.parquet import sealing
+from steptape.store.parquet.sealing import SENT_BYTES, durable_file
+from steptape.store.parquet.tables import write_tables
 
 NOISE = pa.table({"value": np.random.default_rng(0).random(100_000)})
 
@@ -67,7 +67,7 @@ def test_a_file_that_failed_is_not_synced(tmp_path: Path, monkeypatch: pytest.Mo
 def test_all_of_a_file_is_sent_to_the_disk_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranges are contiguous."""
     ranges: list[tuple[int, int]] = []
-    monkeypatch.setattr(durable_file_module, "_sync_file_range", lambda _fd, *range_: ranges.append(range_[:2]))
+    monkeypatch.setattr(sealing, "_sync_file_range", lambda _fd, *range_: ranges.append(range_[:2]))
     with durable_file(tmp_path / "file") as file:
         file.write(b"x" * 100)
         file.write(b"x" * (3 * SENT_BYTES))
@@ -80,7 +80,7 @@ def test_where_the_system_has_no_such_function_files_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This is the case on macOS."""
-    monkeypatch.setattr(durable_file_module, "_sync_file_range", None)
+    monkeypatch.setattr(sealing, "_sync_file_range", None)
     with durable_file(tmp_path / "file") as file:
         file.write(b"x" * (SENT_BYTES + 1))
 

@@ -11,7 +11,7 @@ import pytest
 
 from steptape import open_run
 from steptape.store.events import Event
-from steptape.store.parquet.rows import EventRows
+from steptape.store.parquet.event_rows import EventRows
 from steptape.store.run import Run
 
 EVENTS = [

@@ -20,7 +20,7 @@ from steptape.store.errors import NotARun, QueryRefused
 from steptape.store.events import TEXT_IDS, Event, SampleLosses
 from steptape.store.lineage import DECIDING_RANK, ancestors_of, lineage_of, merged
 from steptape.store.parquet.sealing import seal
-from steptape.store.reading.timeline import events_table_along, rolled_back
+from steptape.store.reading.snapshot import events_table_along, rolled_back
 from steptape.store.run import Run
 from steptape.store.run_info import FORMAT, Attempt, RunInfo, read_run_info, write_run_info
 from steptape.store.sql.statements import run_query

@@ -17,7 +17,7 @@ from steptape import open_run, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.parquet.rows import EventRows
+from steptape.store.parquet.event_rows import EventRows
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
 from steptape.store.run_info import Attempt, read_run_info, write_run_info

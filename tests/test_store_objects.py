@@ -23,7 +23,7 @@ from steptape.store.objects import parts_cache
 from steptape.store.objects.access import fetching_ahead
 from steptape.store.objects.mirror import Mirror, mirror_for
 from steptape.store.parquet.sealing import seal
-from steptape.store.reading.deletion import delete_run
+from steptape.store.store import delete_run
 
 
 def push(folder: Path, place: Place) -> None:

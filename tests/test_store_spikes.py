@@ -20,7 +20,7 @@ from steptape import TelemetryError, open_run, open_store
 from steptape.store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
-from steptape.store.sql.spikes import COLUMNS
+from steptape.store.sql.statements import SPIKE_COLUMNS
 
 NAN, INF = math.nan, math.inf
 
@@ -130,7 +130,7 @@ def test_a_step_without_samples_yields_the_same_columns_and_no_row(store_record:
 
     assert (with_samples.num_rows, without.num_rows) == (1, 0)
     assert with_samples.schema == without.schema
-    assert tuple(without.column_names) == COLUMNS
+    assert tuple(without.column_names) == SPIKE_COLUMNS
 
 
 def test_a_step_that_the_run_has_not_is_an_error(store_record: Record) -> None:

@@ -14,9 +14,9 @@ import pytest
 from steptape import open_store
 from steptape.store.errors import QueryRefused
 from steptape.store.reading.catalog import Catalog
-from steptape.store.reading.folder_content import SETTLED_NS
+from steptape.store.reading.summary import SETTLED_NS
 from steptape.store.sql.statements import rows_of, run_query, scope_in
-from steptape.store.sql.store_views import StoreViews
+from steptape.store.store import StoreViews
 
 EVENTS = {"all_events", "long_values", "events"}
 

@@ -19,10 +19,8 @@ from hypothesis import strategies as st
 from steptape import open_run
 from steptape.store.errors import DamagedLog
 from steptape.store.events import ENVELOPE, INTEGER_IDS, KINDS, TEXT_IDS, Event, SampleLosses
-from steptape.store.parquet.durable_file import durable_file
-from steptape.store.parquet.reading import read_long_values, read_metrics
-from steptape.store.parquet.schemas import BYTES_PER_ROW_GROUP, write_tables
-from steptape.store.parquet.sealing import seal
+from steptape.store.parquet.sealing import durable_file, seal
+from steptape.store.parquet.tables import BYTES_PER_ROW_GROUP, read_long_values, read_metrics, write_tables
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

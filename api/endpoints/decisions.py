@@ -8,11 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import TypeAdapter, ValidationError
 
+from ...store.arrow_tables import row_after, rows_where
 from ...store.errors import DamagedLog, shortened
 from ...store.event_json import decoded_attrs, encoded
-from ...store.reading.row_places import row_after, rows_where
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import effective_lineage, effective_rows
+from ...store.reading.snapshot import Snapshot, effective_lineage, effective_rows
 from ..access import RequestedRun
 from ..answers import IN_EVERY_FORM, page_answer
 from ..models import DecisionItem, DecisionPage, RuleErrorItem

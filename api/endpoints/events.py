@@ -14,13 +14,11 @@ from fastapi import Query as InQuery
 from pydantic import Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
+from ...store.arrow_tables import row_after, rows_at
 from ...store.event_json import event_to_line
 from ...store.lineage import Cut
-from ...store.parquet.rows import EventRows
-from ...store.reading.row_places import row_after, rows_at
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.snapshot_parts import after, of_rank
-from ...store.reading.timeline import effective_lineage, rolled_back
+from ...store.parquet.event_rows import EventRows
+from ...store.reading.snapshot import Snapshot, after, effective_lineage, of_rank, rolled_back
 from ..access import RequestedRun
 from ..answers import IN_EVERY_FORM, page_answer
 from ..live import changes

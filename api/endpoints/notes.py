@@ -10,11 +10,10 @@ from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
+from ...store.arrow_tables import rows_where
 from ...store.event_json import decoded_attrs, encoded
-from ...store.reading.asking import ask_recorder
-from ...store.reading.row_places import rows_where
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import effective_lineage, effective_rows
+from ...store.reading.snapshot import Snapshot, effective_lineage, effective_rows
+from ...store.run import ask_recorder
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, page_answer
 from ..models import Model, Page

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...store.arrow_tables import from_arrow_stream, to_plain_rows
 from ...store.event_json import encoded
-from ...store.parquet.formats import from_arrow_stream, to_plain_rows
 from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, Form, answer, form_of, table_bytes
 from ..models import Model
 from ..queries import FormedQuery

@@ -10,9 +10,8 @@ from fastapi import Query as InQuery
 from pydantic import Field, TypeAdapter, model_validator
 from starlette.concurrency import run_in_threadpool
 
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
-from ...store.sql.spikes import COLUMNS
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows
+from ...store.sql.statements import SPIKE_COLUMNS
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, page_answer
 from ..errors import InvalidRequest, StepNotFound
@@ -86,7 +85,7 @@ async def list_spiking_samples(
     """Return the samples around a step that raised the loss above normal, hardest first. NaN losses come first."""
     await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
     options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
-    statement = f"SELECT {', '.join(COLUMNS)} FROM spiking_samples({query.step}, {options})"
+    statement = f"SELECT {', '.join(SPIKE_COLUMNS)} FROM spiking_samples({query.step}, {options})"
     found = await query_run(request, run, statement, rows=query.top)
     page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in found.table.to_pylist()], next=None)
     return await run_in_threadpool(page_answer, request, page, query.format)

@@ -9,12 +9,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import Field
 
+from ...store.arrow_tables import rows_at, rows_where
 from ...store.errors import TelemetryError
-from ...store.reading.axes import Axis, axis_columns, axis_values, between
-from ...store.reading.row_places import rows_at, rows_where
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.snapshot_parts import of_rank
-from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
+from ...store.reading.plot_data import Axis, axis_columns, axis_values, between
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
 from ..access import OpenStore, RequestedRun, check_freshness, find_run
 from ..answers import IN_EVERY_FORM, page_answer
 from ..downsampling import kept_indices

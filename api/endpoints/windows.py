@@ -12,12 +12,10 @@ from fastapi import Query as InQuery
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
+from ...store.arrow_tables import rows_at, rows_where
 from ...store.events import is_loop_kind
-from ...store.reading.row_places import rows_at, rows_where
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.snapshot_parts import of_rank
-from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
-from ...store.sql.sql_text import text_literal
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
+from ...store.sql.statements import text_literal
 from ..access import RequestedRun
 from ..answers import IN_EVERY_FORM, page_answer
 from ..downsampling import kept_indices

@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from ...store.event_json import encoded
-from ...store.reading.phases import time_spent
+from ...store.reading.plot_data import time_spent
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened

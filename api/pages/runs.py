@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...store.reading.catalog import Entry, Look
-from ...store.reading.summary import RunSummary, leading_metric
+from ...store.reading.catalog import Look
+from ...store.reading.summary import Entry, RunSummary, leading_metric
 from ..access import OpenStore
 from ..problems import without_path
 from .layout import PageRoute, page

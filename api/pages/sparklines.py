@@ -9,10 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from ...store.reading.catalog import Entry
-from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
-from ...store.reading.summary import leading_metric
-from ...store.reading.timeline import PLACE, effective_lineage, effective_rows
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot, retrying
+from ...store.reading.summary import Entry, leading_metric
 from ...store.run_folder import SealedFile
 from ..downsampling import kept_indices
 

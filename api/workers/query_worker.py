@@ -20,17 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from ...store.arrow_tables import to_arrow_stream
 from ...store.child_protocol import error_to_json, frames, write_frame
 from ...store.errors import PartsMissing, QueryRefused, TelemetryError
 from ...store.objects.access import leave_bucket_to_parent
 from ...store.own_process import claim_stdout, end_with_parent, limit_process
-from ...store.parquet.formats import to_arrow_stream
 from ...store.reading.catalog import Catalog
 from ...store.run import Run
-from ...store.sql.bounded_query import QueryLimits, run_bounded
-from ...store.sql.store_views import StoreViews
+from ...store.sql.statements import QueryLimits, run_bounded
 from ...store.sql.views import connect
-from ...store.store import open_store
+from ...store.store import StoreViews, open_store
 from ...store.user_cache import is_mirror
 from ..errors import Busy
 

@@ -21,7 +21,7 @@ from ...store.child_process import ChildProcess
 from ...store.child_protocol import BrokenFrame
 from ...store.errors import QueryRefused, QueryTimedOut, TelemetryError
 from ...store.objects.access import fetch
-from ...store.sql.bounded_query import QueryLimits
+from ...store.sql.statements import QueryLimits
 from ...store.user_cache import CACHE_VARIABLES
 from ..errors import Busy
 from ..limits import Limits

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
+from ...store.arrow_tables import from_arrow_stream
 from ...store.errors import DamagedLog, QueryRefused, QueryTimedOut
-from ...store.parquet.formats import from_arrow_stream
 from ...store.sql.statements import DAMAGED_FILE
 from ..access import RunAccess
 from .query_workers import Answer, QueryWorkers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 
-from ...store.reading.asking import ask_recorder
+from ...store.run import ask_recorder
 from ..arguments import AskArguments
 from ..lookup import the_run_named
 from ..output import say

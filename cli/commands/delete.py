@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from ...store.errors import TelemetryError, counted
-from ...store.reading.deletion import delete_run, expendable
+from ...store.store import delete_run, expendable
 from ...store.user_cache import require_writable
 from ..arguments import DeleteArguments
 from ..lookup import age, complain_of, open_store_named, the_run_named

@@ -10,9 +10,9 @@ from typing import IO, Final
 
 import typer
 
+from ...store.arrow_tables import to_csv, to_parquet
 from ...store.event_json import event_to_line
-from ...store.parquet.formats import to_csv, to_parquet
-from ...store.reading.timeline import Attempts
+from ...store.reading.snapshot import Attempts
 from ...store.run import Run
 from ..arguments import ExportArguments, ExportFormat
 from ..lookup import run_named

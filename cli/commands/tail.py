@@ -14,8 +14,7 @@ import typer
 from ...store.event_json import event_to_line
 from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
 from ...store.own_process import pause_after
-from ...store.reading.snapshot import Snapshot, read_snapshot, retrying
-from ...store.reading.snapshot_parts import after, of_rank
+from ...store.reading.snapshot import Snapshot, after, of_rank, read_snapshot, retrying
 from ...store.run import Run
 from ..arguments import TailArguments
 from ..lookup import run_named

@@ -18,8 +18,7 @@ from ...rules.language.references import ALSO_CALLED, SeriesKey
 from ...store.event_json import decoded_attrs
 from ...store.events import PLAN, RULE_KINDS, is_loop_kind
 from ...store.lineage import DECIDING_RANK
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import events_table_along, rows_with_late_values
+from ...store.reading.snapshot import Snapshot, events_table_along, rows_with_late_values
 from ...store.run_info import Plan
 from ..runs.history import size_of
 from ..runs.renaming import Renames, renamed_columns

@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from ...store.errors import TelemetryError
 from ...store.lineage import DECIDING_RANK
-from ...store.reading.snapshot import Snapshot
+from ...store.reading.snapshot import Snapshot, events_table_along
 from ...store.reading.tally import NUM_TOKENS
-from ...store.reading.timeline import events_table_along
 from ..runs.metric_names import mode_of
 from ..runs.renaming import Renames, renamed_columns
 

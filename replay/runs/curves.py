@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...store.parquet.rows import Numbers
+from ...store.parquet.event_rows import Numbers
 from .event_stream import EventStream
 
 #: Maximum number of points in a curve: about one per pixel of a plot's width.

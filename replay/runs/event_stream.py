@@ -18,10 +18,9 @@ import numpy.typing as npt
 from ...rules.policy_file.policy import Policy
 from ...store.events import LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
-from ...store.parquet.rows import EventList, EventRows, Numbers, with_columns
-from ...store.reading.snapshot import Snapshot
+from ...store.parquet.event_rows import EventList, EventRows, Numbers, with_columns
+from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of
 from ...store.reading.tally import NewestValues, OwnValues, made_up
-from ...store.reading.timeline import deciding_stream, events_along, ranks_of
 from ...store.run_info import Plan
 from .renaming import Renames, renamed_events, renames_in
 

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from ...store.events import Event
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
-from ...store.reading.snapshot import Snapshot
-from ...store.reading.timeline import deciding_stream
+from ...store.reading.snapshot import Snapshot, deciding_stream
 from ...store.run_info import Attempt
 from .curves import Curve, curves_of
 from .event_stream import EventStream, event_stream, other_ranks

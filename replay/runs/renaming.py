@@ -16,7 +16,7 @@ from ...rules.language.references import ALSO_CALLED
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import AWAITED, RANKS, Event, awaited_names
-from ...store.parquet.rows import EventRows
+from ...store.parquet.event_rows import EventRows
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .metric_names import nearest_metric

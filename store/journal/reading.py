@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedLog, require_version
-from ..objects.access import fetch, is_live
 from ..run_folder import read_file
 from .format import (
     EVENT,
@@ -31,12 +30,10 @@ from .format import (
     VERSION,
     crc32,
 )
-from .segment import NOTHING, Codes, EventLayout, Flags, Integers, Record, Segment, field_offset, readable, require
+from .segment import NOTHING, Codes, EventLayout, Flags, Integers, Segment, field_offset, readable, require
 
 #: Size limit of a segment, which is read as a whole. A writer closes one at 16 MiB, unless it cannot create the next.
 MOST_SEGMENT_BYTES: Final = 4 << 30
-
-__all__ = ["Record", "Segment", "idle", "is_being_written", "is_received", "is_sound", "read_segment"]
 
 
 def read_segment(path: Path, *, checks: bool = True) -> Segment:
@@ -52,11 +49,7 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
         DamagedLog: The file is not a journal, or is larger than ``MOST_SEGMENT_BYTES``.
         UnsupportedVersion: The journal has another version.
     """
-    try:
-        data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
-    except FileNotFoundError:
-        fetch([path])
-        data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
+    data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
     # A power loss leaves zeros where the file's length was durable and its content was not.
     if len(data) < PREAMBLE.size or not any(data[: PREAMBLE.size]):
         return Segment(torn_bytes=len(data))
@@ -80,11 +73,16 @@ def is_sound(segment: Segment) -> bool:
     return not len(segment) or whole == len(segment.data) - segment.torn_bytes
 
 
-def is_being_written(path: Path) -> bool:
-    """Whether a live process holds the segment. False when the file is gone."""
-    is_live_there = is_live(path.parent)
-    if is_live_there is not None:
-        return is_live_there
+def is_being_written(path: Path, is_live_elsewhere: bool | None = None) -> bool:
+    """Whether a live process holds the segment. False when the file is gone.
+
+    Args:
+        path: The segment.
+        is_live_elsewhere: Whether its run, the copy of one elsewhere, has a writer there; None for a run of this
+            machine, whose locks say so.
+    """
+    if is_live_elsewhere is not None:
+        return is_live_elsewhere
     try:
         with idle(path) as is_idle:
             return not is_idle

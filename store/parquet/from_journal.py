@@ -16,7 +16,7 @@ from ..columns import Columns
 from ..event_json import restated_attrs
 from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS
 from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, readable
-from .schemas import (
+from .tables import (
     ATTRS_FIELD,
     EVENT_FIELDS,
     METRICS_SCHEMA,

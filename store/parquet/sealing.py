@@ -16,8 +16,10 @@ writes. Most of this work releases the GIL.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
+import io
 import itertools
 import os
 import re
@@ -26,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +36,15 @@ import pyarrow as pa
 from ..columns import Columns, read_columns, write_columns
 from ..errors import TelemetryError
 from ..journal.format import RECEIVED
-from ..journal.reading import Segment, idle, is_being_written, is_sound, read_segment
+from ..journal.reading import idle, is_being_written, is_sound, read_segment
+from ..journal.segment import Segment
 from ..own_process import is_of_this_machine
 from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
 from ..run_info import RunInfo, read_run_info
 from ..user_cache import require_writable
-from .column_digests import Alongside, ColumnDigest
-from .digests import DIGESTS_JSON, compute_digests
-from .durable_file import durable_file
+from .digests import DIGESTS_JSON, Alongside, ColumnDigest, compute_digests
 from .from_journal import events_table, metrics_table, samples_schema_of, samples_table, vectors_table
-from .reading import read_schema, row_groups_of
-from .schemas import (
+from .tables import (
     CELLS_PER_ROW_GROUP,
     EVENT_ALWAYS,
     METRICS_ALWAYS,
@@ -54,6 +54,8 @@ from .schemas import (
     VECTORS_SCHEMA,
     events_schema,
     joint_samples_schema,
+    read_schema,
+    row_groups_of,
     with_ids_of,
     write_tables,
 )
@@ -379,3 +381,51 @@ def complaints(folder: Path, *, other_hosts: bool = False) -> list[str]:
         return [f"{path}: {what}" for path in foreign_journals(folder)]
     except (TelemetryError, OSError) as error:
         return [str(error)]
+
+
+#: Bytes written and flushed at a time.
+SENT_BYTES: Final = 1024 * 1024
+
+#: Start flushing a range without waiting; errors are left for fsync to report. See sync_file_range(2).
+_SYNC_FILE_RANGE_WRITE: Final = 2
+
+
+@contextmanager
+def durable_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing that is durable when the context ends without an error."""
+    with io.BufferedWriter(_SentFile(path), SENT_BYTES) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _SentFile(io.FileIO):
+    """A file that starts flushing every write to disk at once.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self._sent = 0
+
+    def write(self, data: Any) -> int:
+        """Write as many bytes as possible, and return their number."""
+        written = super().write(data)
+        if _sync_file_range is not None:
+            _sync_file_range(self.fileno(), self._sent, written, _SYNC_FILE_RANGE_WRITE)
+        self._sent += written
+        return written
+
+
+def _linux_function() -> Any:
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except AttributeError:  # Other systems rely on fsync alone.
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return function
+
+
+_sync_file_range: Final = _linux_function()

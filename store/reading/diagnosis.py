@@ -20,14 +20,14 @@ from ..columns import Columns
 from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR, LOST
 from ..journal.reading import is_being_written, read_segment
+from ..objects.access import fetch, is_live
 from ..own_process import is_of_this_machine
-from ..parquet.column_digests import ColumnDigest
-from ..parquet.digests import Digests, faults_of, file_digests, files_digest, read_digests
-from ..parquet.reading import read_parquet, row_groups_of
+from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
+from ..parquet.tables import read_parquet, row_groups_of
 from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
 from ..run_info import RunInfo, read_run_info
-from .folder_content import NOT_THERE, stamp_of
 from .snapshot import Snapshot, read_snapshot, retrying, sealed_snapshot
+from .summary import NOT_THERE, stamp_of
 
 _RESTORE: Final = "Restore the run from a copy"
 
@@ -194,6 +194,7 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
     for journal in listing.journals:
         where = str(journal.path)
         try:
+            fetch([journal.path])
             segment = read_segment(journal.path)
         except FileNotFoundError:
             continue  # Sealed meanwhile.
@@ -201,7 +202,7 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             fix = error.fix or "Move it away; the other files stay readable"
             yield StoreFault("unreadable-journal", where, error.fact, fix)
             continue
-        if is_being_written(journal.path):
+        if is_being_written(journal.path, is_live(folder)):
             continue
         if segment.torn_bytes:
             what = f"{segment.torn_bytes} bytes after the last of {len(segment)} complete records cannot be read"

@@ -1,39 +1,47 @@
-"""Reads one run's folder at one moment: sealed files and the unsealed journal tail, combined."""
+"""Reads one run's folder at one moment: sealed files and the unsealed journal tail, combined.
+
+A snapshot holds all events. Its effective timeline is the lineage of the newest attempt: what no resume rolled back. A
+run of one attempt is read without lineage columns or filters.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import Columns, read_columns
-from ..errors import RunChanging
-from ..events import ENVELOPE, Event
-from ..journal.reading import Segment, is_being_written, read_segment
-from ..lineage import Lineage, lineage_of
-from ..objects.access import fetch, freshen
+from ..errors import RunChanging, TelemetryError
+from ..events import AWAITED, ENVELOPE, LATE_FOR, Event
+from ..journal.reading import is_being_written, read_segment
+from ..journal.segment import Segment
+from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
+from ..objects.access import fetch, freshen, is_live
 from ..parquet.digests import kept_log_digest, read_digests
+from ..parquet.event_rows import SAMPLE_COLUMNS, VECTOR_COLUMNS, EventRows, LongRows, with_samples, with_vectors
 from ..parquet.from_journal import Tail
-from ..parquet.long_values import LongRows
-from ..parquet.reading import read_long_values, read_metrics, read_parquet, read_samples
-from ..parquet.rows import EventRows
-from ..parquet.samples import SAMPLE_COLUMNS, VECTOR_COLUMNS, with_samples, with_vectors
-from ..parquet.schemas import (
+from ..parquet.tables import (
     METRICS_SCHEMA,
     SAMPLES_SCHEMA,
     VECTORS_SCHEMA,
     events_schema,
     joint_samples_schema,
+    read_long_values,
+    read_metrics,
+    read_parquet,
+    read_samples,
     with_ids_of,
 )
 from ..run_folder import Listing, SealedFile, list_files
-from ..run_info import RunInfo, read_run_info
+from ..run_info import Attempt, RunInfo, read_run_info
+from .tally import ProgressCounts, RankTally
 
 _Result = TypeVar("_Result")
 
@@ -269,8 +277,8 @@ def _is_held(listing: Listing) -> bool:
     checked first, because the writer releases it only once it holds the newer.
     """
     streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
-    newest = (list(journals)[-2:] for _, journals in streams)
-    return any(is_being_written(journal.path) for journal in itertools.chain.from_iterable(newest))
+    newest = itertools.chain.from_iterable(list(journals)[-2:] for _, journals in streams)
+    return any(is_being_written(journal.path, is_live(journal.path.parent)) for journal in newest)
 
 
 def _within(rows: pa.Table, file: SealedFile) -> pa.Table:
@@ -286,3 +294,191 @@ def _in_order(parts: Sequence[_Part], tails: Sequence[_Part]) -> list[pa.Table]:
     """Sort tables of sealed files and of tails by (attempt, rank), the tail of each after its files."""
     # The sort is stable and keeps the order within an (attempt, rank).
     return [table for _, table in sorted([*parts, *tails], key=lambda part: part[0])]
+
+
+def of_rank(snapshot: Snapshot, rank: int, attempt: int | None = None) -> Snapshot:
+    """Return the snapshot with only the events of this rank and, where one is given, this attempt."""
+    return _only(snapshot, lambda an_attempt, a_rank, _: a_rank == rank and attempt in (None, an_attempt))
+
+
+def after(snapshot: Snapshot, place: tuple[int, int]) -> Snapshot:
+    """Return the snapshot without the files and events that end at or before (attempt, seq).
+
+    A reader that continues from a cursor then skips early files.
+    """
+    return _only(snapshot, lambda attempt, _, seq: (attempt, seq) > place)
+
+
+def _only(snapshot: Snapshot, keeps: Callable[[int, int, int], bool]) -> Snapshot:
+    """Return the snapshot with only the events whose (attempt, rank, seq) passes; a file passes by its last event."""
+    sealed = tuple(file for file in snapshot.listing.sealed if keeps(file.attempt, file.rank, file.last))
+    listing = snapshot.listing._replace(sealed=sealed)
+    return dataclasses.replace(snapshot, listing=listing, tail=snapshot.tail.only(keeps))
+
+
+#: The events to select: the lineage of the newest attempt, or all, rolled-back ones included.
+Attempts = Literal["effective", "all"]
+
+#: The columns that determine whether an event was rolled back.
+PLACE: Final = ("attempt", "rank", "seq", "step")
+
+_EVERYTHING: Final = Lineage((), {})
+
+
+def check_attempts(attempts: Attempts) -> None:
+    """Raise TelemetryError unless ``attempts`` is ``effective`` or ``all``."""
+    if attempts not in get_args(Attempts):
+        raise TelemetryError("attempts must be 'effective' or 'all'", got=attempts)
+
+
+def effective_lineage(snapshot: Snapshot, attempts: Attempts = "effective") -> Lineage:
+    """Return the lineage of a run's newest attempt, or with ``all`` a lineage that includes every event.
+
+    Raises:
+        TelemetryError: ``attempts`` is neither ``effective`` nor ``all``.
+    """
+    check_attempts(attempts)
+    return snapshot.lineage if attempts == "effective" else _EVERYTHING
+
+
+def events_along(snapshot: Snapshot, rank: int | None, attempts: Attempts, *, samples: bool = False) -> Iterator[Event]:
+    """Return the events of one rank, or of all ranks (None), optionally with their sample losses and vectors.
+
+    Effective events of one rank come in (attempt, seq) order. Those of several ranks are merged by (step, rank), with
+    each rank's own order kept. With ``all``, the order is (attempt, rank, seq).
+    """
+    lineage = effective_lineage(snapshot, attempts)
+    if rank is None and attempts == "effective" and len(ranks := ranks_of(snapshot)) > 1:
+        return merged([lineage.events(snapshot.events(each, samples=samples)) for each in ranks])
+    return lineage.events(snapshot.events(rank, samples=samples))
+
+
+def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Event]:
+    """Return the deciding rank's effective events; when one file holds them all, each is built on access.
+
+    Args:
+        snapshot: The run.
+        samples: Whether events carry their sample losses and vectors.
+    """
+    if not samples and not effective_lineage(snapshot).cuts:
+        rows = snapshot.event_rows(DECIDING_RANK)
+        if rows is not None:
+            return rows
+    return list(events_along(snapshot, DECIDING_RANK, "effective", samples=samples))
+
+
+def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Attempts = "effective") -> pa.Table:
+    """Return these columns of the events of all ranks, in the order of ``events_along``."""
+    lineage = effective_lineage(snapshot, attempts)
+    merges = attempts == "effective" and len(ranks_of(snapshot)) > 1
+    wanted = {*columns, *PLACE} if lineage.cuts or merges else columns
+    table = effective_rows(snapshot.events_table(tuple(wanted)), lineage.cuts)
+    return _merged_rows(table) if merges else table
+
+
+def samples_table_along(snapshot: Snapshot, attempts: Attempts = "effective") -> pa.Table:
+    """Return the sample losses of all ranks, in the order of ``events_along``; those of one event by position."""
+    lineage = effective_lineage(snapshot, attempts)
+    table = effective_rows(snapshot.samples_table(), lineage.cuts)
+    return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
+
+
+def vectors_table_along(snapshot: Snapshot, attempts: Attempts = "effective") -> pa.Table:
+    """Return the vectors of all ranks, in the order of ``events_along``; those of one event as recorded."""
+    lineage = effective_lineage(snapshot, attempts)
+    table = effective_rows(snapshot.vectors_table(), lineage.cuts)
+    return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
+
+
+def rows_with_late_values(table: pa.Table) -> pa.ChunkedArray:
+    """Whether each event's attributes mention late values; a text in the loop's own attributes may match, too."""
+    tells = pc.match_substring_regex(table["attrs"], f'"({AWAITED}|{LATE_FOR})"')
+    return pc.fill_null(tells, fill_value=False)
+
+
+def effective_rows(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
+    """Return the rows that no resume rolled back; the table itself without cuts."""
+    return table.filter(pc.invert(rolled_back(table, cuts))) if cuts else table
+
+
+def rolled_back(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.ChunkedArray:
+    """Return for each row whether a resume rolled it back.
+
+    Args:
+        table: Rows with the columns of ``PLACE``.
+        cuts: The cuts of a lineage.
+    """
+    which = pc.index_in(table["attempt"], pa.array(list(cuts), pa.int32()))
+
+    def within(column: str, limits: Iterable[int]) -> pa.ChunkedArray:
+        return pc.less_equal(table[column], pa.array(list(limits), pa.int64()).take(which))
+
+    held = pc.if_else(
+        pc.equal(table["rank"], DECIDING_RANK),
+        pc.and_(
+            within("seq", (cut.last_seq for cut in cuts.values())),
+            within("step", (cut.last_step for cut in cuts.values())),
+        ),
+        within("step", (cut.last_step_elsewhere for cut in cuts.values())),
+    )
+    return pc.fill_null(pc.invert(held), False)
+
+
+def ancestry(snapshot: Snapshot, attempt: Attempt, *, samples: bool = False) -> list[tuple[Attempt, list[Event]]]:
+    """Return an attempt's ancestors, each with the deciding rank's events that are still effective.
+
+    Args:
+        snapshot: The run.
+        attempt: The attempt; ``run.json`` need not list it yet.
+        samples: Whether events carry their sample losses and vectors.
+    """
+    return ancestors_of(snapshot.info.attempts, attempt, snapshot.events(DECIDING_RANK, samples=samples))
+
+
+def ranks_of(snapshot: Snapshot) -> list[int]:
+    """Return the ranks that a run has logs of, in order."""
+    listing = snapshot.listing
+    return sorted({file.rank for file in listing.sealed} | {journal.rank for journal in listing.journals})
+
+
+def _merged_rows(table: pa.Table) -> pa.Table:
+    """Merge the rows of several ranks into one timeline, by (step, rank). Each rank keeps its own order.
+
+    A late value has an earlier step than the event before it. So rows are sorted by the highest step that their rank
+    had reached, which equals merging the ranks event by event.
+    """
+    parts = [table.filter(pc.equal(table["rank"], rank)) for rank in sorted(table["rank"].unique().to_pylist())]
+    if not parts:
+        return table
+    reached = pa.concat_arrays([pc.cumulative_max(part["step"].combine_chunks()) for part in parts])
+    # The sort is stable, and the parts are in order of rank.
+    return pa.concat_tables(parts).take(pc.sort_indices(reached))
+
+
+def progress_of(snapshot: Snapshot) -> ProgressCounts:
+    """Return how far the run has come along its effective timeline: what a resume rolled back does not count."""
+    tallies = {rank: tally_of(snapshot, rank) for rank in ranks_of(snapshot)}
+    own = tallies.get(DECIDING_RANK, RankTally())
+    return ProgressCounts(
+        own.epochs,
+        own.updates,
+        own.skipped,
+        own.micro_steps,
+        _sum(tally.samples for tally in tallies.values()),
+        _sum(tally.tokens for tally in tallies.values()),
+        snapshot.info.last.newest_plan.max_steps(),
+    )
+
+
+def tally_of(snapshot: Snapshot, rank: int, lineage: Lineage | None = None) -> RankTally:
+    """Return the counts of one rank along a lineage: that of the newest attempt if not given."""
+    tally = RankTally()
+    has_samples = bool(snapshot.listing.table("samples") or snapshot.tail_samples.segments)
+    for event in (lineage or snapshot.lineage).events(snapshot.events(rank, samples=has_samples)):
+        tally.add(event)
+    return tally
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None

@@ -13,9 +13,8 @@ from ..events import Event, id_texts
 from ..lineage import DECIDING_RANK
 from ..run_info import Attempt
 from .diagnosis import StoreFault
-from .snapshot import Snapshot
+from .snapshot import Snapshot, ranks_of
 from .tally import order_of
-from .timeline import ranks_of
 
 #: Last parts of the names of learning rates.
 _LEARNING_RATES: Final = ("lr", "learning_rate")

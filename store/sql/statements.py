@@ -1,24 +1,32 @@
-"""Runs a user's SQL after checking that it is one read-only statement, and translates DuckDB's errors."""
+"""Runs a user's SQL after checking that it is one read-only statement, and translates DuckDB's errors.
+
+Untrusted SQL runs with limits on rows, bytes, seconds and memory. The macro ``spiking_samples`` finds the samples that
+drove a loss spike.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from ..errors import QueryRefused
-from ..parquet.arrow_values import values_of
-from .spikes import SPIKING_SAMPLES
-from .sql_text import quoted_name
+from ..arrow_tables import values_of
+from ..errors import QueryRefused, QueryTimedOut, TelemetryError
+from ..reading.snapshot import retrying
 from .statement_scope import StatementScope, scope_of
 
 if TYPE_CHECKING:
     import duckdb
+
 
 VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "vectors", "decisions", "windows")
 
@@ -243,3 +251,253 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table as dictionaries. A date or time that Python cannot hold becomes its text."""
     columns = [values_of(column) for column in table.columns]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def parquet_source(paths: Sequence[Path], *, is_uniform: bool = False) -> str:
+    """Return a table function that reads these files and parses no data from their paths.
+
+    Args:
+        paths: The files.
+        is_uniform: Whether all have the same columns. If so, planning a query opens only the first file, otherwise
+            every one: for 1,000 files that takes 0.3 s each time a view on them is planned.
+    """
+    files = text_list([path_pattern(path) for path in paths])
+    by_name = "" if is_uniform else ", union_by_name = true"
+    return f"read_parquet({files}{by_name}, hive_partitioning = false)"
+
+
+def path_pattern(path: Path) -> str:
+    """Return a pattern that matches only this path: DuckDB treats every path as a pattern."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path))
+
+
+def text_list(values: Sequence[str]) -> str:
+    """Return a SQL list of texts."""
+    return f"[{', '.join(map(text_literal, values))}]"
+
+
+def text_literal(value: str) -> str:
+    """Return a text as a SQL literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def quoted_name(name: str) -> str:
+    """Return a column name, quoted whatever it contains."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+#: Makes a connection with the views that a statement needs.
+Connect: TypeAlias = "Callable[[str], AbstractContextManager[duckdb.DuckDBPyConnection]]"
+
+#: DuckDB's functions and tables that reveal paths of this machine: settings, definitions of views, secrets, extensions;
+#: and functions that run SQL which a text holds, and so may name the others.
+_INTERNALS: Final = re.compile(
+    r"""
+    \b(
+        current_setting | duckdb_(?:settings|views|secrets|extensions) | which_secret | view_definition
+        | information_schema\W+views | pg_views | sqlite_(?:master|schema|temp_master|temp_schema)
+        | json_execute_serialized_sql | query(?:_table)? (?= "? (?: \s | /\*.*?\*/ | --[^\n]*\n )* \( )
+    )
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """The limits of one statement.
+
+    Attributes:
+        rows: Maximum rows of the result; further ones are left out.
+        result_bytes: Maximum size of these rows in memory; further ones are left out.
+        seconds: Time until it is interrupted, including the time to create the views.
+        memory: DuckDB's memory limit, in its own notation.
+        threads: DuckDB's thread count.
+    """
+
+    rows: int = 10_000
+    result_bytes: int = 64 << 20
+    seconds: float = 10.0
+    memory: str = "1GB"
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The result of a statement.
+
+    Attributes:
+        table: The rows.
+        truncated: Whether there were more rows.
+        elapsed_s: Duration in seconds.
+    """
+
+    table: pa.Table
+    truncated: bool
+    elapsed_s: float
+
+
+def run_bounded(connect: Connect, statement: str, limits: QueryLimits) -> QueryResult:
+    """Run one read-only statement within limits.
+
+    DuckDB's own settings and definitions are out of reach, since they hold absolute paths.
+
+    Args:
+        connect: Makes a connection with the views for a statement. It is called again if files were replaced.
+        statement: The statement.
+        limits: The limits. Those on memory and threads are the connection's.
+
+    Raises:
+        QueryRefused: The statement is not one read-only statement, or fails.
+        QueryTimedOut: It took too long.
+    """
+    started_s = time.monotonic()
+    internal = _INTERNALS.search(statement)
+    if internal is not None:
+        what = f"a query over HTTP cannot use {internal[1]!r}: it may reveal paths of the server"
+        raise QueryRefused(what, got=statement, fix="DESCRIBE and SHOW list views and their columns")
+
+    def ask() -> QueryResult:
+        left_s = max(0.001, limits.seconds - (time.monotonic() - started_s))
+        with connect(statement) as connection, _interrupted_after(connection, left_s, statement):
+            table, truncated = _read(connection, statement, limits)
+        return QueryResult(table, truncated, time.monotonic() - started_s)
+
+    return retrying(ask)
+
+
+def _read(connection: duckdb.DuckDBPyConnection, statement: str, limits: QueryLimits) -> tuple[pa.Table, bool]:
+    """Return the first rows of the result, and whether there are more."""
+    with query_batches(connection, statement) as reader:
+        batches: list[Any] = []
+        rows = size = 0
+        for batch in reader:
+            batches.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows > limits.rows or size > limits.result_bytes:
+                break
+        table = pa.Table.from_batches(batches, reader.schema)
+    if size > limits.result_bytes:
+        kept = min(limits.rows, max(1, table.num_rows * limits.result_bytes // size))
+        return table.slice(0, kept), True
+    return table.slice(0, limits.rows), table.num_rows > limits.rows
+
+
+@contextmanager
+def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float, statement: str) -> Iterator[None]:
+    """Interrupt the connection at the time limit, and raise QueryTimedOut in place of DuckDB's error."""
+    is_done, is_late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        # DuckDB drops an interrupt between two statements, so it is repeated until it takes effect.
+        if not is_done.wait(seconds):
+            is_late.set()
+        while not is_done.wait(0.02):
+            connection.interrupt()
+
+    watcher = threading.Thread(target=watch, name="query-limit", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception:
+        # Whatever error the interrupt caused, the user needs to see the time limit.
+        if is_late.is_set():
+            raise QueryTimedOut(
+                "the query exceeded its time limit and was interrupted",
+                got=statement,
+                fix="Query less, or a single run",
+            ) from None
+        raise
+    finally:
+        is_done.set()
+        watcher.join()
+
+
+#: Number of updates before a spike that define a normal sample loss. A few hundred losses suffice for their median, and
+#: more would reach back to where the model was worse.
+SPIKE_BASELINE: Final = 50
+
+#: Default number of samples shown.
+MOST_SPIKING: Final = 50
+
+SPIKE_COLUMNS: Final = (
+    "step", "attempt", "rank", "position", "sample_id", "loss", "typical", "excess", "share", "seen", "earlier_loss",
+    "tokens",
+)  # fmt: skip
+
+#: The table macro over the view ``samples``: computes ``spiking_samples`` for every run separately. It is created only
+#: for statements that name it, since creating it takes 2 ms, which every other query would pay.
+SPIKING_SAMPLES: Final = f"""
+CREATE MACRO IF NOT EXISTS spiking_samples(spike, radius := 0, top := {MOST_SPIKING}, baseline := {SPIKE_BASELINE})
+AS TABLE
+WITH around AS (
+    SELECT *, isnan(loss) OR loss = 'Infinity' AS is_broken FROM samples
+    WHERE step BETWEEN spike - radius AND spike + radius
+), before AS (
+    SELECT run_id, step FROM (SELECT DISTINCT run_id, step FROM samples WHERE step < spike - radius)
+    QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) <= baseline
+), normal AS (
+    SELECT run_id, median(loss::DOUBLE) AS typical FROM samples SEMI JOIN before USING (run_id, step)
+    WHERE isfinite(loss) GROUP BY run_id
+), own AS (
+    SELECT run_id, median(loss::DOUBLE) AS typical FROM around WHERE isfinite(loss) GROUP BY run_id
+), measured AS (
+    SELECT around.*, coalesce(normal.typical, own.typical) AS typical,
+           CASE WHEN isfinite(loss) THEN loss - coalesce(normal.typical, own.typical) ELSE loss::DOUBLE END AS excess
+    FROM around LEFT JOIN normal USING (run_id) LEFT JOIN own USING (run_id)
+), shared AS (
+    SELECT *, CASE WHEN bool_or(is_broken) OVER run THEN is_broken::INTEGER / count_if(is_broken) OVER run
+                   ELSE coalesce(greatest(excess, 0) / nullif(sum(greatest(excess, 0)) OVER run, 0), 0) END AS share,
+           row_number() OVER (
+               PARTITION BY run_id ORDER BY isnan(loss) DESC, loss DESC, attempt, rank, seq, position
+           ) AS place
+    FROM measured WINDOW run AS (PARTITION BY run_id)
+    QUALIFY place <= top
+), earlier AS (
+    SELECT run_id, sample_id, count(*) AS times, avg(loss::DOUBLE) FILTER (isfinite(loss)) AS earlier_loss
+    FROM samples SEMI JOIN shared USING (run_id, sample_id)
+    WHERE step < spike - radius GROUP BY run_id, sample_id
+)
+SELECT run_id, name, step, attempt, rank, position, sample_id, loss, typical, excess, share,
+       CASE WHEN sample_id IS NOT NULL THEN coalesce(times, 0) END AS seen, earlier_loss, tokens
+FROM shared LEFT JOIN earlier USING (run_id, sample_id) JOIN (SELECT run_id, name FROM runs) USING (run_id)
+ORDER BY run_id, place
+"""
+
+
+def spiking_samples(
+    query: Callable[[str], pa.Table], run_id: str, step: int, *, radius: int, top: int, baseline: int
+) -> pa.Table:
+    """Return the samples of a run that pushed the loss above normal at a step, and their excess.
+
+    Args:
+        query: Runs SQL over the views of the run.
+        run_id: The run, for messages.
+        step: The update with the spike.
+        radius: Updates before and after it that belong to the spike.
+        top: Maximum number of samples.
+        baseline: The number of updates before the spike that define a normal loss. Updates without samples do not
+            count.
+
+    Returns:
+        ``SPIKE_COLUMNS``, one row per sample; NaN losses first, then the highest. ``typical`` is the median of the
+            finite losses of the baseline or, without any, around the spike. ``excess`` is the loss minus ``typical``.
+            ``share`` is the fraction of all positive excess around the spike; where losses are NaN or infinite, they
+            split all of it equally. ``seen`` counts how often the sample was recorded before the spike, and
+            ``earlier_loss`` is the mean of its finite losses then. Both are null without an id; the mean is also null
+            for a sample never seen. No rows when no sample was recorded around the spike.
+
+    Raises:
+        TelemetryError: The run has no such step, or a number is out of range.
+    """
+    for name, number, least in (("radius", radius, 0), ("top", top, 1), ("baseline", baseline, 1)):
+        if number < least:
+            raise TelemetryError(f"{name} must be at least {least}", got=number)
+    counted = "FROM events WHERE NOT rolled_back"
+    (found,) = query(f"SELECT count_if(step = {step}) AS n, min(step) AS lo, max(step) AS hi {counted}").to_pylist()
+    if not found["n"]:
+        fix = "It has no events" if found["lo"] is None else f"Its steps are {found['lo']} to {found['hi']}"
+        raise TelemetryError("the run has no such step", where=run_id, got=step, fix=fix)
+    source = f"spiking_samples({step}, radius := {radius}, top := {top}, baseline := {baseline})"
+    return query(f"SELECT {', '.join(SPIKE_COLUMNS)} FROM {source}")

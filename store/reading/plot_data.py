@@ -1,7 +1,7 @@
-"""Sums up where a run spent its time: a snapshot in, its phases with their seconds out.
+"""Computes what plots of a run show: the x axis, the extremes of each bucket, and the phases of the loop.
 
-A phase is all ``span`` events of one name. Its seconds are in the metric ``Time/{name}_seconds``; the attribute
-``began_ns`` says when a span began.
+The x axis is each row's step, epoch, training time or samples seen. A phase is all ``span`` events of one name. Its
+seconds are in the metric ``Time/{name}_seconds``; the attribute ``began_ns`` says when a span began.
 """
 
 from __future__ import annotations
@@ -11,18 +11,112 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..columns import Columns
+from ..errors import TelemetryError
 from ..event_json import decoded_attrs
 from ..events import SPAN
 from ..lineage import DECIDING_RANK
-from .axes import axis_values
-from .snapshot import Snapshot
-from .snapshot_parts import of_rank
-from .timeline import PLACE, effective_lineage, effective_rows
+from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
+
+Axis = Literal["step", "epoch", "elapsed", "samples"]
+
+#: Metrics that count the samples seen: in total, or in each update.
+_SAMPLES_SEEN: Final = "samples_seen"
+_BATCH_SIZE: Final = "batch_size"
+
+_NS_PER_S: Final = 1e9
+
+
+def axis_columns(axis: Axis, columns: Columns) -> tuple[str, ...]:
+    """Return the columns that ``axis_values`` needs besides kind, attempt, step, epoch and elapsed_ns.
+
+    Raises:
+        TelemetryError: The run does not count its samples.
+    """
+    if axis != "samples":
+        return ()
+    for metric in (_SAMPLES_SEEN, _BATCH_SIZE):
+        if metric in columns.by_metric:
+            return (columns.by_metric[metric],)
+    raise TelemetryError(
+        "the run does not count its samples", fix=f"Log {_SAMPLES_SEEN!r}, or {_BATCH_SIZE!r} with every update"
+    )
+
+
+def axis_values(table: pa.Table, axis: Axis, columns: Columns) -> pa.Array:
+    """Return the axis value of each row, as float64; null where unknown.
+
+    Args:
+        table: All effective events of one rank, in (attempt, seq) order.
+        axis: ``step``; ``epoch``; ``elapsed``, seconds of training over all attempts; or ``samples``, the newest value
+            of the metric ``samples_seen`` or else the sum of ``batch_size`` over the updates so far.
+        columns: The columns of the run.
+    """
+    if axis in ("step", "epoch"):
+        return table[axis].cast(pa.float64())
+    if axis == "elapsed":
+        return pc.divide(pc.add(table["elapsed_ns"], _before_ns(table)).cast(pa.float64()), _NS_PER_S)
+    (name,) = axis_columns(axis, columns)
+    if columns.by_column()[name] == _SAMPLES_SEEN:
+        return pc.fill_null_forward(table[name])
+    counted = pc.if_else(pc.equal(table["kind"], "step_end"), table[name], pa.scalar(None, pa.float64()))
+    return pc.cumulative_sum(pc.fill_null(counted, 0.0))
+
+
+def _before_ns(table: pa.Table) -> pa.Array:
+    """The total duration of the attempts before each row's own."""
+    ends = table.group_by("attempt", use_threads=False).aggregate([("elapsed_ns", "max")])
+    ends = ends.sort_by("attempt")
+    before, total = [], 0
+    for took in ends["elapsed_ns_max"].to_pylist():
+        before.append(total)
+        total += took or 0
+    which = pc.index_in(table["attempt"], value_set=ends["attempt"].combine_chunks())
+    return pa.array(before, pa.int64()).take(which)
+
+
+def between(table: pa.Table, column: str, low: float | None, high: float | None) -> pa.Table:
+    """Return the rows whose value in the column is known and within bounds, both inclusive."""
+    values = table[column]
+    held = values.is_valid()
+    if low is not None:
+        held = pc.and_(held, pc.greater_equal(values, low))
+    if high is not None:
+        held = pc.and_(held, pc.less_equal(values, high))
+    return table.filter(held)
+
+
+def ends_and_extremes(values: Sequence[float], stretches: int) -> list[int] | None:
+    """Return the indices of the first, last, first lowest and first highest value of each bucket of equal count.
+
+    Args:
+        values: The series; at least as long as the number of buckets.
+        stretches: The number of buckets.
+
+    Returns:
+        Distinct indices in ascending order; None where a value is NaN or infinite.
+
+    >>> ends_and_extremes([5.0, 1.0, 9.0, 2.0, 3.0, 3.0], 2)
+    [0, 1, 2, 3, 4, 5]
+    """
+    series = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(series).all():
+        return None
+    bounds = np.arange(stretches + 1) * len(series) // stretches
+    starts, counts = bounds[:-1], np.diff(bounds)
+    places = [starts, bounds[1:] - 1]
+    for extreme in (np.minimum, np.maximum):
+        found = np.flatnonzero(series == np.repeat(extreme.reduceat(series, starts), counts))
+        places.append(found[np.searchsorted(found, starts)])
+    kept: list[int] = np.unique(np.concatenate(places)).tolist()
+    return kept
+
 
 _METRIC: Final = re.compile(r"Time/([^/]+)_seconds")
 
