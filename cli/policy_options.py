@@ -14,8 +14,8 @@ import typer
 from ..replay.ray_pool import RayPool
 from ..replay.runs.objective import Objective, declared_objective
 from ..replay.runs.saves import Saves
-from ..rules.language.references import Param
 from ..rules.policy_file.policy import Policy
+from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
 from .arguments import JudgingOptions, ReplayingOptions

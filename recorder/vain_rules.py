@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..rules.control import Effect
-from ..rules.language.references import ContextValue
 from ..rules.policy_file.declarations import Controller
 from ..store.events import INIT_END, RANKS, is_loop_kind
 
@@ -73,7 +72,9 @@ def _call(kind: str) -> str:
 
 def _without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
     """Yield a line for the controllers whose rules read the epoch of a run that has none."""
-    names = [each.name for each in controllers if ContextValue("epoch") in each.rule.bound.references.values()]
+    names = [
+        each.name for each in controllers if any(read.fact == "epoch" for read in each.rule.bound.references.values())
+    ]
     if names:
         what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
         yield f"{what}. Call rec.epoch_begin(), or rec.step(epoch=...)"

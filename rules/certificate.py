@@ -18,9 +18,9 @@ from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
 from ..store.errors import TelemetryError, require_version
 from ..store.run_folder import replace_file
 from ..store.run_info import flattened
-from .language.references import Param
 from .policy_file.declarations import SEMANTICS_VERSION
 from .policy_file.policy import Policy
+from .readings.reading import Param
 
 #: Version of the file.
 FORMAT: Final = 1

@@ -15,8 +15,8 @@ from command_line import call as steptape
 from steptape import Policy, Recorder, load_policy, open_run, sweep
 from steptape.replay.policies.expert_accounts import expert_accounts
 from steptape.rules.functions.expert_loads import BalanceSettings, LayerBalance
-from steptape.rules.language.references import Param
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.readings.reading import Param
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
 from steptape.store.run import Run

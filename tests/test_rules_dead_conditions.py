@@ -18,8 +18,8 @@ from steptape.rules.checks.findings import findings_of
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.language.references import Param
 from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
+from steptape.rules.readings.reading import Param
 from steptape.store.events import Event
 
 

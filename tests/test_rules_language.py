@@ -13,13 +13,14 @@ from steptape.rules.functions import operators, text
 from steptape.rules.functions.methods import METHODS
 from steptape.rules.functions.plain_functions import MAX_DIGITS
 from steptape.rules.functions.table import FUNCTIONS
-from steptape.rules.language import definitions, expressions, references
-from steptape.rules.language.context import CONTEXT
+from steptape.rules.language import definitions, expressions
 from steptape.rules.policy_file import controllers, document, operations, policy
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.metrics import METRICS, TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.readings.fact import CONTEXT
+from steptape.rules.readings.reading import MAX_WINDOW
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
@@ -92,7 +93,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{expressions.MAX_RULE_LENGTH:,} characters; {expressions.MAX_EXPRESSION_DEPTH} levels and "
         f"{definitions.MAX_NODES:,} parts, with what defined names mean"
     )
-    assert limits["window"] == f"{references.MAX_WINDOW:,} values"
+    assert limits["window"] == f"{MAX_WINDOW:,} values"
     assert f"{operators.MAX_BITS:,} bits" in limits["base and exponent of `**`"]
     assert limits["comprehensions"].endswith(f" and {operators.MAX_NESTED:,} elements held in one evaluation of a rule")
     assert limits["repeated texts and lists"].startswith(

@@ -22,7 +22,7 @@ from steptape.rules.language.binding import bind
 from steptape.rules.language.bound_rule import NameScope, dependencies
 from steptape.rules.language.context import Clock
 from steptape.rules.language.expressions import parse
-from steptape.rules.language.references import Param
+from steptape.rules.readings.reading import Param
 from steptape.store.events import Event
 
 SERIES = {"loss": 2.5, "lr": 1e-3, "spike": math.nan, "bound": math.inf, "zero": -0.0}

@@ -10,8 +10,8 @@ import pytest
 from steptape import load_policy
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.language.references import Param
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
+from steptape.rules.readings.reading import Param
 from steptape.store.events import Event
 
 TEXT = """\

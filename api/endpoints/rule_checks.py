@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.checks.finding_codes import FindingCode
-from ...rules.language.references import Param
+from ...rules.readings.reading import Param
 from ..access import OpenStore, find_run
 from ..models import Model
 from ..workers.rule_processes import RuleProcesses

@@ -14,8 +14,8 @@ from typing import Final
 
 from ...replay.sweeps.variants import MAX_VARIANTS
 from ...rules.errors import PolicyError
-from ...rules.language.references import Param
 from ...rules.policy_file.policy import parse_policy
+from ...rules.readings.reading import Param
 from ...store.errors import shortened
 from ..errors import InvalidRequest
 

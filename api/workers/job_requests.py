@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ...replay.runs.objective import declared_objective
-from ...rules.language.references import Param
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError, shortened
 
 Kind = Literal["backtest", "sweep", "verification"]

@@ -15,8 +15,8 @@ import typer
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem, excerpt
-from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, load_policy, policy_path, tests_path
+from ...rules.readings.reading import Param
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError, counted

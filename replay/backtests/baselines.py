@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.readings.reading import Param
 from ...store.run import Run
 from ..run_pool import RunPool
 from ..runs.metric_names import Mode

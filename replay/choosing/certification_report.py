@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...rules.certificate import Certificate, CertifiedRisk
-from ...rules.language.references import Param
+from ...rules.readings.reading import Param
 from ...store.errors import counted
 from .certifying import Certification
 from .testing_order import FIXED_SEQUENCE

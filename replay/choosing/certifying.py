@@ -17,9 +17,9 @@ import numpy as np
 
 from ...rules.certificate import Certificate, CertifiedEvidence, CertifiedPolicy, CertifiedRisk, VariantTests
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.references import Param
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.stream import Floats, Ints

@@ -16,9 +16,9 @@ from typing import Final
 
 from ...rules.control import Effect
 from ...rules.errors import suggestion
-from ...rules.language.references import Param, ParamValue
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ..sweeps.structures import effects_of_controller
 
@@ -184,7 +184,7 @@ def _of_rule(controller: Controller, param: str) -> Iterator[Direction | None]:
     inside = {
         id(inner)
         for node, reference in bound.references.items()
-        if not isinstance(reference, ParamValue)
+        if not reference.is_constant
         for inner in ast.walk(node)
     }
     for raises in _signs(bound.expression.tree, param, 1, inside):

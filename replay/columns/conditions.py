@@ -15,13 +15,14 @@ import numpy as np
 
 from ...rules.functions.operators import power
 from ...rules.functions.table import FUNCTIONS
-from ...rules.language import references as ref
-from ...rules.language.references import Extent, Param
+from ...rules.readings.fact import ContextValue
+from ...rules.readings.reading import Extent, Param, Reading, SeriesReading
+from ...rules.readings.window import Window
 from .metric_values import MetricValues
 from .past import AskedPast
 from .series_readings import SeriesReadings
 from .stream import Ints, Stream, Truths, Values
-from .terms import MAX_EXACT, OF_NUMBERS, NotColumnar, SeriesOfTerm, SeriesReading, Term
+from .terms import MAX_EXACT, OF_NUMBERS, ComputedReading, NotColumnar, SeriesOfTerm, Term
 from .vectors import Vector, both, nowhere
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
@@ -135,13 +136,13 @@ class Conditions:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _referred(self, kind: str, reference: ref.Reference) -> Vector:
-        if isinstance(reference, ref.ContextValue):
+    def _referred(self, kind: str, reference: Reading) -> Vector:
+        if isinstance(reference, ContextValue):
             return self._fact(reference.name, self.rows(kind))
-        assert isinstance(reference, ref.SeriesReference)
+        assert isinstance(reference, SeriesReading)
         return self.series.read(kind, reference)
 
-    def _series_read(self, kind: str, reading: SeriesReading) -> Vector:
+    def _series_read(self, kind: str, reading: ComputedReading) -> Vector:
         for source in reading.sources:
             if source not in self._is_computed:
                 self._is_computed[source] = self._compute(source)
@@ -150,7 +151,7 @@ class Conditions:
         found = self.series.read(kind, reading.reference)
         if not reading.is_full:
             return found
-        assert isinstance(reading.reference, ref.Window)
+        assert isinstance(reading.reference, Window)
         return Vector(found.values, both([found.defined, self.series.is_full(kind, reading.reference)]))
 
     def _compute(self, source: SeriesOfTerm) -> bool:

@@ -18,7 +18,9 @@ from ...rules.functions.folds import make_fold
 from ...rules.functions.reductions import older, recent
 from ...rules.functions.table import Function
 from ...rules.functions.undefined import Undefined
-from ...rules.language.references import Half, SeriesFold, Window
+from ...rules.readings.fold import SeriesFold
+from ...rules.readings.reading import Half
+from ...rules.readings.window import Window
 from .stream import Floats, Truths
 
 #: Rows of windows sorted at once, times the length of a window: 32 MiB.

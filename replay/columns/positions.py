@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ...rules.language.references import Extent
+from ...rules.readings.reading import Extent
 from .stream import Floats, Stream
 from .terms import NotColumnar
 

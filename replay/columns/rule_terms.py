@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ...rules.functions.table import FUNCTIONS
-from ...rules.language import references as ref
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
-from ...rules.language.references import Param
 from ...rules.policy_file.declarations import MetricDeclaration
+from ...rules.readings.ago import SeriesAge
+from ...rules.readings.fact import ContextValue
+from ...rules.readings.family import FamilyReading
+from ...rules.readings.metric import MetricValue, StateChange
+from ...rules.readings.milestone import Milestone
+from ...rules.readings.param import ParamValue
+from ...rules.readings.past_decisions import PastDecisions
+from ...rules.readings.reading import Extent, Param, Reading, SeriesKey, SeriesReading
+from ...rules.readings.window import Window
 from .metric_readings import ListReading, MetricReadings, is_list
-from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, NotColumnar, SeriesOfTerm, SeriesReading, Term, Terms
+from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, ComputedReading, NotColumnar, SeriesOfTerm, Term, Terms
 
 _FACTS: Final = frozenset(
     {
@@ -73,7 +80,7 @@ def condition_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[ref.PastDecisions], PastAnswer],
+    past: Callable[[PastDecisions], PastAnswer],
 ) -> Term:
     """Return the term of a rule.
 
@@ -94,7 +101,7 @@ def reading_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[ref.PastDecisions], PastAnswer],
+    past: Callable[[PastDecisions], PastAnswer],
 ) -> Term | None:
     """Return the term of a part of a rule; None for a list, which no decision records.
 
@@ -118,7 +125,7 @@ class _Compiler:
         rule: BoundRule,
         terms: Terms,
         read: PolicyReadings,
-        past: Callable[[ref.PastDecisions], PastAnswer],
+        past: Callable[[PastDecisions], PastAnswer],
         *,
         is_of_series: bool = False,
     ) -> None:
@@ -239,41 +246,41 @@ class _Compiler:
         is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
         return self._terms.make(name, *arguments, is_truth=name in _TESTS, is_float=is_float)
 
-    def _referred(self, node: ast.expr, reference: ref.Reference) -> Term:
+    def _referred(self, node: ast.expr, reference: Reading) -> Term:
         match reference:
-            case ref.ParamValue(value):
+            case ParamValue(value=value):
                 return self._param(node, value)
-            case ref.ContextValue(name) if name in _FACTS:
+            case ContextValue(name) if name in _FACTS:
                 return self._terms.make("reference", payload=reference, is_float=name not in _WHOLE_FACTS)
-            case ref.ContextValue(name):
+            case ContextValue(name):
                 raise NotColumnar(f"it reads the fact {name!r}")
-            case ref.MetricValue(name) | ref.StateChange(_, name) if name in self._read.states:
+            case MetricValue(name) | StateChange(_, name) if name in self._read.states:
                 raise NotColumnar(f"it reads the state {name!r}")
-            case ref.MetricValue(name):
+            case MetricValue(name):
                 raise NotColumnar(f"it reads the controller metric {name!r}")
-            case ref.PastDecisions():
+            case PastDecisions():
                 past = self._past(reference)
                 return self._terms.make("past", payload=past.question, is_truth=past.is_truth, params=past.params)
-            case ref.Milestone() | ref.FamilyReading():
-                why = " (a family of series)" if isinstance(reference, ref.FamilyReading) else ""
+            case Milestone() | FamilyReading():
+                why = " (a family of series)" if isinstance(reference, FamilyReading) else ""
                 raise NotColumnar(f"it calls {self._rule.expression.segment(node)}{why}")
-        if isinstance(reference, ref.SeriesReference):
+        if isinstance(reference, SeriesReading):
             return self._read_series(node, reference)
         raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
 
-    def _read_series(self, node: ast.expr, reference: ref.SeriesReference) -> Term:
-        is_truth = isinstance(reference, ref.SeriesAge) and reference.limit is not None
+    def _read_series(self, node: ast.expr, reference: SeriesReading) -> Term:
+        is_truth = isinstance(reference, SeriesAge) and reference.limit is not None
         is_float = gives_float(node, self._rule)
         is_full = self._is_of_series and _is_counted(reference)
         sources = self._sources(reference.key)
         if sources:
-            reference = _of(sources[-1].key, reference)
+            reference = reference.of_series(sources[-1].key)
         elif not is_full:
             return self._terms.make("reference", payload=reference, is_truth=is_truth, is_float=is_float)
-        reading = SeriesReading(reference, sources, is_full)
+        reading = ComputedReading(reference, sources, is_full)
         return self._terms.make("series", payload=reading, is_truth=is_truth, is_float=is_float)
 
-    def _sources(self, key: ref.SeriesKey) -> tuple[SeriesOfTerm, ...]:
+    def _sources(self, key: SeriesKey) -> tuple[SeriesOfTerm, ...]:
         """Return the series of expressions on which a series depends, itself the last; empty for a recorded one."""
         if not key.is_derived:
             return ()
@@ -297,13 +304,6 @@ class _Compiler:
         return self._terms.make("param", payload=name, is_truth=isinstance(value, bool), params=(name,))
 
 
-def _is_counted(reference: ref.SeriesReference) -> bool:
+def _is_counted(reference: SeriesReading) -> bool:
     """Whether a reading is a window whose length counts values, without ``min=``."""
-    return isinstance(reference, ref.Window) and reference.extent is ref.Extent.VALUES and reference.least is None
-
-
-def _of(key: ref.SeriesKey, reference: ref.SeriesReference) -> ref.SeriesReference:
-    """Return the same reading of another series."""
-    if isinstance(reference, ref.SeriesRise):
-        return ref.SeriesRise(replace(reference.before, key=key))
-    return replace(reference, key=key)
+    return isinstance(reference, Window) and reference.extent is Extent.VALUES and reference.least is None

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...rules.language import references as ref
-from ...rules.language.references import MAX_WINDOW, Extent, Half
+from ...rules.readings.ago import SeriesAge, SeriesAgo, SeriesRise
+from ...rules.readings.fold import SeriesFold
+from ...rules.readings.reading import MAX_WINDOW, Extent, Half, SeriesKey, SeriesReading
+from ...rules.readings.series_value import SeriesChange, SeriesLength, SeriesValue
+from ...rules.readings.window import Window
 from .features import WindowSums, folded, windowed
 from .positions import positions, positions_of_values
 from .slices import reduced
@@ -27,11 +30,11 @@ class SeriesReadings:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rows: dict[str, Ints] = {}
-        self._places: dict[tuple[str, ref.SeriesKey], tuple[Ints, bool]] = {}
-        self._series: dict[ref.SeriesKey, Values] = {}
-        self._sums: dict[ref.SeriesKey, WindowSums] = {}
+        self._places: dict[tuple[str, SeriesKey], tuple[Ints, bool]] = {}
+        self._series: dict[SeriesKey, Values] = {}
+        self._sums: dict[SeriesKey, WindowSums] = {}
         self._positions: dict[Extent, Floats] = {}
-        self._at: dict[tuple[ref.SeriesKey, Extent], Floats] = {}
+        self._at: dict[tuple[SeriesKey, Extent], Floats] = {}
 
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
@@ -43,58 +46,58 @@ class SeriesReadings:
         """Let rules ask at those events, under the name of a kind that no event has."""
         self._rows[kind] = rows
 
-    def add_values(self, key: ref.SeriesKey, values: Values) -> None:
+    def add_values(self, key: SeriesKey, values: Values) -> None:
         """Add the values of a series of an expression."""
         self._series[key] = values
 
-    def values(self, key: ref.SeriesKey) -> Values:
+    def values(self, key: SeriesKey) -> Values:
         """Return the values of a series."""
         if key not in self._series:
             self._series[key] = self._stream.series(key)
         return self._series[key]
 
-    def is_full(self, kind: str, window: ref.Window) -> Truths:
+    def is_full(self, kind: str, window: Window) -> Truths:
         """Return whether a window of a number of values holds them all, at each row of a kind."""
         return self._place(kind, window.key)[0] + 1 >= window.keep
 
-    def has_value(self, kind: str, key: ref.SeriesKey) -> Truths:
+    def has_value(self, kind: str, key: SeriesKey) -> Truths:
         """Return whether a series has had a value at each row of a kind."""
         return self._place(kind, key)[0] >= 0
 
-    def is_new(self, kind: str, key: ref.SeriesKey) -> Truths:
+    def is_new(self, kind: str, key: SeriesKey) -> Truths:
         """Return whether a series has had a value since the row before."""
         return np.diff(self._place(kind, key)[0], prepend=-1) > 0
 
-    def read(self, kind: str, reference: ref.SeriesReference) -> Vector:
+    def read(self, kind: str, reference: SeriesReading) -> Vector:
         """Return what a rule reads of a series at each row of a kind.
 
         Raises:
             NotColumnar: The run counts samples or tokens backwards.
         """
         match reference:
-            case ref.Window() if not _ends_at_values(reference):
+            case Window() if not _ends_at_values(reference):
                 return self._sliced(kind, reference)
-            case ref.SeriesAgo():
+            case SeriesAgo():
                 return self._ago(kind, reference)
-            case ref.SeriesRise():
+            case SeriesRise():
                 return self._rise(kind, reference)
-            case ref.SeriesAge():
+            case SeriesAge():
                 return self._age(kind, reference)
         return self._of_values(kind, reference)
 
-    def _of_values(self, kind: str, reference: ref.SeriesReference) -> Vector:
+    def _of_values(self, kind: str, reference: SeriesReading) -> Vector:
         """Return what changes only with the values of the series."""
         series = self.values(reference.key)
         place, is_own = self._place(kind, reference.key)
         match reference:
-            case ref.SeriesLength():
+            case SeriesLength():
                 return Vector((place + 1).astype(np.float64), None)
-            case ref.SeriesValue(_, back):
+            case SeriesValue(_, back):
                 return Vector(series.values, None) if is_own and not back else taken(series.values, place - back)
-            case ref.SeriesChange(_, back):
+            case SeriesChange(_, back):
                 return _less(taken(series.values, place), taken(series.values, place - back))
         numbers, defined = self._at_each_value(reference)
-        if isinstance(reference, ref.Window) and reference.function.name == "count":
+        if isinstance(reference, Window) and reference.function.name == "count":
             # The count of an empty window is 0, never undefined.
             counted = numbers if defined is None else np.where(defined, numbers, 0.0)
             return Vector(taken(counted, place).values * (place >= 0), None)
@@ -103,23 +106,23 @@ class SeriesReadings:
         found = taken(numbers, place)
         return found if defined is None else Vector(found.values, both([found.defined, taken(defined, place).values]))
 
-    def _at_each_value(self, reference: ref.SeriesReference) -> tuple[Floats, Truths | None]:
+    def _at_each_value(self, reference: SeriesReading) -> tuple[Floats, Truths | None]:
         """Return a window or a fold at each value of the series, and where it is defined."""
-        if isinstance(reference, ref.SeriesFold):
+        if isinstance(reference, SeriesFold):
             return folded(reference, self.values(reference.key).values)
-        assert isinstance(reference, ref.Window)
+        assert isinstance(reference, Window)
         return windowed(reference, self._sums_of(reference.key))
 
-    def _rise(self, kind: str, reference: ref.SeriesRise) -> Vector:
+    def _rise(self, kind: str, reference: SeriesRise) -> Vector:
         place, _ = self._place(kind, reference.key)
         return _less(taken(self.values(reference.key).values, place), self._ago(kind, reference.before))
 
-    def _sums_of(self, key: ref.SeriesKey) -> WindowSums:
+    def _sums_of(self, key: SeriesKey) -> WindowSums:
         if key not in self._sums:
             self._sums[key] = WindowSums(self.values(key).values)
         return self._sums[key]
 
-    def _place(self, kind: str, series: ref.SeriesKey) -> tuple[Ints, bool]:
+    def _place(self, kind: str, series: SeriesKey) -> tuple[Ints, bool]:
         """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
         key = (kind, series)
         if key not in self._places:
@@ -127,7 +130,7 @@ class SeriesReadings:
             self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
         return self._places[key]
 
-    def _sliced(self, kind: str, window: ref.Window) -> Vector:
+    def _sliced(self, kind: str, window: Window) -> Vector:
         """Return a window that ends at the event, or whose reduction reads more than its values."""
         key, known = window.key, None
         place, _ = self._place(kind, key)
@@ -155,13 +158,13 @@ class SeriesReadings:
         )
         return Vector(numbers, both([defined, known]))
 
-    def _ago(self, kind: str, reference: ref.SeriesAgo) -> Vector:
+    def _ago(self, kind: str, reference: SeriesAgo) -> Vector:
         place, _ = self._place(kind, reference.key)
         first = self._first_within(kind, reference.key, reference.extent, reference.length)
         is_held = (first > 0) & (first >= place + 1 - MAX_WINDOW)
         return taken(self.values(reference.key).values, np.where(is_held, first - 1, -1))
 
-    def _age(self, kind: str, reference: ref.SeriesAge) -> Vector:
+    def _age(self, kind: str, reference: SeriesAge) -> Vector:
         place, _ = self._place(kind, reference.key)
         newest = taken(self._at_values(reference.key, reference.extent), place)
         reached = self._reached(kind, reference.extent)
@@ -170,7 +173,7 @@ class SeriesReadings:
             return Vector(ages, both([newest.defined, known]))
         return Vector(ages >= reference.limit, known)
 
-    def _first_within(self, kind: str, key: ref.SeriesKey, extent: Extent, length: float) -> Ints:
+    def _first_within(self, kind: str, key: SeriesKey, extent: Extent, length: float) -> Ints:
         """Return for each row the index of the first value within a length of it; 0 where the position is unknown."""
         place, _ = self._place(kind, key)
         reached = self._reached(kind, extent)
@@ -180,7 +183,7 @@ class SeriesReadings:
     def _reached(self, kind: str, extent: Extent) -> Floats:
         return self.positions(extent)[self.rows(kind)]
 
-    def _at_values(self, key: ref.SeriesKey, extent: Extent) -> Floats:
+    def _at_values(self, key: SeriesKey, extent: Extent) -> Floats:
         if (key, extent) not in self._at:
             self._at[key, extent] = positions_of_values(self.values(key).at, self.positions(extent), extent)
         return self._at[key, extent]
@@ -196,7 +199,7 @@ def _less(newest: Vector, older: Vector) -> Vector:
     return Vector(newest.values - older.values, both([newest.defined, older.defined]))
 
 
-def _ends_at_values(window: ref.Window) -> bool:
+def _ends_at_values(window: Window) -> bool:
     """Whether the values of a window change only with those of its series, and its reduction reads nothing else."""
     is_by_values = window.extent is Extent.VALUES and window.least is None
     return is_by_values and not (window.is_per_step or window.function.reads_newest)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...rules.language.references import ALSO_CALLED, SeriesKey
+from ...rules.readings.reading import ALSO_CALLED, SeriesKey
 from ...store.event_json import decoded_attrs
 from ...store.events import PLAN, RULE_KINDS, is_loop_kind
 from ...store.lineage import DECIDING_RANK

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...rules.language.references import SeriesKey, SeriesReference
+from ...rules.readings.reading import SeriesKey, SeriesReading
 
 #: Largest whole number that is exact as a float; every number in a column is a float.
 MAX_EXACT: Final = 2**53
@@ -48,7 +48,7 @@ class Term:
     """One operation of a rule.
 
     Attributes:
-        operation: ``reference``, ``series`` (a ``SeriesReading``), ``past``, ``metric``, ``constant``, ``param``,
+        operation: ``reference``, ``series`` (a ``ComputedReading``), ``past``, ``metric``, ``constant``, ``param``,
             ``and``, ``or``, ``not``, ``if``, ``-``, the name of a function, or that of an operator's class in ``ast``.
         arguments: The terms that it is applied to.
         payload: The meaning of a reference, a question about past decisions, a reading of a controller metric, a
@@ -69,7 +69,7 @@ class Term:
         """Yield the payloads of the terms of one operation that it consists of."""
         if self.operation == operation:
             yield self.payload
-        if isinstance(self.payload, SeriesReading):
+        if isinstance(self.payload, ComputedReading):
             if operation == "reference":
                 yield self.payload.reference
             for source in self.payload.sources:
@@ -94,7 +94,7 @@ class SeriesOfTerm:
 
 
 @dataclass(frozen=True, slots=True)
-class SeriesReading:
+class ComputedReading:
     """A reading of a series of an expression, or one within such an expression.
 
     Attributes:
@@ -103,7 +103,7 @@ class SeriesReading:
         is_full: Whether a window counts only once it is full.
     """
 
-    reference: SeriesReference
+    reference: SeriesReading
     sources: tuple[SeriesOfTerm, ...] = ()
     is_full: bool = False
 

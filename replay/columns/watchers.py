@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...rules.language.references import Param, SeriesKey
 from ...rules.language.timing import StepWindow
 from ...rules.policy_file.declarations import Controller
+from ...rules.readings.reading import Param, SeriesKey
 from .terms import Term
 
 

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from ...rules.language.families import STAR, have_common_names, is_pattern, matches
-from ...rules.language.references import ALSO_CALLED
 from ...rules.policy_file.declarations import Controller
+from ...rules.readings.reading import ALSO_CALLED
 from ..runs.event_stream import EventStream
 from ..runs.metric_names import nearest_metric
 

@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ...rules.functions.expert_loads import Dispatch
-from ...rules.language.references import Param
 from ...rules.policy_file.metrics import LlepPlan
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.events import Event
 from ...store.lineage import DECIDING_RANK

@@ -22,8 +22,8 @@ from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.families import is_pattern, matches
-from ...rules.language.references import ALSO_CALLED, SeriesChange, SeriesFold, SeriesKey, SeriesValue, Window
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import ALSO_CALLED, SeriesKey, SeriesReading
 from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
@@ -217,17 +217,10 @@ def _looks(bound: BoundRule) -> Iterator[tuple[SeriesKey, int, int]]:
     """Yield each series that a rule reads, with the offset and the length of its longest window."""
     longest: dict[SeriesKey, tuple[int, int]] = {}
     for node, reference in bound.references.items():
-        match reference:
-            case Window():
-                # The number of values in a window over steps or epochs is unknown.
-                length = reference.keep
-            case SeriesValue(_, back) | SeriesChange(_, back):
-                length = back + 1
-            case SeriesFold():
-                length = 1
-            case _:
-                continue
-        if reference.key.is_derived:
+        if not isinstance(reference, SeriesReading) or reference.key.is_derived:
+            continue
+        # The number of values in a window over steps or epochs is unknown.
+        if (length := reference.values_read) is None:
             continue
         assert isinstance(node, ast.expr)
         offset = bound.expression.offset(node)

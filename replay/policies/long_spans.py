@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, PolicyPlaces, range_findings
-from ...rules.language.references import Extent, Reference, SeriesAge, SeriesAgo, SeriesRise, Window
 from ...rules.language.timing import Unit
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import SeriesReading
 from ...store.run_info import RunInfo
 from ..runs.event_stream import EventStream
 
@@ -47,21 +47,11 @@ def long_spans(policy: Policy, places: PolicyPlaces, most_steps: float, *, is_pl
             what = f"'between' begins at step {first:,}, {runs}"
             yield places.finding(places.of(index, "between"), FindingCode.WINDOW, controller, what)
         rule = controller.rule
-        for node, reference in rule.bound.references.items():
-            length = _steps_back(reference) if is_planned or not isinstance(reference, Window) else 0
+        for node, reading in rule.bound.references.items():
+            if not isinstance(reading, SeriesReading) or (reading.takes_less and not is_planned):
+                continue
+            length = reading.steps_back
             if length > most_steps and isinstance(node, ast.expr):
                 what = f"{rule.bound.expression.segment(node)} looks back {length:,.0f} steps, {runs}"
                 place = rule.place_at(rule.bound.expression.offset(node))
                 yield places.finding(place, FindingCode.WINDOW, controller, what)
-
-
-def _steps_back(reference: Reference) -> float:
-    """Return how many steps a reading looks back; 0 for any other."""
-    match reference:
-        case Window(length=length, extent=Extent.STEPS) | SeriesAgo(length=length, extent=Extent.STEPS):
-            return length
-        case SeriesAge(limit=float() | int() as limit, extent=Extent.STEPS):
-            return limit
-        case SeriesRise(before):
-            return _steps_back(before)
-    return 0

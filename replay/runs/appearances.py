@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ...rules.language.families import is_pattern, matches
-from ...rules.language.references import ALSO_CALLED, SeriesKey
+from ...rules.readings.reading import ALSO_CALLED, SeriesKey
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
 from ...store.reading.snapshot import Snapshot
 from ...store.run_info import Plan, constants_in
@@ -19,7 +19,7 @@ from .renaming import Renames, renames_in
 
 
 class StreamAppearances:
-    """Where in a stream values and events came; see ``steptape.rules.checks.appearances.Appearances``.
+    """Where in a stream values and events came; see ``steptape.rules.readings.reading.Appearances``.
 
     Args:
         stream: The stream.

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from ...rules.checks.metric_keys import evaluations_read
 from ...rules.errors import suggestion
 from ...rules.language.families import is_pattern, matches
-from ...rules.language.references import ALSO_CALLED
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import ALSO_CALLED
 from ...store.errors import TelemetryError
 from ...store.events import AWAITED, RANKS, Event, awaited_names
 from ...store.parquet.event_rows import EventRows

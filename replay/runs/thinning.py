@@ -10,26 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from ...rules.checks.appearances import Appearances
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.references import (
-    Extent,
-    MetricValue,
-    PastDecisions,
-    Reference,
-    SeriesAge,
-    SeriesAgo,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesRise,
-    SeriesValue,
-    Window,
-)
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import Appearances, Reading, SeriesKey, SeriesReading
 from ...store.events import BEFORE_STREAM, PLAN
 from .event_stream import EventStream
 
@@ -100,10 +85,10 @@ class _Counting:
         """Return the controllers that count logged steps, and those that ask about the decisions of such a one."""
         found = {controller.name for controller in self._controllers if self._counts(controller)}
         asked = {
-            (controller.name, reference.controller)
+            (controller.name, reading.asks_about)
             for controller in self._controllers
-            for reference in controller.rule.bound.references.values()
-            if isinstance(reference, PastDecisions)
+            for reading in controller.rule.bound.references.values()
+            if reading.asks_about
         }
         while more := {name for name, other in asked if other in found} - found:
             found |= more
@@ -112,22 +97,16 @@ class _Counting:
     def _counts(self, controller: Controller) -> bool:
         patience, rule = controller.patience, controller.rule.bound
         is_patient = patience is not None and patience.threshold > 0 and _TRIGGER in controller.triggers
-        return is_patient or any(self._looks_back(reference, rule) for reference in rule.references.values())
+        if is_patient or not self._metrics.isdisjoint(rule.metrics):
+            return True
+        return any(self._looks_back(reading, rule) for reading in rule.references.values())
 
-    def _looks_back(self, reference: Reference, rule: BoundRule) -> bool:
-        """Whether a reference reads more of a training series than its newest value, or counts decisions at steps."""
-        match reference:
-            case Window(extent=Extent.VALUES, length=1, skip=0) | SeriesValue(back=0):
-                return False
-            case SeriesAge():
-                return False
-            case Window() | SeriesValue() | SeriesChange() | SeriesAgo() | SeriesRise() | SeriesFold() | SeriesLength():
-                return self._is_of_steps(reference.key, rule)
-            case MetricValue(name):
-                return name in self._metrics
-            case PastDecisions("times_fired", controller):
-                return any(one.name == controller and _TRIGGER in one.triggers for one in self._controllers)
-        return False
+    def _looks_back(self, reading: Reading, rule: BoundRule) -> bool:
+        """Whether a reading reads more of a training series than its newest value, or counts decisions at steps."""
+        if isinstance(reading, SeriesReading):
+            return not reading.reads_newest and self._is_of_steps(reading.key, rule)
+        asked = reading.asks_about if reading.is_count else ""
+        return any(one.name == asked and _TRIGGER in one.triggers for one in self._controllers)
 
     def _is_of_steps(self, key: SeriesKey, rule: BoundRule) -> bool:
         while key.is_derived:

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from ...rules.control import Effect
 from ...rules.engine.decisions import Decision
-from ...rules.language.references import ContextValue, PastDecisions
 from ...rules.language.timing import Unit
 from ...rules.policy_file.declarations import ACT, Controller
 from ...rules.policy_file.policy import Policy
@@ -74,11 +73,11 @@ def with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> f
     if not found:
         return found
     asks = {
-        (controller.name, reference.controller)
+        (controller.name, reference.asks_about)
         for controller in controllers
         for rule in controller.bound_rules
         for reference in rule.references.values()
-        if isinstance(reference, PastDecisions)
+        if reference.asks_about
     }
     while more := {name for name, asked in asks if asked in found} - found:
         found |= more
@@ -90,7 +89,7 @@ def _looks_at_clock(controller: Controller) -> bool:
     spans += [] if controller.escalation is None else [controller.escalation.forget_after]
     references = (reference for rule in controller.bound_rules for reference in rule.references.values())
     return any(span is not None and span.unit is Unit.SECONDS for span in spans) or any(
-        isinstance(reference, ContextValue) and reference.name == "elapsed_s" for reference in references
+        reference.fact == "elapsed_s" for reference in references
     )
 
 

@@ -11,10 +11,10 @@ from itertools import chain
 
 import numpy as np
 
-from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import SeriesKey
 from ..columns.stream import Stream, Truths
 from .structures import Structure
 from .tally import Tally

@@ -19,18 +19,17 @@ import numpy as np
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.engine.outcomes import MISSING_SERIES_AFTER, LogMessages, render
-from ...rules.language import references as ref
 from ...rules.language.leaves import leaves
-from ...rules.language.references import SeriesKey
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import SeriesKey, ValueType
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.run_info import Plan
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.stream import Ints, Stream, Values
-from ..columns.terms import NotColumnar, SeriesReading, Term
+from ..columns.terms import ComputedReading, NotColumnar, Term
 from ..columns.watchers import SharedRule
 from ..runs.event_stream import EventStream
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
@@ -41,9 +40,6 @@ from .task import metrics_of, metrics_read
 from .variants import Variant, sole_variant
 
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
-
-#: References whose values are whole numbers unless they are marked as floats.
-_WHOLE: Final = (ref.SeriesLength, ref.SeriesAge, ref.SeriesFold, ref.ContextValue, ref.Window)
 
 
 def replay_by_columns(
@@ -169,9 +165,9 @@ def _is_whole(term: Term) -> bool:
         case "past", _:
             return True
         case "reference", payload:
-            return isinstance(payload, _WHOLE)
-        case "series", SeriesReading(reference):
-            return isinstance(reference, _WHOLE)
+            return payload.value_type is ValueType.WHOLE
+        case "series", ComputedReading(reference):
+            return reference.value_type is ValueType.WHOLE
         case "metric", ListReading(operation="len" | "window_size" | "count"):
             return True
     return False

@@ -10,16 +10,15 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ...rules.checks.appearances import Appearances
 from ...rules.checks.possible_firings import could_fire, limiting_params
-from ...rules.language.references import Param, SeriesKey
+from ...rules.readings.reading import Appearances, Param, SeriesKey
 from ..columns.stream import Stream, Truths
 from .structures import Structure
 from .variants import Variant
 
 
 class ColumnAppearances:
-    """Where in a run's columns values and events came; see ``steptape.rules.checks.appearances.Appearances``.
+    """Where in a run's columns values and events came; see ``steptape.rules.readings.reading.Appearances``.
 
     Args:
         stream: The run's columns, with the metrics that the rules read.

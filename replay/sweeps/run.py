@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.control import Effect
-from ...rules.language.references import Param
+from ...rules.readings.reading import Param
 from ...store.events import Event
 from ..columns.conditions import Conditions
 from ..columns.gates import Answers, answers_of, gated_firings, is_plain, plain_firings

@@ -16,9 +16,9 @@ from typing import Final
 
 from ...rules.control import Effect
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.references import PastDecisions
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.past_decisions import PastDecisions
 from ...store.events import INIT_END
 from ..columns.metric_readings import MetricReadings
 from ..columns.past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
@@ -226,11 +226,11 @@ def _engine_names(watchers: Sequence[Watcher]) -> frozenset[str]:
             if each.declaration.cooldown is not None and each.declaration.cooldown.name in cooldowns
         }
         asked = {
-            reference.controller
+            reference.asks_about
             for watcher in inside
             for rule in watcher.declaration.bound_rules
             for reference in rule.references.values()
-            if isinstance(reference, PastDecisions)
+            if reference.asks_about
         }
         if names >= further | asked:
             return frozenset(names)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...rules.language.references import Param
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import Param
 from ...store.run import Run
 from ..columns.stream import Floats
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...rules.checks.appearances import Appearances
-from ...rules.language.references import ALSO_CALLED, ContextValue, Param, Reference
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import ALSO_CALLED, Appearances, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, Event
 from ...store.reading.snapshot import Snapshot
@@ -308,7 +307,7 @@ def metrics_of(term: Term) -> set[str]:
     """Return the names of the metrics that a term reads."""
     names: set[str] = set()
     for reference in term.leaves("reference"):
-        if not isinstance(reference, ContextValue):
+        if isinstance(reference, SeriesReading):
             names |= {reference.key.name, ALSO_CALLED.get(reference.key.name, reference.key.name)}
         if _counts(reference):
             names |= _COUNTED
@@ -317,11 +316,9 @@ def metrics_of(term: Term) -> set[str]:
     return names
 
 
-def _counts(reference: Reference) -> bool:
+def _counts(reference: Reading) -> bool:
     """Whether a reference reads how many samples or tokens the run has counted."""
-    return getattr(getattr(reference, "before", reference), "extent", None) in COUNTED_BY or (
-        isinstance(reference, ContextValue) and reference.name in _COUNTED
-    )
+    return reference.unit in COUNTED_BY or reference.fact in _COUNTED
 
 
 def _named(reading: ListReading | ValueReading) -> set[str]:

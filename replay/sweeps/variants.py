@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...rules.language.references import Param, ParamValue
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ..columns.watchers import SharedRules, VariantController
 from .structures import Structure, StructureCompiler
@@ -115,6 +115,6 @@ def _inner_names(policy: Policy) -> set[str]:
     names: set[str] = set()
     for controller in policy.controllers:
         for node, reference in controller.rule.bound.references.items():
-            if not isinstance(reference, ParamValue):
+            if not reference.is_constant:
                 names |= {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     return names

@@ -11,20 +11,16 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-from ..functions.table import FUNCTIONS, TRUE_OF_CONTROLLERS
+from ..functions.table import FUNCTIONS
 from ..habits import NOT_FINITE
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_float, gives_truth
-from ..language.references import (
-    ContextValue,
-    FamilyReading,
-    MemberName,
-    ParamValue,
-    PastDecisions,
-    SeriesReference,
-    SeriesValue,
-)
+from ..language.expression_types import gives_float
 from ..policy_file.declarations import Controller
+from ..readings.fact import ContextValue
+from ..readings.family import FamilyReading, MemberName
+from ..readings.param import ParamValue
+from ..readings.reading import Reading, ValueType
+from ..readings.series_value import SeriesValue
 
 Doubt = tuple[ast.expr, str]
 
@@ -106,8 +102,8 @@ def _reads_nothing(rule: BoundRule, node: ast.expr) -> bool:
 
 
 def _type_of(rule: BoundRule, node: ast.expr) -> _Type:
-    if node in rule.references:
-        return _type_of_reference(rule, node)
+    if (reading := rule.references.get(node)) is not None:
+        return _type_of_reading(reading)
     match node:
         case ast.Constant(value):
             return _type_of_value(value)
@@ -126,17 +122,10 @@ def _type_of(rule: BoundRule, node: ast.expr) -> _Type:
     return _Type.UNKNOWN
 
 
-def _type_of_reference(rule: BoundRule, node: ast.expr) -> _Type:
-    match rule.references[node]:
-        case ParamValue(value):
-            return _type_of_value(value)
-        case MemberName() | FamilyReading("argmin" | "argmax"):
-            return _Type.TEXT
-        case PastDecisions(question):
-            return _Type.UNKNOWN if question in TRUE_OF_CONTROLLERS else _Type.NUMBER
-        case found if isinstance(found, SeriesReference | ContextValue) and not gives_truth(node, rule):
-            return _Type.NUMBER
-    return _Type.UNKNOWN
+def _type_of_reading(reading: Reading) -> _Type:
+    if reading.value_type.is_number:
+        return _Type.NUMBER
+    return _Type.TEXT if reading.value_type is ValueType.TEXT else _Type.UNKNOWN
 
 
 def _type_of_value(value: object) -> _Type:

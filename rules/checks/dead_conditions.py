@@ -14,12 +14,30 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..functions.table import TRUE_OF_CONTROLLERS
-from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.families import MAX_MEMBERS, have_common_names, is_pattern
 from ..policy_file.declarations import Rule
 from ..policy_file.policy import Policy
-from .ranges import ALWAYS, ANY, NATURAL, NEVER, OPEN, Range, Verdict, all_of, any_of, between, compared, either_of
+from ..readings.metric import MetricValue
+from ..readings.param import ParamValue
+from ..readings.past_decisions import PastDecisions
+from ..readings.ranges import (
+    ALWAYS,
+    ANY,
+    NATURAL,
+    NEVER,
+    OPEN,
+    Range,
+    Verdict,
+    all_of,
+    any_of,
+    between,
+    compared,
+    either_of,
+)
+from ..readings.reading import SeriesKey, SeriesReading
+from ..readings.series_value import SeriesLength
+from ..readings.window import Window
 from .steered_rates import compared_rates, least_share
 from .value_ranges import RunLimits, ValueRanges, is_standardized
 
@@ -40,7 +58,7 @@ _SIGNS: Final[Mapping[type[ast.cmpop], str]] = {
     ast.NotEq: "!=",
 }
 #: What a part of a rule may be read by, so that it says nothing of itself.
-_CONSTANTS: Final = (ref.ParamValue,)
+_CONSTANTS: Final = (ParamValue,)
 
 #: How often what was found may lead to more: each round takes as long as the first.
 _MOST_ROUNDS: Final = 20
@@ -111,7 +129,7 @@ class RuleVerdicts:
 
     def _verdict(self, node: ast.expr) -> Verdict:
         reference = self._rule.references.get(node)
-        if isinstance(reference, ref.PastDecisions):
+        if isinstance(reference, PastDecisions):
             is_dead = reference.question in TRUE_OF_CONTROLLERS and reference.controller in self._dead.controllers
             return NEVER if is_dead else OPEN
         match node:
@@ -160,23 +178,22 @@ class RuleVerdicts:
         """Return what a comparison of a state with a class can be that it never takes; None for any other."""
         for state, word in ((left, right), (right, left)):
             reference = self._rule.references.get(state)
-            if isinstance(reference, ref.MetricValue) and isinstance(word, ast.Constant):
+            if isinstance(reference, MetricValue) and isinstance(word, ast.Constant):
                 if word.value in self._dead.classes.get(reference.name, ()):
                     never = f"the state '{reference.name}' never takes the class '{word.value!s}'"
                     return _Link(NEVER if isinstance(relation, ast.Eq) else ALWAYS, never)
                 return _Link(OPEN)
         return None
 
-    def _asked(self, question: ref.PastDecisions) -> Range | None:
+    def _asked(self, question: str, name: str) -> Range | None:
         """Return the range of the answer to a question about a controller; None where it is no number."""
-        name = question.controller
-        if question.question in TRUE_OF_CONTROLLERS:
+        if question in TRUE_OF_CONTROLLERS:
             return between(0, name not in self._dead.controllers, is_whole=True, may_be_nan=False)
-        if question.question not in ("times_fired", "streak"):
+        if question not in ("times_fired", "streak"):
             return None
         if name in self._dead.controllers:
             return between(0, 0, is_whole=True, may_be_nan=False).because(f"the rule of '{name}' is never true")
-        if question.question == "times_fired" and name in self._dead.once:
+        if question == "times_fired" and name in self._dead.once:
             return between(0, 1, is_whole=True, may_be_nan=False).because(f"'{name}' decides once")
         return NATURAL
 
@@ -218,7 +235,7 @@ class RuleVerdicts:
             case ast.BinOp(mean, ast.Add(), spread):
                 times, std = self._multiple(spread)
                 read = [self._rule.references.get(node) for node in (left, mean, std)]
-                if not is_standardized(*read) or not isinstance(read[1], ref.Window):
+                if not is_standardized(*read) or not isinstance(read[1], Window):
                     return None
                 count = int(read[1].length)
                 if times * times < count - 1:
@@ -281,7 +298,7 @@ def _is_said_elsewhere(rule: BoundRule, left: ast.expr, right: ast.expr) -> bool
     read = [rule.references.get(part) for side in (left, right) for part in ast.walk(side)]
     is_constant = all(each is None or isinstance(each, _CONSTANTS) for each in read)
     sides = (rule.references.get(left), rule.references.get(right))
-    return is_constant or any(isinstance(side, ref.SeriesLength) for side in sides)
+    return is_constant or any(isinstance(side, SeriesLength) for side in sides)
 
 
 def _comparisons(rule: BoundRule, node: ast.AST, *, in_series: bool = False) -> Iterator[tuple[ast.Compare, bool]]:
@@ -289,19 +306,19 @@ def _comparisons(rule: BoundRule, node: ast.AST, *, in_series: bool = False) -> 
     if isinstance(node, ast.Compare):
         yield node, in_series
     reference = rule.references.get(node)
-    is_computed = isinstance(reference, ref.SeriesReference) and reference.key.is_derived
+    is_computed = isinstance(reference, SeriesReading) and reference.key.is_derived
     for child in ast.iter_child_nodes(node):
         yield from _comparisons(rule, child, in_series=in_series or is_computed)
 
 
-def _lengths_asked(rule: BoundRule, values: Sequence[ast.expr]) -> dict[ref.SeriesKey, int]:
+def _lengths_asked(rule: BoundRule, values: Sequence[ast.expr]) -> dict[SeriesKey, int]:
     """Return how many values series have where all of these conditions are true."""
-    found: dict[ref.SeriesKey, int] = {}
+    found: dict[SeriesKey, int] = {}
     for node in (value for value in values if isinstance(value, ast.Compare)):
         for left, relation, right in links_of(node):
             for length, sign, limit in ((left, relation, right), (right, _MIRRORED.get(type(relation)), left)):
                 reference = rule.references.get(length)
-                if isinstance(reference, ref.SeriesLength) and isinstance(limit, ast.Constant):
+                if isinstance(reference, SeriesLength) and isinstance(limit, ast.Constant):
                     least = _least(sign, limit.value)
                     found[reference.key] = max(found.get(reference.key, 0), least)
     return found

@@ -12,9 +12,12 @@ from typing import Final
 from ..functions.table import AGE, FUNCTIONS, STREAK
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, gives_truth
-from ..language.references import Extent, FamilyReading, MemberName, Milestone, SeriesReference, Window
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
+from ..readings.family import FamilyReading, MemberName
+from ..readings.milestone import Milestone
+from ..readings.reading import Extent, SeriesReading
+from ..readings.window import Window
 from .doubtful_names import WILDCARD
 
 Doubt = tuple[ast.expr, str]
@@ -60,7 +63,7 @@ def _doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr) -> Iter
         yield node, f"count counts all values of a condition, true or not. Write {_OF_CONDITIONS[name].format(text)}."
     if name == "len" and reference is None and gives_float(asked, rule):
         yield node, f"len takes a metric or a list, and '{text}' is a number. Write len of the metric that it reads."
-    read = [found for part in ast.walk(asked) if isinstance(found := rule.references.get(part), SeriesReference)]
+    read = [found for part in ast.walk(asked) if isinstance(found := rule.references.get(part), SeriesReading)]
     reads = bool(read) and not any(WILDCARD.search(series.key.name) for series in read)
     if reference is None and FUNCTIONS[name].iterates and is_condition and reads and len(node.args) == 1:
         meant = _OF_CONDITIONS.get(name, f"{name}({{}}, last=10)").format(text)
@@ -74,7 +77,7 @@ def memberless(controller: Controller, rule: BoundRule) -> Iterator[Doubt]:
     for reference in rule.references.values():
         if isinstance(reference, MemberName):
             return
-        if isinstance(reference, SeriesReference | FamilyReading) and reference.key.is_of_member:
+        if isinstance(reference, SeriesReading | FamilyReading) and reference.key.is_of_member:
             return
     what = f'reads no member of for_each, so that all give one answer. Write series("{controller.each.name}").'
     yield rule.expression.tree, what

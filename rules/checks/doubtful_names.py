@@ -14,9 +14,9 @@ from typing import Final
 
 from ..habits import COMMON_METRICS, CONSTANTS, NOT_FINITE, SECTIONS
 from ..language.bound_rule import BoundRule
-from ..language.context import CONTEXT
-from ..language.references import SeriesValue
 from ..policy_file.policy import Policy
+from ..readings.fact import CONTEXT
+from ..readings.series_value import SeriesValue
 
 Doubt = tuple[ast.expr, str]
 

@@ -16,12 +16,12 @@ import yaml
 from ..control import Effect
 from ..language.bound_rule import BoundRule
 from ..language.patience import RESET_ON_FAILURE
-from ..language.references import SeriesKey
 from ..policy_file.declarations import Controller
 from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
 from ..policy_file.operations import LogControl
 from ..policy_file.policy import Policy
+from ..readings.reading import SeriesKey
 from .comparisons import constant_conditions, exact_floats, wrong_types
 from .dead_conditions import dead_classes, dead_in, dead_links
 from .doubtful_arguments import doubtful_arguments, memberless, needs_milestone

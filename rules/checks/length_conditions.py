@@ -13,9 +13,12 @@ from types import MappingProxyType
 from typing import Final
 
 from ..language.bound_rule import BoundRule
-from ..language.references import MetricValue, Param, ParamValue, SeriesKey, SeriesLength
 from ..policy_file.declarations import Controller, MetricDeclaration
 from ..policy_file.policy import Policy
+from ..readings.metric import MetricValue
+from ..readings.param import ParamValue
+from ..readings.reading import Param, SeriesKey
+from ..readings.series_value import SeriesLength
 
 NO_LIMIT: Final = math.inf
 

@@ -10,8 +10,9 @@ import ast
 from collections.abc import Callable, Iterator
 
 from ..language.bound_rule import BoundRule, Derived
-from ..language.references import Extent, Window
-from .ranges import NATURAL, Range, between
+from ..readings.ranges import NATURAL, Range, between
+from ..readings.reading import Extent
+from ..readings.window import Window
 
 
 def longest_streak(rule: BoundRule, derived: Derived, truth_at: Callable[[int], Range]) -> Range:

@@ -14,9 +14,13 @@ from enum import Enum
 from typing import Final
 
 from ..language.bound_rule import BoundRule
-from ..language.references import Extent, Half, ParamValue, Reference, SeriesChange, SeriesFold, SeriesValue, Window
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
+from ..readings.fold import SeriesFold
+from ..readings.param import ParamValue
+from ..readings.reading import Extent, Half, Reading
+from ..readings.series_value import SeriesChange, SeriesValue
+from ..readings.window import Window
 
 #: Parts of the names of metrics where lower is better, so that an upper limit guards against spikes and is not a goal.
 _BETTER_LOW: Final = ("loss", "norm", "perplexity", "ppl", "error", "entropy")
@@ -159,7 +163,7 @@ class _Evaluation:
                 return self._called(called, arguments)
         return _Value.UNKNOWN
 
-    def _read(self, reference: Reference | None) -> _Value | None:
+    def _read(self, reference: Reading | None) -> _Value | None:
         """Return what is known of a reference's value; None if the node's syntax has to be evaluated instead."""
         match reference:
             case SeriesValue(key, 0) | SeriesChange(key) if key.name == self._name:
@@ -167,7 +171,7 @@ class _Evaluation:
             case Window(function=function, key=key) if key.name == self._name:
                 has_newest = not reference.skip and reference.half is not Half.OLDER
                 return _Value.NAN if has_newest and function.name in (*_NAN_TO_NAN, "last") else _Value.UNKNOWN
-            case ParamValue(param):
+            case ParamValue(value=param):
                 return _known(param)
         return None
 

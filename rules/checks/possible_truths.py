@@ -16,29 +16,12 @@ from typing import Final
 from ...store.events import INIT_END
 from ..language.bound_rule import BoundRule
 from ..language.families import matches
-from ..language.references import (
-    ContextValue,
-    Extent,
-    FamilyReading,
-    Half,
-    MetricValue,
-    Param,
-    ParamValue,
-    PastDecisions,
-    SeriesAge,
-    SeriesAgo,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesLength,
-    SeriesReference,
-    SeriesRise,
-    SeriesValue,
-    Window,
-)
 from ..policy_file.declarations import MetricDeclaration
 from ..policy_file.metrics import METRIC_CLASSES
-from .appearances import START, Appearances, First, Never, all_of, any_of
+from ..readings.fact import ContextValue
+from ..readings.first_events import START, First, Never, PossibleCount, all_of, any_of, of_constant
+from ..readings.param import ParamValue
+from ..readings.reading import Appearances, Param, SeriesKey, SeriesReading
 from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length, path_in
 
 _NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -49,8 +32,6 @@ _NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
 }
-#: Reductions of a window that need two values.
-_OF_TWO: Final = frozenset({"slope", "detrended_std", "rate", "zscore"})
 #: What the parts of a rule may be asked for: a truth, or only to be defined.
 _Wanted = bool | None
 
@@ -83,9 +64,9 @@ class RuleTruth:
 
     def __init__(self, around: RuleSurroundings, rule: BoundRule, *, takes_whole_windows: bool = False) -> None:
         self._around = around
-        self._run = around.run
+        self.run = around.run
         self._rule = rule
-        self._takes_whole_windows = takes_whole_windows
+        self.takes_whole_windows = takes_whole_windows
         self._known: dict[tuple[ast.expr, _Wanted], First] = {}
         self._computed: dict[SeriesKey, Sequence[int]] = {}
         self.tree = rule.expression.tree
@@ -101,7 +82,7 @@ class RuleTruth:
     def _found(self, node: ast.expr, wanted: _Wanted) -> First:
         reference = self._rule.references.get(node)
         if reference is not None:
-            return self._referred(node, reference, wanted)
+            return reference.first(self, wanted)
         match node:
             case ast.BoolOp() | ast.Compare() if wanted is None:
                 return any_of((self.first(node, True), self.first(node, False)))
@@ -115,7 +96,7 @@ class RuleTruth:
                 branches = ((True, body), (False, otherwise))
                 return any_of(all_of((self.first(test, is_so), self.first(part, wanted))) for is_so, part in branches)
             case ast.Constant(bool(value)) if wanted is not None:
-                return self._constant(value, wanted)
+                return of_constant(value, wanted)
             case ast.Call(ast.Name("isnan" | "isfinite" as test), [argument]):
                 return self._finite(argument, is_asked_for=None if wanted is None else wanted is (test == "isfinite"))
         return self._defined(node)
@@ -139,18 +120,15 @@ class RuleTruth:
             before.append(self.first(value, not ends))
         return any_of(sides)
 
-    def _constant(self, value: bool, wanted: bool) -> First:
-        return START if value is wanted else Never("a constant that makes the rule false")
-
     def _finite(self, argument: ast.expr, *, is_asked_for: bool | None) -> First:
         """Return when a value may be finite, or may not be, or may be defined."""
         reference = self._rule.references.get(argument)
-        if is_asked_for is False and isinstance(reference, SeriesReference) and self._is_filtered(reference.key):
+        if is_asked_for is False and isinstance(reference, SeriesReading) and self._is_filtered(reference.key):
             return Never(f"the tool that logged '{reference.key.name}' replaced NaN and infinities before")
         return self.first(argument, None)
 
     def _is_filtered(self, key: SeriesKey) -> bool:
-        return key.name in self._run.nan_filtered and key.kind != "evaluate"
+        return key.name in self.run.nan_filtered and key.kind != "evaluate"
 
     # --- comparisons --------------------------------------------------------------------------------------------
 
@@ -182,32 +160,22 @@ class RuleTruth:
                 return self._step_reached(limit, is_above=own is ast.Gt)
         return all_of((self.first(left, None), self.first(right, None)))
 
-    def _count(self, node: ast.expr) -> tuple[Callable[[int], First], float] | None:
-        """Return how a node counts: when it may first be a number, and the greatest one; None if it does not count."""
-        reference = self._rule.references.get(node)
-        if isinstance(reference, SeriesLength):
-            key = reference.key
-            return (lambda number: self._values(key, number)), NO_LIMIT
-        if isinstance(reference, Window) and reference.function.name == "count":
-            window = reference
-            longest = window.length if window.extent is Extent.VALUES else NO_LIMIT
-            return (lambda number: self._values(window.key, number + window.skip if number else 0)), longest
-        if isinstance(reference, PastDecisions) and reference.question == "times_fired":
-            name = reference.controller
-            return (lambda number: self._decided("fired", name) if number else START), NO_LIMIT
-        if reference is None and isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            path = path_in(self._rule, node.args[0]) if node.func.id == "len" and len(node.args) == 1 else None
-            return None if path is None else self._metric_count(*path)
+    def _count(self, node: ast.expr) -> PossibleCount | None:
+        """Return how a node counts; None if it does not."""
+        if (reference := self._rule.references.get(node)) is not None:
+            return reference.counted(self)
+        match node:
+            case ast.Call(ast.Name("len"), [argument]) if (path := path_in(self._rule, argument)) is not None:
+                return self._metric_count(*path)
         return None
 
-    def _counted(self, count: tuple[Callable[[int], First], float], relation: type[ast.cmpop], limit: float) -> First:
-        first, longest = count
-        least = least_length(relation, limit, longest)
-        return Never("a length that the rule can never have") if least is None else first(least)
+    def _counted(self, count: PossibleCount, relation: type[ast.cmpop], limit: float) -> First:
+        least = least_length(relation, limit, count.longest)
+        return Never("a length that the rule can never have") if least is None else count.first(least)
 
     def _step_reached(self, limit: float, *, is_above: bool) -> First:
         least = math.floor(limit) + 1 if is_above else limit
-        first = START if least <= 0 else self._run.first_from(least)
+        first = START if least <= 0 else self.run.first_from(least)
         return (
             first
             if first is not None
@@ -216,36 +184,20 @@ class RuleTruth:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _referred(self, node: ast.expr, reference: object, wanted: _Wanted) -> First:
-        match reference:
-            case SeriesValue(key, back) | SeriesChange(key, back):
-                return self._values(key, back + 1)
-            case SeriesFold():
-                return self._values(reference.key, 1 + reference.skip)
-            case SeriesAgo() | SeriesRise() | SeriesAge(limit=None):
-                return self._values(reference.key, 1)
-            case Window():
-                return self._window(reference)
-            case FamilyReading(function) if function != "count":
-                return self._values(reference.key, 1)
-            case ParamValue(bool(value)) if wanted is not None:
-                own = self._around.params.get(node.id) if isinstance(node, ast.Name) else None
-                return self._constant(own if isinstance(own, bool) else value, wanted)
-            case MetricValue(name):
-                # The truth of a metric that is not there yet is true.
-                return self._metric(name, []) if wanted is None else START
-            case ContextValue(name):
-                return self._fact(name)
-            case PastDecisions(question, controller):
-                is_needed = question == "steps_since" or (question != "times_fired" and wanted is True)
-                return self._decided(question, controller) if is_needed else START
-        return START
+    def param(self, name: str, value: Param) -> Param:
+        """Return the value of a param that the rule was bound with."""
+        return self._around.params.get(name, value)
 
-    def _decided(self, question: str, controller: str) -> First:
+    def metric(self, name: str) -> First:
+        """Return when a controller metric may be there."""
+        return self._metric(name, [])
+
+    def decided(self, question: str, controller: str) -> First:
+        """Return the first event after which a question about a controller may be answered with yes."""
         self.has_asked = True
         return self._around.decided(question, controller)
 
-    def _values(self, key: SeriesKey, count: int) -> First:
+    def values(self, key: SeriesKey, count: int) -> First:
         """Return when a series has that many values."""
         if count < 1:
             return START
@@ -259,46 +211,13 @@ class RuleTruth:
 
     def _positions(self, key: SeriesKey) -> Sequence[int]:
         if not key.is_derived:
-            return self._run.values(key)
+            return self.run.values(key)
         if key not in self._computed:
             derived = self._rule.derived[key]
             inner = RuleTruth(self._around, self._rule, takes_whole_windows=True)
             first, driven = inner.first(derived.node, None), self._positions(derived.driver)
             self._computed[key] = [] if isinstance(first, Never) else driven[bisect_left(driven, first) :]
         return self._computed[key]
-
-    def _window(self, window: Window) -> First:
-        """Return when a window has what its function needs: two values for a slope, twice that for its older half."""
-        if window.function.name == "count":
-            return START
-        least = max(2 if window.function.name in _OF_TWO else 1, window.least or 0)
-        if window.half is not None:
-            least = 2 * least - (window.half is Half.RECENT)
-        if window.extent is Extent.VALUES:
-            if window.length < least:
-                return Never(f"a window too short for {window.function.name}")
-            if self._takes_whole_windows and window.least is None:
-                least = int(window.length)
-        return self._values(window.key, least + window.skip)
-
-    def _fact(self, name: str) -> First:
-        plan = self._run.plan
-        match name:
-            case "max_steps":
-                return START if plan.max_steps() is not None else Never("no planned number of steps")
-            case "world_size":
-                return START if plan.world_size is not None else Never("no declared world size")
-            case "progress" if plan.max_steps():
-                return START
-            case "progress" if plan.total_epochs is None:
-                return Never("no planned length")
-            case "epoch" | "progress":
-                first = self._run.first_epoch()
-                return Never("no epoch", is_absent=True) if first is None else first
-            case "samples_seen":
-                keys = (SeriesKey("samples_seen"), SeriesKey("batch_size", "step_end"))
-                return any_of(self._values(key, 1) for key in keys)
-        return START
 
     # --- controller metrics -------------------------------------------------------------------------------------
 
@@ -311,20 +230,20 @@ class RuleTruth:
                     self._history(name, str(keys[0]), key), ast.GtE, -place if place < 0 else place + 1
                 )
             case "HistoryBasedMetric", "metrics" | "training_loss" as window, str(key), *_:
-                return self._history(name, window, key)[0](1 if window == "metrics" else 0)
+                return self._history(name, window, key).first(1 if window == "metrics" else 0)
             case "HistoryBasedMetric", *_:
                 return any_of((self._event("log"), self._event("evaluate")))
             case "EvalMetrics", *inner if declared is not None:
                 return self._logged(str(declared.arguments["source_event"]).removeprefix("on_"), inner)
             case "Loss", *inner:
-                return all_of((self._values(SeriesKey("loss", "log"), 1), self._logged("log", inner)))
+                return all_of((self.values(SeriesKey("loss", "log"), 1), self._logged("log", inner)))
             case "DataBatchInspector", *_ if declared is not None:
                 series = SeriesKey(str(declared.arguments["series"]), "step_end")
-                samples = START if self._run.has_samples else Never("no sample losses", is_absent=True)
-                return all_of((samples, self._values(series, 1)))
+                samples = START if self.run.has_samples else Never("no sample losses", is_absent=True)
+                return all_of((samples, self.values(series, 1)))
             case "GpuLoadRatio" | "LlepPlan", *_ if declared is not None:
                 pattern = str(declared.arguments["vectors"])
-                is_there = any(matches(name, pattern) for name in self._run.vector_names)
+                is_there = any(matches(name, pattern) for name in self.run.vector_names)
                 vectors = START if is_there else Never(f"no vector {pattern}", is_absent=True)
                 return all_of((vectors, self._event(str(declared.arguments["source_event"]).removeprefix("on_"))))
             case "TrainingState" | "PerProcessState" | "", *_:
@@ -336,16 +255,16 @@ class RuleTruth:
     def _logged(self, kind: str, keys: Sequence[str | int | None]) -> First:
         """Return when an event of a kind carried the first of some keys."""
         if keys and isinstance(keys[0], str) and keys[0] not in ("epoch", "step"):
-            return self._values(SeriesKey(keys[0], kind), 1)
+            return self.values(SeriesKey(keys[0], kind), 1)
         return self._event(kind)
 
     def _event(self, kind: str, count: int = 1) -> First:
-        found = self._run.events(kind)
+        found = self.run.events(kind)
         if len(found) >= count:
             return int(found[count - 1])
         return Never(f"fewer than {count:,} {kind} events" if len(found) else f"no {kind} event", not len(found))
 
-    def _metric_count(self, name: str, keys: Sequence[str | int | None]) -> tuple[Callable[[int], First], float] | None:
+    def _metric_count(self, name: str, keys: Sequence[str | int | None]) -> PossibleCount | None:
         """Return how the length of a list of a controller metric counts; None for a length that nothing bounds."""
         declared = self._around.metrics.get(name)
         match "" if declared is None else declared.class_name, *keys:
@@ -353,17 +272,17 @@ class RuleTruth:
                 return self._history(name, window, key)
         return None
 
-    def _history(self, name: str, window: str, key: str) -> tuple[Callable[[int], First], float]:
+    def _history(self, name: str, window: str, key: str) -> PossibleCount:
         """Return how one list of a ``HistoryBasedMetric`` counts."""
         size = int(self._around.metrics[name].arguments["window_size"])
         longest = size if size >= 0 else NO_LIMIT
         if window == "training_loss":
             losses = SeriesKey("loss", "log")
-            return (lambda count: self._values(losses, count) if count else self._event("log")), longest
+            return PossibleCount(lambda count: self.values(losses, count) if count else self._event("log"), longest)
         if key in ("steps", "epoch"):
-            return (lambda count: self._event("evaluate", max(count, 1))), longest
+            return PossibleCount(lambda count: self._event("evaluate", max(count, 1)), longest)
         evaluated = SeriesKey(key, "evaluate")
-        return (lambda count: self._values(evaluated, max(count, 1))), longest
+        return PossibleCount(lambda count: self.values(evaluated, max(count, 1)), longest)
 
 
 def limits_in(rule: BoundRule) -> set[str]:
@@ -371,8 +290,8 @@ def limits_in(rule: BoundRule) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(rule.expression.tree):
         if _is_truth(rule, node) or (isinstance(node, ast.Compare) and any(_counts(rule, p) for p in ast.walk(node))):
-            params = (part for part in ast.walk(node) if isinstance(rule.references.get(part), ParamValue))
-            found.update(part.id for part in params if isinstance(part, ast.Name))
+            params = (rule.references.get(part) for part in ast.walk(node))
+            found.update(each.name for each in params if isinstance(each, ParamValue))
     return found
 
 
@@ -382,9 +301,6 @@ def _is_truth(rule: BoundRule, node: ast.AST) -> bool:
 
 
 def _counts(rule: BoundRule, node: ast.AST) -> bool:
-    match rule.references.get(node):
-        case SeriesLength() | PastDecisions() | ContextValue("step"):
-            return True
-        case Window(function):
-            return function.name == "count"
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+    reference = rule.references.get(node)
+    is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+    return is_length if reference is None else reference.is_count

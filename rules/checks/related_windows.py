@@ -7,23 +7,16 @@ not negative sum up to k times their mean, so that none is above that, and so on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from ..language.references import Extent, FamilyReading, Half, SeriesFold, SeriesReference, SeriesValue, Window
+from ..readings.family import FamilyReading
+from ..readings.fold import SeriesFold
+from ..readings.reading import Extent, Limits, SeriesReading
+from ..readings.series_value import SeriesValue
+from ..readings.window import AMONG, DEVIATIONS, MEMBERS, HeldCount, Window
 
-#: Functions whose value is among those of their window.
-_MEMBERS: Final = frozenset({"max", "min", "first", "last"})
-_WITHIN: Final = _MEMBERS | {"mean", "median", "quantile"}
-_SPREADS: Final = frozenset({"std", "detrended_std"})
-
-
-class HeldCount(NamedTuple):
-    """How many values a window holds where its function is defined."""
-
-    least: int
-    most: float
+_WITHIN: Final = MEMBERS | AMONG
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +40,13 @@ class Bound:
     is_exact: bool = False
 
 
-def held_by(window: Window, *, is_full: bool = False, known: int = 0) -> HeldCount:
-    """Return how many values a window holds where it is defined.
-
-    Args:
-        window: The window.
-        is_full: Whether it counts only once it is full, if it is one by count.
-        known: How many values its series is known to have.
-    """
-    two = 2 if window.function.name in ("slope", "detrended_std", "rate", "zscore") else 1
-    if window.extent is not Extent.VALUES:
-        return HeldCount(max(two, window.least or 0), math.inf)
-    length = int(window.length)
-    has = length if is_full and window.least is None else min(length, max(known - window.skip, 0))
-    most, least = _half(length, window.half), _half(has, window.half)
-    return HeldCount(min(max(two, window.least or 0, least), most), most)
-
-
-def _half(length: int, half: Half | None) -> int:
-    if half is None:
-        return length
-    return length // 2 if half is Half.OLDER else length - length // 2
-
-
-def bound_by(upper: SeriesReference, lower: SeriesReference, held: Callable[[Window], HeldCount]) -> Bound | None:
+def bound_by(upper: SeriesReading, lower: SeriesReading, limits: Limits) -> Bound | None:
     """Return how often the second reading the first one is at most; None where nothing bounds it.
 
     Args:
         upper: The reading that is bounded.
         lower: The reading that bounds it.
-        held: Returns how many values a window holds.
+        limits: What is known of the series.
     """
     if upper.key != lower.key:
         return None
@@ -86,7 +56,7 @@ def bound_by(upper: SeriesReference, lower: SeriesReference, held: Callable[[Win
         and (name := _function_within(lower, upper)) in _WITHIN
     ):
         what = "the smallest value of a window is not above the others"
-        return Bound(1.0, what, needs_sign=False, is_exact=name in _MEMBERS)
+        return Bound(1.0, what, needs_sign=False, is_exact=name in MEMBERS)
     if isinstance(upper, SeriesFold) and upper.function == "trough" and isinstance(lower, SeriesValue):
         is_within = lower.back >= upper.skip
         what = "a trough is the smallest value so far"
@@ -99,14 +69,14 @@ def bound_by(upper: SeriesReference, lower: SeriesReference, held: Callable[[Win
     if name is None:
         return None
     window = upper if isinstance(upper, Window) else lower
-    count = held(lower)
+    count = lower.held(limits)
     match lower.function.name:
         case "mean":
-            return _by_mean(name, HeldCount(max(count.least, held(window).least), count.most))
+            return _by_mean(name, HeldCount(max(count.least, window.held(limits).least), count.most))
         case "max" if name in _WITHIN:
             what = "the greatest value of a window is not below the others"
-            return Bound(1.0, what, needs_sign=False, is_exact=name in _MEMBERS)
-        case "sum" if name in _MEMBERS:
+            return Bound(1.0, what, needs_sign=False, is_exact=name in MEMBERS)
+        case "sum" if name in MEMBERS:
             return Bound(1.0, "no value is above the sum of values that are not negative")
     return None
 
@@ -118,7 +88,7 @@ def bound_by_members(upper: FamilyReading, lower: FamilyReading, members: int) -
     return Bound(members, f"no value of {members:,} members is above {members:,} times their mean")
 
 
-def _function_within(reading: SeriesReference, window: Window) -> str | None:
+def _function_within(reading: SeriesReading, window: Window) -> str | None:
     """Return the function of the same values as a window; ``last`` for one of its values; None for another reading."""
     if isinstance(reading, SeriesValue):
         is_within = window.extent is Extent.VALUES and window.half is None
@@ -142,16 +112,16 @@ def _by_mean(name: str, held: HeldCount) -> Bound | None:
         return Bound(2.0, "half of the values are not below the median")
     if not math.isfinite(most):
         return None
-    if name in _MEMBERS:
+    if name in MEMBERS:
         return Bound(most, f"no value of {most:g} is above {most:g} times their mean")
-    if name in _SPREADS:
+    if name in DEVIATIONS:
         return Bound(
             math.sqrt(most - 1), f"the deviation of {most:g} values is at most sqrt({most:g} - 1) times their mean"
         )
     return None
 
 
-def _by_fold(upper: SeriesReference, lower: SeriesFold) -> Bound | None:
+def _by_fold(upper: SeriesReading, lower: SeriesFold) -> Bound | None:
     if not isinstance(upper, SeriesValue) or upper.back < lower.skip:
         return None
     if lower.function == "peak":

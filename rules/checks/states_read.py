@@ -11,8 +11,9 @@ from typing import Final
 
 from ..errors import suggestion
 from ..language.bound_rule import BoundRule
-from ..language.references import MetricValue, SeriesValue
 from ..policy_file.declarations import Controller
+from ..readings.metric import MetricValue
+from ..readings.series_value import SeriesValue
 
 Doubt = tuple[ast.expr, str]
 

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from ..control import parse_call
 from ..language.bound_rule import BoundRule
-from ..language.references import SeriesKey, SeriesValue
 from ..policy_file.policy import Policy
-from .ranges import Range, Verdict, between, calculated
+from ..readings.ranges import Range, Verdict, between, calculated
+from ..readings.reading import SeriesKey
+from ..readings.series_value import SeriesValue
 
 _USED: Final = SeriesKey("lr.used")
 _SCHEDULED: Final = SeriesKey("lr.scheduled")

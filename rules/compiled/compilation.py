@@ -20,9 +20,20 @@ from ..functions.reductions import SUM_IS_PLAIN
 from ..functions.table import ANY_RANK, FUNCTIONS
 from ..functions.text import formatted, joined, rendered
 from ..functions.undefined import Undefined
-from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
+from ..readings.ago import SeriesAge, SeriesAgo, SeriesRise
+from ..readings.fact import ContextValue
+from ..readings.family import FamilyReading, MemberName
+from ..readings.fold import SeriesFold
+from ..readings.metric import MetricValue, StateChange, StateClass
+from ..readings.milestone import Milestone
+from ..readings.param import ParamValue, Variable
+from ..readings.past_decisions import PastDecisions
+from ..readings.ranks import AcrossRanks, RankValue
+from ..readings.reading import Extent, Reading, SeriesKey
+from ..readings.series_value import SeriesChange, SeriesLength, SeriesValue
+from ..readings.window import Window
 from .constant_folding import folded
 from .family_members import MEMBER_NAME
 from .names import Names
@@ -73,7 +84,7 @@ CONSTANT_NAMES: Final[dict[str, Any]] = {
 }
 
 #: What may change between two rules at one event.
-_CHANGE_WITHIN_EVENTS: Final = ref.MetricValue | ref.StateClass | ref.StateChange | ref.PastDecisions | ref.AcrossRanks
+_CHANGE_WITHIN_EVENTS: Final = MetricValue | StateClass | StateChange | PastDecisions | AcrossRanks
 
 #: Whole numbers up to here are exact as floats.
 _MAX_EXACT: Final = 2**53
@@ -95,7 +106,7 @@ class Translator:
         names: Names,
         *,
         wants_full_windows: bool = False,
-        shared: Mapping[ref.Window, str] = MappingProxyType({}),
+        shared: Mapping[Window, str] = MappingProxyType({}),
     ) -> None:
         self._rule = rule
         self._names = names
@@ -163,46 +174,47 @@ class Translator:
     def _rebuilt(self, node: ast.AST) -> ast.AST:
         return type(node)(**{name: self.translated(value) for name, value in ast.iter_fields(node)})
 
-    def _referred(self, node: ast.expr, reference: ref.Reference) -> ast.expr:  # noqa: C901 - one case a class
+    def _referred(self, node: ast.expr, reference: Reading) -> ast.expr:  # noqa: C901 - one case a class
         match reference:
-            case ref.SeriesValue(key, back):
+            case SeriesValue(key, back):
                 return self._value(key, back)
-            case ref.SeriesChange(key, back):
+            case SeriesChange(key, back):
                 return ast.BinOp(self._value(key, 0), ast.Sub(), self._value(key, back))
-            case ref.SeriesLength(key):
+            case SeriesLength(key):
                 dropped = ast.Attribute(_name(self._names.series_of(key)), "dropped", ast.Load())
                 return ast.BinOp(self._held(key), ast.Add(), dropped)
-            case ref.Window():
+            case Window():
                 return self._window_once(reference)
-            case ref.SeriesAgo() | ref.SeriesRise() | ref.SeriesAge():
+            case SeriesAgo() | SeriesRise() | SeriesAge():
                 return _call(_name(self._names.reader_of(reference)))
-            case ref.SeriesFold():
+            case SeriesFold():
                 return _call(ast.Attribute(_name(self._names.fold_of(reference)), "read", ast.Load()))
-            case ref.FamilyReading():
+            case FamilyReading():
                 return self._of_family(node, reference)
-            case ref.MemberName():
+            case MemberName():
                 return _name(MEMBER_NAME)
-            case ref.MetricValue(name):
+            case MetricValue(name):
                 return ast.Attribute(_name(self._names.cell_of(name)), "value", ast.Load())
-            case ref.StateChange(question, state):
+            case StateChange(question, state):
                 return self.of_state(state, question)
-            case ref.ParamValue(value):
+            case ParamValue(value=value):
                 return ast.Constant(value)
-            case ref.ContextValue("step"):
+            case ContextValue("step"):
                 return ast.Attribute(_name(EVENT), "step", ast.Load())
-            case ref.ContextValue(name):
+            case ContextValue(name):
                 return _call(_name(self._names.fact_of(name)), _name(EVENT))
-            case ref.PastDecisions(question, controller):
+            case PastDecisions(question, controller):
                 return self._past(question, controller)
-            case ref.Milestone():
+            case Milestone():
                 return _call(_name(self._names.milestone_of(reference)))
-            case ref.AcrossRanks(question, name):
+            case AcrossRanks(question, name):
                 return self._across_ranks(node, question, name)
-            case ref.RankValue(name):
+            case RankValue(name):
                 return _call(ast.Attribute(_name(RANKS), "value", ast.Load()), ast.Constant(name), _name("rank"))
-            case ref.Variable(name):
+            case Variable(name):
                 assert isinstance(node, ast.Name)
                 return ast.Name(name, node.ctx)
+        raise TypeError(reference)
 
     def _across_ranks(self, node: ast.expr, question: str, name: str) -> ast.expr:
         if question != ANY_RANK:
@@ -215,7 +227,7 @@ class Translator:
         of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return _call(ast.Attribute(_name(RANKS), "any", ast.Load()), ast.Lambda(of_rank, condition))
 
-    def _of_family(self, node: ast.expr, reading: ref.FamilyReading) -> ast.expr:
+    def _of_family(self, node: ast.expr, reading: FamilyReading) -> ast.expr:
         assert isinstance(node, ast.Call)
         tree, wants_full_windows = node.args[0], self._wants_full_windows
 
@@ -229,7 +241,7 @@ class Translator:
         name = self._names.reading_of(reading, compiled, wants_full_windows=wants_full_windows)
         return _call(_name(name), _name(EVENT))
 
-    def values(self, key: ref.SeriesKey) -> ast.expr:
+    def values(self, key: SeriesKey) -> ast.expr:
         """Return an expression for the list of the newest values of a series."""
         return _name(self._names.values_of(key))
 
@@ -237,10 +249,10 @@ class Translator:
         """Return an expression that asks about the newest change of a state."""
         return _call(ast.Attribute(_name(self._names.state_of(state)), question, ast.Load()), _name(EVENT))
 
-    def _value(self, key: ref.SeriesKey, back: int) -> ast.expr:
+    def _value(self, key: SeriesKey, back: int) -> ast.expr:
         return ast.Subscript(self.values(key), ast.Constant(-1 - back), ast.Load())
 
-    def _held(self, key: ref.SeriesKey) -> ast.expr:
+    def _held(self, key: SeriesKey) -> ast.expr:
         """Return an expression for the number of values that a series holds."""
         return _call(_name("len"), self.values(key))
 
@@ -265,7 +277,7 @@ class Translator:
 
     # --- windows ------------------------------------------------------------------------------------------------
 
-    def _window_once(self, window: ref.Window) -> ast.expr:
+    def _window_once(self, window: Window) -> ast.expr:
         """Return a window's value, from a local variable where an earlier rule has stored it."""
         local = None if self._is_inside_comprehension else self._shared.get(window)
         value = self._window(window)
@@ -274,7 +286,7 @@ class Translator:
         is_known = ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)])
         return ast.IfExp(is_known, _name(local), ast.NamedExpr(ast.Name(local, ast.Store()), value))
 
-    def _window(self, window: ref.Window) -> ast.expr:
+    def _window(self, window: Window) -> ast.expr:
         length = int(window.length)
         if not window.is_plain or length >= LONG:
             value: ast.expr = _call(_name(self._names.reader_of(window)))
@@ -282,21 +294,21 @@ class Translator:
             return self._added(window, length)
         else:
             value = self._reduced(window, length)
-        if self._wants_full_windows and window.extent is ref.Extent.VALUES and window.least is None:
+        if self._wants_full_windows and window.extent is Extent.VALUES and window.least is None:
             return self._where_full(window, value, _call(_name("not_full")))
         return value
 
-    def _where_full(self, window: ref.Window, value: ast.expr, otherwise: ast.expr) -> ast.expr:
+    def _where_full(self, window: Window, value: ast.expr, otherwise: ast.expr) -> ast.expr:
         is_full = ast.Compare(self._held(window.key), [ast.GtE()], [ast.Constant(window.keep)])
         return ast.IfExp(is_full, value, otherwise)
 
-    def _last(self, window: ref.Window, length: int) -> ast.expr:
+    def _last(self, window: Window, length: int) -> ast.expr:
         return ast.Subscript(self.values(window.key), ast.Slice(ast.Constant(-length)), ast.Load())
 
-    def _reduced(self, window: ref.Window, length: int) -> ast.expr:
+    def _reduced(self, window: Window, length: int) -> ast.expr:
         return _call(_name(f"w_{window.function.name}"), self._last(window, length))
 
-    def _added(self, window: ref.Window, length: int) -> ast.expr:
+    def _added(self, window: Window, length: int) -> ast.expr:
         """Return ``0.0 + s[-3] + s[-2] + s[-1]``, left to right, oldest first, where the window is full."""
         total: ast.expr = ast.Constant(0.0)
         if SUM_IS_PLAIN:

@@ -14,7 +14,8 @@ from ...store.events import Event
 from ..functions.family_functions import OF_FAMILIES
 from ..functions.undefined import UNAVAILABLE, Undefined
 from ..language.families import MAX_MEMBERS, matches
-from ..language.references import FamilyReading, SeriesKey
+from ..readings.family import FamilyReading
+from ..readings.reading import SeriesKey
 from .series import Series
 
 #: The generated name of the name of a member.

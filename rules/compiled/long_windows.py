@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..functions.undefined import Undefined
-from ..language.references import Window
+from ..readings.window import Window
 from .series import Series
 
 #: Beyond this, sums of finite values could overflow, and numpy would warn.

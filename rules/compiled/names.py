@@ -12,16 +12,12 @@ from collections.abc import Callable
 from types import CodeType
 from typing import NamedTuple, TypeVar
 
-from ..language.references import (
-    FamilyReading,
-    Milestone,
-    SeriesAge,
-    SeriesAgo,
-    SeriesFold,
-    SeriesKey,
-    SeriesRise,
-    Window,
-)
+from ..readings.ago import SeriesAge, SeriesAgo, SeriesRise
+from ..readings.family import FamilyReading
+from ..readings.fold import SeriesFold
+from ..readings.milestone import Milestone
+from ..readings.reading import SeriesKey
+from ..readings.window import Window
 
 #: What a function of its own reads.
 Look = Window | SeriesAgo | SeriesRise | SeriesAge

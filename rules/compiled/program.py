@@ -15,8 +15,10 @@ from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
-from ..language.references import FamilyReading, SeriesKey, Window
 from ..language.timing import StepWindow
+from ..readings.family import FamilyReading
+from ..readings.reading import SeriesKey
+from ..readings.window import Window
 from .compilation import EVENT, Translator, compile_tree
 from .names import Names
 

@@ -6,9 +6,8 @@ from bisect import bisect_right
 from typing import Final, Protocol
 
 from ..functions.undefined import Undefined
-from ..language.bound_rule import Need
 from ..language.context import Clock
-from ..language.references import MAX_WINDOW, Extent, SeriesKey
+from ..readings.reading import MAX_WINDOW, Extent, Need, SeriesKey
 
 #: Values beyond the longest window that may accumulate before the oldest are dropped, so that dropping costs little.
 SLACK: Final = 256

@@ -7,7 +7,9 @@ from typing import Final
 
 from ..functions.reductions import SUM_IS_PLAIN, older, recent
 from ..functions.undefined import Undefined
-from ..language.references import Extent, Half, SeriesAge, SeriesAgo, SeriesRise, Window
+from ..readings.ago import SeriesAge, SeriesAgo, SeriesRise
+from ..readings.reading import Extent, Half
+from ..readings.window import Window
 from .extremes import SlidingExtreme
 from .names import Look
 from .series import Series

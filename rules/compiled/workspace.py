@@ -11,9 +11,8 @@ from ...store.events import Event
 from ..functions.folds import make_fold
 from ..functions.operators import Budget
 from ..functions.undefined import UNAVAILABLE, Undefined
-from ..language.bound_rule import Need
 from ..language.context import Clock, Past, RunContext
-from ..language.references import SeriesKey
+from ..readings.reading import Need, SeriesKey
 from .compilation import CONSTANT_NAMES, RANKS
 from .family_members import Member, MemberReading, SeriesFamily
 from .names import Names

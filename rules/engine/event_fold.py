@@ -19,11 +19,11 @@ from ..compiled.program import clearing_name, explanation_name, gate_name, news_
 from ..compiled.series import SLACK, News, Series
 from ..compiled.workspace import Cell, Workspace
 from ..language.context import Clock
-from ..language.references import SeriesKey
 from ..language.timing import SpanTimer
 from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
+from ..readings.reading import SeriesKey
 from .computed_values import MetricRunner, StateRunner, compute_all, expected_keys
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
 from .decisions import Outcome, RuleError, RuleWarning

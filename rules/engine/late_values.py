@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from ...store.events import BY_CALL, LATE_FOR, PLAN, SPAN, SYSTEM, Event, awaited_names
-from ..language import references as ref
 from ..language.bound_rule import BoundRule
 from ..language.context import Clock
 from ..language.families import MetricNames
 from ..policy_file.declarations import AdmittedSeries, Controller, Declaration, StateDeclaration
 from ..policy_file.policy import Policy
+from ..readings.reading import ALSO_CALLED, Extent, SeriesKey, SeriesReading
 from .decisions import Outcome
 from .event_fold import EventFold
 
@@ -36,8 +36,8 @@ METRICS_OF_FACTS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 
 #: The facts that say how far a run has come in a unit, for those that depend on metrics.
-_FACTS_OF_EXTENTS: Final = MappingProxyType(
-    {ref.Extent.EPOCHS: "epoch", ref.Extent.SAMPLES: "samples_seen", ref.Extent.TOKENS: "tokens_seen"}
+_FACTS_OF_UNITS: Final = MappingProxyType(
+    {Extent.EPOCHS: "epoch", Extent.SAMPLES: "samples_seen", Extent.TOKENS: "tokens_seen"}
 )
 
 #: Kinds of events before which a recorder does not bring all values that it copies from a device.
@@ -178,19 +178,19 @@ def _shared_in(rules: Iterable[BoundRule], is_alone: bool) -> Iterable[tuple[str
             # Like a metric, the values of all ranks take only complete events. No metric has this name.
             yield "metric", ""
         # A rule waits for values of its own rank, not for those of its rank that come with the values of others.
-        read = {reference.key for reference in rule.references.values() if isinstance(reference, ref.SeriesReference)}
+        read = {reference.key for reference in rule.references.values() if isinstance(reference, SeriesReading)}
         members = {key.whole for key in rule.series if key.is_of_member}
         for key in (key for key in rule.series if is_alone or key in read or key.name not in rule.ranks):
             if key not in members:
                 yield _what(key), key.name
-            if key.name in ref.ALSO_CALLED:
-                yield "series", ref.ALSO_CALLED[key.name]
+            if key.name in ALSO_CALLED:
+                yield "series", ALSO_CALLED[key.name]
         for reference in rule.references.values():
-            if isinstance(reference, ref.PastDecisions):
-                yield "controller", reference.controller
+            if reference.asks_about:
+                yield "controller", reference.asks_about
 
 
-def _what(key: ref.SeriesKey) -> str:
+def _what(key: SeriesKey) -> str:
     if key.is_derived:
         return "derived"
     return "family" if key.is_of_member else "series"
@@ -201,12 +201,8 @@ def _read_by_facts(rules: Iterable[BoundRule]) -> frozenset[str]:
     names: set[str] = set()
     for rule in rules:
         for reference in rule.references.values():
-            if isinstance(reference, ref.ContextValue):
-                names |= METRICS_OF_FACTS.get(reference.name, frozenset())
-            elif isinstance(reference, ref.Window | ref.SeriesAgo | ref.SeriesAge | ref.Milestone):
-                names |= METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.extent, ""), frozenset())
-            elif isinstance(reference, ref.SeriesRise):
-                names |= METRICS_OF_FACTS.get(_FACTS_OF_EXTENTS.get(reference.before.extent, ""), frozenset())
+            facts = (reference.fact, _FACTS_OF_UNITS.get(reference.unit or Extent.VALUES, ""))
+            names.update(*(METRICS_OF_FACTS.get(fact, ()) for fact in facts))
     return frozenset(names)
 
 

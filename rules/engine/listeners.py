@@ -16,8 +16,8 @@ from ..compiled.feeding import Feed, feed
 from ..compiled.series import SLACK, Series
 from ..compiled.workspace import Workspace
 from ..language.families import matches
-from ..language.references import ALSO_CALLED, SeriesKey
 from ..policy_file.blueprint import Admission, Blueprint, Computation
+from ..readings.reading import ALSO_CALLED, SeriesKey
 from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge
 from .controller_states import Ask, TriggeredController
 

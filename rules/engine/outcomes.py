@@ -20,7 +20,6 @@ from ..errors import phrase, suggestion
 from ..functions.text import formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..language.families import MAX_MEMBERS
-from ..language.references import Param, SeriesKey
 from ..policy_file.declarations import (
     ACT,
     SHADOW,
@@ -31,6 +30,7 @@ from ..policy_file.declarations import (
     Rule,
 )
 from ..policy_file.operations import LogControl, LogMessage
+from ..readings.reading import Param, SeriesKey
 from .controller_states import Reading, TriggeredController, readings_at
 from .decisions import Cleared, Decision, Outcome, RuleError
 

@@ -15,7 +15,7 @@ from typing import Final
 from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
-from ..functions.family_functions import NAMES_OF_FAMILIES, OF_FAMILIES, TRUE_OF_FAMILIES
+from ..functions.family_functions import OF_FAMILIES
 from ..functions.folds import FOLDS
 from ..functions.methods import METHODS
 from ..functions.table import (
@@ -29,27 +29,22 @@ from ..functions.table import (
     RANK_FUNCTIONS,
     STATE_FUNCTIONS,
     STREAK,
-    TRUE_OF_CONTROLLERS,
     Function,
 )
-from . import references as ref
-from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope, Need
+from ..readings.fact import CONTEXT, ContextValue
+from ..readings.family import FamilyReading, MemberName
+from ..readings.metric import MetricValue, StateChange, StateClass
+from ..readings.milestone import Milestone
+from ..readings.param import ParamValue, Variable
+from ..readings.past_decisions import PastDecisions
+from ..readings.ranks import AcrossRanks, RankValue
+from ..readings.reading import Need, Reading, SeriesKey, ValueType
+from ..readings.series_value import SeriesLength, SeriesValue
+from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
 from .call_arguments import WINDOW_KEYWORDS, SeriesCall, constant, literal_text, milestone, number
-from .context import CONTEXT
 from .definitions import expand
 from .expressions import Expression, ExpressionFaults
 from .families import is_pattern
-
-#: What no series can be computed from: it is known for the event alone.
-NO_PART_OF_A_SERIES: Final = (
-    ref.MetricValue,
-    ref.MemberName,
-    ref.StateChange,
-    ref.PastDecisions,
-    ref.Milestone,
-    ref.Variable,
-    ref.AcrossRanks,
-)
 
 #: Functions of a series that are not reductions of a window.
 _OF_SERIES: Final = FOLDS | {"lag", "delta", "len", "rate", "age", "absent"}
@@ -85,7 +80,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
     """
     expand(expression, scope.definitions)
     if scope.each:
-        scope = replace(scope, members=Members(ref.SeriesKey(scope.each, is_of_member=True)))
+        scope = replace(scope, members=Members(SeriesKey(scope.each, is_of_member=True)))
     elif scope.is_definition:
         scope = replace(scope, members=Members())
     found = _Meanings(expression)
@@ -115,14 +110,14 @@ class _Meanings(ExpressionFaults):
 
     def __init__(self, expression: Expression) -> None:
         super().__init__(expression)
-        self.references: dict[ast.AST, ref.Reference] = {}
-        self.series: dict[ref.SeriesKey, Need] = {}
+        self.references: dict[ast.AST, Reading] = {}
+        self.series: dict[SeriesKey, Need] = {}
         self.metrics: dict[str, None] = {}
-        self.derived: dict[ref.SeriesKey, Derived] = {}
+        self.derived: dict[SeriesKey, Derived] = {}
         self.ranks: set[str] = set()
         self.variables = 0
 
-    def read_series(self, key: ref.SeriesKey, need: Need | None = None) -> None:
+    def read_series(self, key: SeriesKey, need: Need | None = None) -> None:
         """Note that a series is read, and how much of it."""
         self.series[key] = self.series.get(key, Need()) | (need or Need())
 
@@ -131,7 +126,7 @@ class _Meanings(ExpressionFaults):
         self.ranks.add(name)
         if name != STEP_TIME:
             # So that a name which no event carries is warned of.
-            self.read_series(ref.SeriesKey(name))
+            self.read_series(SeriesKey(name))
 
 
 def _bind(node: ast.AST, scope: NameScope, found: _Meanings) -> None:
@@ -156,27 +151,27 @@ def _bind_arguments(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
 def _bind_name(node: ast.Name, scope: NameScope, found: _Meanings) -> None:
     name = node.id
     if name in scope.variables:
-        found.references[node] = ref.Variable(scope.variables[name])
+        found.references[node] = Variable(scope.variables[name])
     elif name in scope.own:
         found.references[node] = scope.own[name]
     elif name in scope.admitted:
-        _bind_series(node, ref.SeriesKey(name, is_derived=True), scope, found)
+        _bind_series(node, SeriesKey(name, is_derived=True), scope, found)
     elif name in scope.metrics:
-        found.references[node] = ref.StateClass(name) if name in scope.states else ref.MetricValue(name)
+        found.references[node] = StateClass(name) if name in scope.states else MetricValue(name)
         found.metrics[name] = None
     elif name in scope.params:
-        found.references[node] = ref.ParamValue(scope.params[name])
+        found.references[node] = ParamValue(name, scope.params[name])
     elif name == MEMBER and scope.each:
         if scope.members is None or scope.members.is_argument:
             found.refuse(node, "a function of a family has no one member")
         else:
-            found.references[node] = ref.MemberName()
+            found.references[node] = MemberName()
     elif name in CONTEXT:
-        found.references[node] = ref.ContextValue(name)
+        found.references[node] = ContextValue(name)
     elif not scope.lists(name):
         found.refuse(node, "unknown name", suggestion(name, scope.names()))
     else:
-        _bind_series(node, ref.SeriesKey(name), scope, found)
+        _bind_series(node, SeriesKey(name), scope, found)
 
 
 def _bind_comprehension(
@@ -190,7 +185,7 @@ def _bind_comprehension(
             if isinstance(target, ast.Name):
                 found.variables += 1
                 variables[target.id] = f"v{found.variables}"
-                found.references[target] = ref.Variable(variables[target.id])
+                found.references[target] = Variable(variables[target.id])
         scope = replace(scope, variables=variables)
         for condition in generator.ifs:
             _bind(condition, scope, found)
@@ -323,15 +318,15 @@ def _is_arity_right(node: ast.Call, function: Function) -> bool:
 # A series: its newest value, or what a function reads of it.
 
 
-def _series_key(node: ast.AST, scope: NameScope) -> ref.SeriesKey | None:
+def _series_key(node: ast.AST, scope: NameScope) -> SeriesKey | None:
     """Return the series that a node names, before it is bound; None when the node is something else."""
     if isinstance(node, ast.Name):
-        key = ref.SeriesKey(node.id, is_derived=node.id in scope.admitted)
+        key = SeriesKey(node.id, is_derived=node.id in scope.admitted)
         return key if scope.is_series(node.id) else None
     return _literal_series(node)
 
 
-def _literal_series(node: ast.AST) -> ref.SeriesKey | None:
+def _literal_series(node: ast.AST) -> SeriesKey | None:
     """Return the key that a ``series(...)`` call spells; None unless it is one, and all its arguments are texts."""
     if not isinstance(node, ast.Call) or _called(node) != "series":
         return None
@@ -342,7 +337,7 @@ def _literal_series(node: ast.AST) -> ref.SeriesKey | None:
     if None in texts:
         return None
     name, kind = texts[0] or "", texts[1] if len(texts) > 1 else None
-    return ref.SeriesKey(name, kind, is_of_member=is_pattern(name))
+    return SeriesKey(name, kind, is_of_member=is_pattern(name))
 
 
 def _bind_series_by_name(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
@@ -358,21 +353,21 @@ def _bind_series_by_name(node: ast.Call, scope: NameScope, found: _Meanings) -> 
         _bind_series(node, key, scope, found)
 
 
-def _bind_series(node: ast.expr, key: ref.SeriesKey, scope: NameScope, found: _Meanings) -> None:
+def _bind_series(node: ast.expr, key: SeriesKey, scope: NameScope, found: _Meanings) -> None:
     """Let a node mean the newest value of a series: of its own rank, or of the rank that ``any_rank`` asks of."""
     if key.is_of_member and not _means_member(node, key, scope, found):
         return
     if not scope.is_of_ranks:
-        found.references[node] = ref.SeriesValue(key)
+        found.references[node] = SeriesValue(key)
         found.read_series(key)
     elif key.kind is not None or key.is_derived:
         found.refuse(node, _OWN_RANK if key.is_derived else _NO_KIND)
     else:
-        found.references[node] = ref.RankValue(key.name)
+        found.references[node] = RankValue(key.name)
         found.read_on_ranks(key.name)
 
 
-def _means_member(node: ast.expr, key: ref.SeriesKey, scope: NameScope, found: _Meanings) -> bool:
+def _means_member(node: ast.expr, key: SeriesKey, scope: NameScope, found: _Meanings) -> bool:
     """Whether a pattern means one member here; if not, it is refused."""
     members = scope.members
     if scope.is_of_ranks:
@@ -425,17 +420,17 @@ def _bind_series_call(node: ast.Call, function: Function, scope: NameScope, foun
     if function.name == "len":
         if len(node.args) != 1 or node.keywords:
             found.refuse(node, "len takes one argument")
-        found.references[node] = ref.SeriesLength(key)
+        found.references[node] = SeriesLength(key)
         return
     read = SeriesCall(node, function, key, scope, found).reading()
     if read is not None:
         found.references[node] = read
-        found.read_series(key, _need(read))
+        found.read_series(key, read.need)
     for argument in [*node.args[1:], *(keyword.value for keyword in node.keywords)]:
         _bind(argument, scope, found)
 
 
-def _bind_to_series(node: ast.expr, scope: NameScope, found: _Meanings) -> ref.SeriesKey | None:
+def _bind_to_series(node: ast.expr, scope: NameScope, found: _Meanings) -> SeriesKey | None:
     """Bind a function's argument and return the series that it gives; None when it is refused.
 
     A series that must be computed is noted.
@@ -445,9 +440,10 @@ def _bind_to_series(node: ast.expr, scope: NameScope, found: _Meanings) -> ref.S
     if len(found.faults) > before:
         return None
     reference = found.references.get(node)
-    if isinstance(reference, ref.SeriesValue) and _series_key(node, scope) is not None:
+    if isinstance(reference, SeriesValue) and _series_key(node, scope) is not None:
         return reference.key
-    if any(isinstance(found.references.get(part), NO_PART_OF_A_SERIES) for part in ast.walk(node)):
+    read = (found.references.get(part) for part in ast.walk(node))
+    if any(each is not None and each.is_of_event_alone for each in read):
         found.refuse(node, "a series can be computed from series, params and numbers only")
         return None
     driver = _driver(node, found)
@@ -455,37 +451,18 @@ def _bind_to_series(node: ast.expr, scope: NameScope, found: _Meanings) -> ref.S
         found.refuse(node, "not a series")
         return None
     family = scope.members.key if scope.members is not None and _holds_pattern(node) else None
-    key = ref.SeriesKey(found.expression.segment(node), is_derived=True, is_of_member=family is not None)
+    key = SeriesKey(found.expression.segment(node), is_derived=True, is_of_member=family is not None)
     found.derived.setdefault(key, Derived(node, driver, family))
     return key
 
 
-def _driver(node: ast.AST, found: _Meanings) -> ref.SeriesKey | None:
+def _driver(node: ast.AST, found: _Meanings) -> SeriesKey | None:
     """Return the first series that a bound expression reads, in the order of its text."""
     reference = found.references.get(node)
-    if isinstance(reference, ref.SeriesReference):
-        return reference.key
-    if isinstance(reference, ref.FamilyReading):
-        return reference.key.whole
+    if reference is not None and reference.driver is not None:
+        return reference.driver
     keys = (_driver(child, found) for child in ast.iter_child_nodes(node))
     return next((key for key in keys if key is not None), None)
-
-
-def _need(read: ref.SeriesReference) -> Need:
-    """Return how much of a series must be kept for what reads it."""
-    match read:
-        case ref.SeriesValue(_, back) | ref.SeriesChange(_, back):
-            return Need(back + 1)
-        case ref.SeriesAgo(_, length, extent) | ref.SeriesRise(ref.SeriesAgo(_, length, extent)):
-            return Need(reach={extent: length})
-        case ref.SeriesAge(extent=extent):
-            return Need(reach={extent: 0})
-        case ref.Window(length=length, extent=extent):
-            reach: dict[ref.Extent, float] = {} if extent is ref.Extent.VALUES else {extent: length}
-            if read.is_per_step:
-                reach.setdefault(ref.Extent.STEPS, 0)
-            return Need(read.keep, reach)
-    return Need()
 
 
 # A family: a function evaluates its argument for each member of a pattern.
@@ -515,15 +492,15 @@ def _bind_family_call(node: ast.Call, function: Function, scope: NameScope, foun
     options = tuple(option for part in share if (option := _bind_share(part, scope, found)) is not None)
     before, members = len(found.faults), Members(is_argument=True)
     _bind(node.args[0], replace(scope, members=members), found)
-    outside = {ref.Variable(name) for name in scope.variables.values()}
+    outside = {Variable(name) for name in scope.variables.values()}
     for part in ast.walk(node.args[0]):
         if isinstance(part, ast.Name) and found.references.get(part) in outside:
             found.refuse(part, "a function of a family reads no variable of a comprehension around it")
-        elif isinstance(part, ast.Call) and isinstance(found.references.get(part), ref.Milestone):
+        elif isinstance(part, ast.Call) and isinstance(found.references.get(part), Milestone):
             found.refuse(part, "a milestone is no question about a member", "Ask for it outside, with 'and'.")
     if len(found.faults) == before and members.key is not None and len(options) == len(share):
         text = found.expression.segment(node.args[0])
-        found.references[node] = ref.FamilyReading(function.name, members.key, text, options)
+        found.references[node] = FamilyReading(function.name, members.key, text, options)
 
 
 def _bind_share(node: ast.expr, scope: NameScope, found: _Meanings) -> float | None:
@@ -553,7 +530,7 @@ def _bind_decision_call(node: ast.Call, function: Function, scope: NameScope, fo
         fix = f'Write holding("{name}"), or give it one.'
         found.refuse(node.args[0], f"controller '{name}' has no 'clear'", fix)
     else:
-        found.references[node] = ref.PastDecisions(function.name, name)
+        found.references[node] = PastDecisions(function.name, name)
 
 
 def _bind_state_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
@@ -565,7 +542,7 @@ def _bind_state_call(node: ast.Call, function: Function, scope: NameScope, found
         fix = suggestion(name, scope.states) or "Sort the run into classes under 'states:'."
         found.refuse(node.args[0], "unknown state", fix)
     else:
-        found.references[node] = ref.StateChange(function.name, name)
+        found.references[node] = StateChange(function.name, name)
         found.metrics[name] = None
 
 
@@ -588,9 +565,9 @@ def _bind_rank_call(node: ast.Call, function: Function, scope: NameScope, found:
         before = len(found.faults)
         _bind(node.args[0], replace(scope, is_of_ranks=True), found)
         read = (found.references.get(part) for part in ast.walk(node.args[0]))
-        if len(found.faults) == before and not any(isinstance(reference, ref.RankValue) for reference in read):
+        if len(found.faults) == before and not any(isinstance(reference, RankValue) for reference in read):
             found.refuse(node, f"{ANY_RANK} reads no series", "Write any_rank(not isfinite(loss)).")
-        found.references[node] = ref.AcrossRanks(ANY_RANK)
+        found.references[node] = AcrossRanks(ANY_RANK)
     else:
         _bind_rank_series(node, function, scope, found)
 
@@ -606,7 +583,7 @@ def _bind_rank_series(node: ast.Call, function: Function, scope: NameScope, foun
     elif not scope.lists(key.name):
         found.refuse(node.args[0], "unknown series", suggestion(key.name, scope.series or ()))
     else:
-        found.references[node] = ref.AcrossRanks(function.name, key.name)
+        found.references[node] = AcrossRanks(function.name, key.name)
         found.read_on_ranks(key.name)
 
 
@@ -626,7 +603,7 @@ def _never_bool(node: ast.expr, found: _Meanings) -> str:
     """Return what an expression gives in place of a truth value; empty where it may give one."""
     reference = found.references.get(node)
     if reference is not None:
-        return _never_bool_reference(reference)
+        return _in_place_of_truth(reference)
     if isinstance(node, ast.Constant):
         return "" if isinstance(node.value, bool) else "a constant"
     if isinstance(node, ast.BinOp):
@@ -636,27 +613,12 @@ def _never_bool(node: ast.expr, found: _Meanings) -> str:
     return "a collection" if isinstance(node, _DISPLAYS) else ""
 
 
-def _never_bool_reference(reference: ref.Reference) -> str:
-    match reference:
-        case ref.FamilyReading(question) if question in TRUE_OF_FAMILIES:
-            return ""
-        case ref.FamilyReading(question) if question in NAMES_OF_FAMILIES:
-            return "a text"
-        case ref.MemberName():
-            return "a text"
-        case ref.FamilyReading():
-            return "a number"
-        case ref.SeriesAge(limit=float() | int()):
-            return ""
-        case ref.AcrossRanks(question):
-            return "" if question == ANY_RANK else "a number"
-        case ref.StateChange(question):
-            return {"changed": "", "previous": "a text"}.get(question, "a number")
-        case ref.PastDecisions(question):
-            return "" if question in TRUE_OF_CONTROLLERS else "a number"
-        case ref.ParamValue(value):
-            return "" if isinstance(value, bool) else "a constant"
-    return "a number" if isinstance(reference, ref.SeriesReference | ref.ContextValue) else ""
+def _in_place_of_truth(reading: Reading) -> str:
+    if reading.value_type in (ValueType.TRUTH, ValueType.UNKNOWN):
+        return ""
+    if reading.is_constant:
+        return "a constant"
+    return "a text" if reading.value_type is ValueType.TEXT else "a number"
 
 
 # What the author probably meant, where Python allows an expression that a rule does not.

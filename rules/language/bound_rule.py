@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from .context import CONTEXT
+from ..readings.fact import CONTEXT
+from ..readings.reading import Need, Param, Reading, SeriesKey
 from .expressions import Expression
 from .families import have_common_names
-from .references import Extent, FamilyReading, Param, Reference, SeriesKey, SeriesReference
 
 #: The name of the member that a controller is of.
 MEMBER: Final = "member"
@@ -65,7 +65,7 @@ class NameScope:
     each: str = ""
     is_definition: bool = False
     admitted: Collection[str] = ()
-    own: Mapping[str, Reference] = field(default_factory=dict)
+    own: Mapping[str, Reading] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     members: Members | None = None
     is_of_ranks: bool = False
@@ -90,24 +90,6 @@ class NameScope:
         if name in self.variables or name in self.metrics or name in self.params or name in CONTEXT:
             return False
         return not (self.each and name == MEMBER)
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The part of a series that must be kept.
-
-    Attributes:
-        values: This many of its newest values.
-        reach: Also the values that came within this length of each unit. A length of 0 asks for their positions alone.
-    """
-
-    values: int = 1
-    reach: Mapping[Extent, float] = field(default_factory=dict)
-
-    def __or__(self, other: Need) -> Need:
-        extents = self.reach.keys() | other.reach.keys()
-        reach = {extent: max(self.reach.get(extent, 0), other.reach.get(extent, 0)) for extent in sorted(extents)}
-        return Need(max(self.values, other.values), reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +122,7 @@ class BoundRule:
     """
 
     expression: Expression
-    references: Mapping[ast.AST, Reference]
+    references: Mapping[ast.AST, Reading]
     series: Mapping[SeriesKey, Need]
     metrics: tuple[str, ...]
     derived: Mapping[SeriesKey, Derived] = field(default_factory=dict)
@@ -167,10 +149,8 @@ def driver_of_the_run(rule: BoundRule) -> SeriesKey | None:
 
 def _first(node: ast.AST, rule: BoundRule) -> SeriesKey | None:
     reference = rule.references.get(node)
-    if isinstance(reference, FamilyReading):
-        return reference.key.whole
-    if isinstance(reference, SeriesReference):
-        return None if _is_admitted(reference.key, rule) else reference.key
+    if reference is not None and (key := reference.driver) is not None:
+        return None if _is_admitted(key, rule) else key
     found = (_first(child, rule) for child in ast.iter_child_nodes(node))
     return next((key for key in found if key is not None), None)
 

@@ -17,24 +17,14 @@ from ..functions.folds import EMA, FOLDS
 from ..functions.milestones import MAX_SHARES, exact, multiples
 from ..functions.table import Function
 from ..habits import MILESTONE_ARGUMENTS, MILESTONE_UNITS, WINDOW_ARGUMENTS, WINDOW_LENGTHS
+from ..readings.ago import SeriesAge, SeriesAgo, SeriesRise
+from ..readings.fold import SeriesFold
+from ..readings.milestone import Milestone
+from ..readings.reading import MAX_WINDOW, Extent, Half, Param, SeriesKey, SeriesReading
+from ..readings.series_value import SeriesChange, SeriesValue
+from ..readings.window import Window
 from .bound_rule import NameScope
 from .expressions import ExpressionFaults
-from .references import (
-    MAX_WINDOW,
-    Extent,
-    Half,
-    Milestone,
-    Param,
-    SeriesAge,
-    SeriesAgo,
-    SeriesChange,
-    SeriesFold,
-    SeriesKey,
-    SeriesReference,
-    SeriesRise,
-    SeriesValue,
-    Window,
-)
 
 #: The longest window by steps, in steps. Operands beyond this are not folded either: no length is so large.
 MAX_STEPS: Final = 10**12
@@ -124,7 +114,7 @@ class SeriesCall:
     scope: NameScope
     faults: ExpressionFaults
 
-    def reading(self) -> SeriesReference | None:
+    def reading(self) -> SeriesReading | None:
         """Return what the call reads; None when it is refused."""
         if self.function.name in FOLDS:
             return self._fold()
@@ -197,7 +187,7 @@ class SeriesCall:
         skip = self._whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
         return None if skip is None else SeriesFold(self.function.name, self.key, length, skip)
 
-    def _look_back(self) -> SeriesReference | None:
+    def _look_back(self) -> SeriesReading | None:
         """Return what ``lag``, ``delta``, ``age`` and ``absent`` read, which take at most one number."""
         name, given = self.function.name, self.call.args[1:]
         is_lag = name == "lag"

@@ -14,31 +14,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...store.events import APPLIED, RANKS, Event
 from ...store.run_info import Plan
 from ..functions.undefined import Undefined
+from ..readings.reading import Extent
 from .milestones import MilestoneTracker, Reached
-from .references import Extent
 
 _NS_PER_S: Final = 1e9
-
-#: The facts about the run: name to meaning.
-CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "step": "The event's step: the number of finished optimizer updates.",
-        "epoch": "Finished epochs, as a fraction: the event's own, or else its metric called `epoch`.",
-        "progress": "The step divided by `max_steps`. Without a declared `max_steps`, the epoch divided by the "
-        "declared epochs.",
-        "max_steps": "The number of updates that the loop declared for the run.",
-        "elapsed_s": "Seconds of training up to the event, summed over the attempts that led to it.",
-        "samples_seen": "The newest value of the metric `samples_seen`. In a run without it, the sum of the metric "
-        "`batch_size` over the updates so far.",
-        "tokens_seen": "The newest value of the metric `tokens_seen`. In a run without it, the sum of the metric "
-        "`num_tokens` over the updates so far.",
-        "world_size": "The number of processes that train together, as the loop declared.",
-        "updates_applied": "The updates so far that changed the model.",
-        "updates_skipped": "The updates so far that the loop attempted and skipped, as mixed precision does where a "
-        "gradient is not finite: `rec.step(..., applied=False)`.",
-        "undefined": "Never known, as in `loss if isfinite(loss) else undefined`.",
-    }
-)
 
 _Number = TypeVar("_Number", int, float)
 

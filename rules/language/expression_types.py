@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Final
 
-from ..functions.table import ANY_RANK, FUNCTIONS, STREAK, TRUE_OF_CONTROLLERS
+from ..functions.table import FUNCTIONS
+from ..readings.param import ParamValue
+from ..readings.reading import Param, ValueType
 from .bound_rule import BoundRule
-from .references import (
-    AcrossRanks,
-    ContextValue,
-    Milestone,
-    Param,
-    ParamValue,
-    PastDecisions,
-    RankValue,
-    SeriesAge,
-    SeriesAgo,
-    SeriesChange,
-    SeriesFold,
-    SeriesLength,
-    SeriesRise,
-    SeriesValue,
-    StateChange,
-    Window,
-)
 
 _FLOAT_KEEPING: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-#: Facts about the run that are whole numbers; the others are floats.
-_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size", "updates_applied", "updates_skipped"})
 _GIVE_TRUTH: Final = frozenset({"isnan", "isfinite", "any", "all"})
+#: One value of each type that a value may have.
+_EXAMPLES: Final[Mapping[ValueType, tuple[Param, ...]]] = {
+    ValueType.FLOAT: (0.5,),
+    ValueType.WHOLE: (1,),
+    ValueType.NUMBER: (0.5,),
+    ValueType.TRUTH: (True,),
+    ValueType.TEXT: ("text",),
+    ValueType.UNKNOWN: (0.5, 1, True, "text"),
+}
 
 
 def gives_float(node: ast.expr, rule: BoundRule) -> bool:
     """Whether the node's value, if it has one, is always a float."""
     reference = rule.references.get(node)
-    if isinstance(reference, Window):
-        return not reference.function.is_whole
-    if isinstance(reference, SeriesFold):
-        return reference.function != STREAK
     if reference is not None:
-        is_constant = isinstance(reference, ParamValue) and isinstance(reference.value, float)
-        if isinstance(reference, AcrossRanks):
-            return reference.question != ANY_RANK
-        return is_constant or isinstance(reference, (SeriesValue, SeriesChange, SeriesAgo, SeriesRise, RankValue))
+        return reference.value_type is ValueType.FLOAT
     if isinstance(node, ast.Constant):
         return isinstance(node.value, float)
     if isinstance(node, ast.Call):
@@ -65,15 +50,8 @@ def needs_no_guard(node: ast.BinOp, rule: BoundRule) -> bool:
 def gives_truth(node: ast.expr, rule: BoundRule) -> bool:
     """Whether the node's value, if it has one, is always True or False."""
     reference = rule.references.get(node)
-    if isinstance(reference, AcrossRanks):
-        return reference.question == ANY_RANK
-    if isinstance(reference, StateChange):
-        return reference.question == "changed"
-    if isinstance(reference, SeriesAge):
-        return reference.limit is not None
     if reference is not None:
-        is_asked = isinstance(reference, PastDecisions) and reference.question in TRUE_OF_CONTROLLERS
-        return is_asked or isinstance(reference, Milestone)
+        return reference.value_type is ValueType.TRUTH and not reference.is_constant
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
     if isinstance(node, ast.BoolOp):
@@ -88,14 +66,12 @@ def example_values(node: ast.expr, rule: BoundRule) -> tuple[Param, ...]:
     reference = rule.references.get(node)
     if isinstance(reference, ParamValue):
         return (reference.value,)
+    if reference is not None:
+        return _EXAMPLES[reference.value_type]
     if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str)):
         return (node.value,)
     if isinstance(node, ast.JoinedStr):
-        return ("text",)
+        return _EXAMPLES[ValueType.TEXT]
     if gives_truth(node, rule):
-        return (True,)
-    if gives_float(node, rule) or (isinstance(reference, ContextValue) and reference.name not in _WHOLE_FACTS):
-        return (0.5,)
-    if isinstance(reference, (SeriesLength, ContextValue, PastDecisions, Window)):
-        return (1,)
-    return (0.5, 1, True, "text")
+        return _EXAMPLES[ValueType.TRUTH]
+    return _EXAMPLES[ValueType.FLOAT if gives_float(node, rule) else ValueType.UNKNOWN]

@@ -6,8 +6,8 @@ import ast
 from typing import Final
 
 from ..functions.table import RANK_FUNCTIONS
+from ..readings.family import FamilyReading
 from .bound_rule import BoundRule
-from .references import ContextValue, FamilyReading, ParamValue, SeriesValue, StateClass
 
 MAX_LEAVES: Final = 64
 
@@ -36,7 +36,8 @@ def leaves(rule: BoundRule) -> dict[str, ast.expr]:
 
 
 def _is_named_value(rule: BoundRule, node: ast.AST) -> bool:
-    is_value = isinstance(rule.references.get(node), (SeriesValue, StateClass, ParamValue, ContextValue))
+    reference = rule.references.get(node)
+    is_value = reference is not None and reference.is_shown_by_name
     return node in rule.expression.defined or (isinstance(node, ast.Name) and is_value)
 
 

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..readings.metric import MetricValue
 from .bound_rule import BoundRule
-from .references import MetricValue
 
 
 class KeyRead(NamedTuple):

@@ -15,7 +15,8 @@ from ...store.events import RANKS, Event
 from ...store.run_info import Plan
 from ..functions.milestones import position_of
 from ..functions.undefined import Undefined
-from .references import Extent, Milestone
+from ..readings.milestone import Milestone
+from ..readings.reading import Extent
 
 
 class Reached(NamedTuple):

@@ -12,10 +12,12 @@ from ..compiled.compilation import Translator
 from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, decides_at_once, member_program, program
 from ..functions.table import OF_NOW, STREAK
-from ..language import references as ref
-from ..language.bound_rule import BoundRule, Need, dependencies
+from ..language.bound_rule import BoundRule, dependencies
 from ..language.milestones import MilestoneTracker
 from ..language.timing import StepWindow, Unit
+from ..readings.milestone import Milestone
+from ..readings.past_decisions import PastDecisions
+from ..readings.reading import Need, SeriesKey
 from .declarations import AdmittedSeries, Controller, StateDeclaration
 
 #: Facts about the run for which an engine has to look at every event.
@@ -23,9 +25,6 @@ _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "
 
 #: Questions about a controller that its answers tell, whether it decides or not; and what it decides at this event.
 _TOLD_BY_ANSWERS: Final = frozenset({"holding", STREAK, *OF_NOW})
-
-#: References whose value changes only when a series or a controller metric takes a value.
-_STANDING: Final = ref.SeriesReference | ref.MetricValue | ref.ParamValue | ref.Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,10 @@ class Computation:
         is_after_admission: Whether its driver is a series of admitted values, or computed from one.
     """
 
-    key: ref.SeriesKey
-    driver: ref.SeriesKey
+    key: SeriesKey
+    driver: SeriesKey
     code: CodeType
-    family: ref.SeriesKey | None = None
+    family: SeriesKey | None = None
     is_after_admission: bool = False
 
 
@@ -102,13 +101,13 @@ class Blueprint:
     """
 
     names: Names
-    needs: Mapping[ref.SeriesKey, Need]
+    needs: Mapping[SeriesKey, Need]
     computations: Sequence[Computation]
     admissions: Sequence[Admission]
     asked: Mapping[str, RulesAtKind]
-    families: Mapping[ref.SeriesKey, Sequence[ref.SeriesKey]]
+    families: Mapping[SeriesKey, Sequence[SeriesKey]]
     needs_clock: bool
-    counting: Mapping[ref.Milestone, frozenset[str]] = field(default_factory=dict)
+    counting: Mapping[Milestone, frozenset[str]] = field(default_factory=dict)
     _parts: dict[tuple[str, tuple[int, ...]], CodeType] = field(default_factory=dict, init=False)
 
     def part(self, kind: str, numbers: tuple[int, ...]) -> CodeType:
@@ -143,7 +142,7 @@ def draw_blueprint(
     for key in (key for controller in controllers for key in controller.series_named):
         needs.setdefault(key, Need())
         needs.setdefault(key.whole, Need())
-    computations: dict[ref.SeriesKey, Computation] = {}
+    computations: dict[SeriesKey, Computation] = {}
     for rule in rules:
         computing = Translator(rule, names, wants_full_windows=True)
         for key, derived in rule.derived.items():
@@ -171,7 +170,7 @@ def draw_blueprint(
     )
 
 
-def _is_after_admission(driver: ref.SeriesKey, computations: Mapping[ref.SeriesKey, Computation]) -> bool:
+def _is_after_admission(driver: SeriesKey, computations: Mapping[SeriesKey, Computation]) -> bool:
     """Whether a computed series follows a series of admitted values: computed ones come after those that drive them."""
     if driver in computations:
         return computations[driver].is_after_admission
@@ -180,7 +179,7 @@ def _is_after_admission(driver: ref.SeriesKey, computations: Mapping[ref.SeriesK
 
 def _counting(
     controllers: Sequence[Controller], states: Sequence[StateDeclaration]
-) -> Iterator[tuple[ref.Milestone, frozenset[str]]]:
+) -> Iterator[tuple[Milestone, frozenset[str]]]:
     """Yield each milestone that rules ask for, with the kinds of events that count for it."""
     for controller in controllers:
         kinds = frozenset(_kind_of(controller, trigger) for trigger in controller.triggers)
@@ -190,8 +189,8 @@ def _counting(
         yield from ((milestone, kinds) for _, rule in state.classes for milestone in _milestones_in(rule.bound))
 
 
-def _milestones_in(rule: BoundRule) -> Iterator[ref.Milestone]:
-    return (reference for reference in rule.references.values() if isinstance(reference, ref.Milestone))
+def _milestones_in(rule: BoundRule) -> Iterator[Milestone]:
+    return (reference for reference in rule.references.values() if isinstance(reference, Milestone))
 
 
 def _kind_of(controller: Controller, trigger: str) -> str:
@@ -201,8 +200,8 @@ def _kind_of(controller: Controller, trigger: str) -> str:
 
 
 def _families(
-    needs: Iterable[ref.SeriesKey], computations: Iterable[Computation]
-) -> Mapping[ref.SeriesKey, Sequence[ref.SeriesKey]]:
+    needs: Iterable[SeriesKey], computations: Iterable[Computation]
+) -> Mapping[SeriesKey, Sequence[SeriesKey]]:
     """Return the families of series, each with the series that a member has."""
     families = {key: [key] for key in needs if key.is_of_member and not key.is_derived}
     for computation in computations:
@@ -230,7 +229,7 @@ def _asked(
     asked: dict[str, set[str]] = {}
     for rule in (rule for controller in controllers for rule in controller.bound_rules):
         for reference in rule.references.values():
-            if isinstance(reference, ref.PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
+            if isinstance(reference, PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
                 asked.setdefault(reference.controller, set()).add(reference.question)
     questions = tuple(
         TriggeredRule(
@@ -260,7 +259,7 @@ def _asked(
 
 
 def _reads_past(controller: Controller) -> bool:
-    return any(isinstance(reference, ref.PastDecisions) for reference in controller.rule.bound.references.values())
+    return any(reference.asks_about for reference in controller.rule.bound.references.values())
 
 
 def _keeps_its_answer(question: TriggeredRule) -> bool:
@@ -268,12 +267,7 @@ def _keeps_its_answer(question: TriggeredRule) -> bool:
         return False
     if question.driver is not None or question.clear is not None or question.changing:
         return False
-    return all(
-        isinstance(reference, _STANDING)
-        and not isinstance(reference, ref.SeriesAgo | ref.SeriesRise | ref.SeriesAge)
-        and (not isinstance(reference, ref.Window) or reference.extent is ref.Extent.VALUES)
-        for reference in question.rule.references.values()
-    )
+    return all(reference.is_standing for reference in question.rule.references.values())
 
 
 def _is_clocked(controller: Controller) -> bool:
@@ -284,5 +278,5 @@ def _is_clocked(controller: Controller) -> bool:
     return (
         bool(controller.ranks)
         or any(span is not None and span.unit is not Unit.STEPS for span in spans)
-        or any(isinstance(reference, ref.ContextValue) and reference.name in _CLOCKED_FACTS for reference in references)
+        or any(reference.fact in _CLOCKED_FACTS for reference in references)
     )

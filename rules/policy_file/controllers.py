@@ -21,8 +21,9 @@ from ..errors import ExpressionError, kind_suggestion, suggestion
 from ..language.bound_rule import NameScope
 from ..language.families import is_pattern
 from ..language.patience import MODES, RESET_ON_FAILURE, Patience
-from ..language.references import PastDecisions, SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow, Unit
+from ..readings.past_decisions import PastDecisions
+from ..readings.reading import SeriesKey
 from .declarations import (
     ACT,
     OF_STATE,

@@ -19,8 +19,8 @@ from ...store.run_info import Attempt
 from ..compiled.names import Names
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.patience import Patience
-from ..language.references import Param, SeriesKey
 from ..language.timing import Cooldown, Span, StepWindow
+from ..readings.reading import Param, SeriesKey
 from .classes import ArgumentValue
 from .document import Place
 from .metrics import METRIC_CLASSES

@@ -18,7 +18,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 
 from ..errors import ExpressionError, PolicyProblem, phrase, suggestion
 from ..language.bound_rule import NameScope
-from ..language.references import Param
+from ..readings.reading import Param
 from .classes import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
 

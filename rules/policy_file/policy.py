@@ -21,8 +21,8 @@ from .. import habits
 from ..control import Effect, InvalidCall, is_call, parse_call
 from ..errors import PolicyError, suggestion
 from ..language.bound_rule import NameScope
-from ..language.references import Param
 from ..language.timing import Span
+from ..readings.reading import Param
 from .blueprint import Blueprint, draw_blueprint
 from .classes import ArgumentValue, Registry
 from .controllers import read_controllers, read_name, read_span, read_states

@@ -5,7 +5,6 @@ Each expression is parsed, its names are bound, and the code of what an engine e
 
 from __future__ import annotations
 
-import ast
 import keyword
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,14 +20,13 @@ from ..compiled.names import Names
 from ..errors import ExpressionError, Fault
 from ..functions.table import FUNCTIONS
 from ..functions.text import check_specification
-from ..language.binding import NO_PART_OF_A_SERIES, bind
+from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
-from ..language.context import CONTEXT
 from ..language.definitions import in_order
 from ..language.expression_types import example_values
 from ..language.expressions import Expression, parse
 from ..language.leaves import leaves
-from ..language.references import ContextValue, ParamValue
+from ..readings.fact import CONTEXT, ContextValue
 from .declarations import AdmittedSeries, Declarations, Ends, MessageField, MessageTemplate, Rule
 from .document import Place
 from .fields import FieldReader, Fields, Key
@@ -290,8 +288,7 @@ def _read_value(node: yaml.Node, where: str, declared: Declarations, reader: Fie
     rule = _read_own(node, where, declared, reader, is_condition=False)
     if rule is None:
         return None
-    references = rule.bound.references
-    if any(isinstance(references.get(part), NO_PART_OF_A_SERIES) for part in ast.walk(rule.bound.expression.tree)):
+    if any(reading.is_of_event_alone for reading in rule.bound.references.values()):
         reader.refuse(node, where, "a series can be computed from series, params and numbers only")
     elif driver_of_the_run(rule.bound) is None:
         reader.refuse(node, where, "reads no series of the run")
@@ -368,7 +365,7 @@ def _end(node: yaml.ScalarNode, where: str, scope: NameScope, reader: FieldReade
         reader.refuse_faults(node, where, error)
         return None
     unknown = ContextValue("undefined")
-    if all(isinstance(each, ParamValue) or each == unknown for each in bound.references.values()):
+    if all(each.is_constant or each == unknown for each in bound.references.values()):
         return bound
     reader.refuse(node, where, "an end reads nothing of the run", _KNOWN)
     return None

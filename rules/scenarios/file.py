@@ -22,11 +22,11 @@ from ...store.events import SampleLosses, Vectors, is_kind
 from ...store.run_info import Plan
 from ..control import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
-from ..language.references import Param
 from ..policy_file.controllers import is_trigger, trigger_advice
 from ..policy_file.document import Document, Place, read_text
 from ..policy_file.fields import FieldReader, Fields, Key, is_null
 from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
+from ..readings.reading import Param
 from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, NotationError, Scenario, ScenarioSeries, parse_values
 
 _ROOT_KEYS: Final = ("policy", "tests")

@@ -79,6 +79,7 @@ def around(low: float, high: float, sure_low: float | None = None, sure_high: fl
 
 ANY: Final = between(-math.inf, math.inf)
 NATURAL: Final = between(0, math.inf, is_whole=True, may_be_nan=False)
+TRUTH: Final = between(0, 1, is_whole=True, may_be_nan=False)
 
 
 def rounded(inner: Range, low: float, high: float) -> Range:

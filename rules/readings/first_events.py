@@ -1,52 +1,12 @@
-"""Defines what the search for possible firings knows of a run: where values and events came, and what never does.
-
-Holds no value of a series: only indices of events.
-"""
+"""The event of a run from which on something may be so, as its index, or the reason why it never is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 from ...store.events import BEFORE_STREAM
-from ...store.run_info import Plan
-from ..language.references import SeriesKey
-
-
-class Appearances(Protocol):
-    """Where in a run values and events came, as indices in its stream, ascending.
-
-    Attributes:
-        plan: What the loop declared.
-        nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
-    """
-
-    plan: Plan
-    nan_filtered: Collection[str]
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether any event has sample losses."""
-
-    @property
-    def vector_names(self) -> frozenset[str]:
-        """The names of all vectors of its events."""
-
-    def first_from(self, step: float) -> int | None:
-        """Return the first event at a step or later; None without one."""
-
-    def values(self, key: SeriesKey) -> Sequence[int]:
-        """Return the events that brought the values of a series; ``BEFORE_STREAM`` for a declared constant."""
-
-    def events(self, kind: str) -> Sequence[int]:
-        """Return the events of a kind."""
-
-    def step(self, index: int) -> int:
-        """Return the step of an event."""
-
-    def first_epoch(self) -> int | None:
-        """Return the first event with a known epoch; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +50,20 @@ def any_of(parts: Iterable[First]) -> First:
     # A rule that one side of an `or` can never make true lacks what the other sides lack.
     absent = [part for part in nevers if part.is_absent] or nevers
     return Never(" and ".join(dict.fromkeys(part.reason for part in absent)), any(part.is_absent for part in absent))
+
+
+def of_constant(value: bool, wanted: bool) -> First:
+    """Return when a truth that never changes is the one that is wanted."""
+    return START if value is wanted else Never("a constant that makes the rule false")
+
+
+class PossibleCount(NamedTuple):
+    """How a part of a rule counts something.
+
+    Attributes:
+        first: Returns when it may first be a number.
+        longest: The greatest number that it can be.
+    """
+
+    first: Callable[[int], First]
+    longest: float

@@ -1,0 +1,131 @@
+"""When the values of a series came: the value of so many steps ago, the rise since then, and the newest one's age."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .first_events import START, First
+from .ranges import TRUTH, Range, calculated
+from .reading import Extent, Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAgo(SeriesReading):
+    """The newest value of a series that is at least ``length`` old.
+
+    Attributes:
+        key: The series.
+        length: How far back it looks.
+        extent: The unit of the length; not values.
+    """
+
+    key: SeriesKey
+    length: float
+    extent: Extent
+
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
+
+    @property
+    def unit(self) -> Extent:
+        return self.extent
+
+    @property
+    def steps_back(self) -> float:
+        return self.length if self.extent is Extent.STEPS else 0
+
+    @property
+    def need(self) -> Need:
+        """The values of its length."""
+        return Need(reach={self.extent: self.length})
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of the series."""
+        return limits.series(self.key)
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the series has its first value: how long a step takes is not known."""
+        return seen.values(self.key, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRise(SeriesReading):
+    """The newest value of a series less the newest one that is at least ``before.length`` old."""
+
+    before: SeriesAgo
+
+    @property
+    def key(self) -> SeriesKey:  # type: ignore[override]
+        """The series."""
+        return self.before.key
+
+    @property
+    def unit(self) -> Extent:
+        return self.before.extent
+
+    def of_series(self, key: SeriesKey) -> SeriesRise:
+        return SeriesRise(self.before.of_series(key))
+
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
+
+    @property
+    def steps_back(self) -> float:
+        return self.before.steps_back
+
+    @property
+    def need(self) -> Need:
+        return self.before.need
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of the difference of two values of the series."""
+        return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the older value may be there."""
+        return self.before.first(seen, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesAge(SeriesReading):
+    """How long ago the newest value of a series came, in steps; or whether that is at least ``limit`` ago.
+
+    Attributes:
+        key: The series.
+        limit: The length of time to compare with; None for the age itself.
+        extent: The unit of the limit.
+    """
+
+    key: SeriesKey
+    limit: float | None = None
+    extent: Extent = Extent.STEPS
+
+    @property
+    def value_type(self) -> ValueType:
+        """A truth with a limit, else a whole number of steps."""
+        return ValueType.WHOLE if self.limit is None else ValueType.TRUTH
+
+    @property
+    def unit(self) -> Extent:
+        return self.extent
+
+    @property
+    def reads_newest(self) -> bool:
+        return True
+
+    @property
+    def steps_back(self) -> float:
+        return self.limit if self.limit is not None and self.extent is Extent.STEPS else 0
+
+    @property
+    def need(self) -> Need:
+        """The positions of values."""
+        return Need(reach={self.extent: 0})
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of a number of steps, or of a truth."""
+        return limits.steps if self.limit is None else TRUTH
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the series has its first value; before, only a limit has an answer."""
+        return seen.values(self.key, 1) if self.limit is None else START

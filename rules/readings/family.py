@@ -1,0 +1,71 @@
+"""A function over the members of a family of series, such as ``any(series("grad_norm/*") > 100)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from ..functions.family_functions import NAMES_OF_FAMILIES, TRUE_OF_FAMILIES
+from .first_events import START, First
+from .ranges import ANY, NATURAL, TRUTH, Range
+from .reading import Limits, Reading, SeriesKey, Sightings, ValueType
+
+_COUNT: Final = "count"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReading(Reading):
+    """A function of an expression that is evaluated for each member of a family.
+
+    Attributes:
+        function: Its name.
+        key: The series of a member.
+        text: The expression, blanks folded.
+        options: Further arguments of the function.
+    """
+
+    function: str
+    key: SeriesKey
+    text: str
+    options: tuple[float, ...] = ()
+
+    @property
+    def driver(self) -> SeriesKey:
+        """The family as a whole."""
+        return self.key.whole
+
+    @property
+    def value_type(self) -> ValueType:
+        """A text for the name of a member; a truth is not told from what the expression gives."""
+        if self.function in NAMES_OF_FAMILIES:
+            return ValueType.TEXT
+        if self.function in TRUE_OF_FAMILIES:
+            return ValueType.UNKNOWN
+        return ValueType.WHOLE if self.function == _COUNT else ValueType.NUMBER
+
+    def bounds(self, limits: Limits) -> Range | None:
+        """Return the range of a truth or a count; of another number nothing is known."""
+        if self.function in NAMES_OF_FAMILIES:
+            return None
+        if self.function in TRUE_OF_FAMILIES:
+            return TRUTH
+        return NATURAL if self.function == _COUNT else ANY
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when a member has its first value; a count is 0 before."""
+        return START if self.function == _COUNT else seen.values(self.key, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberName(Reading):
+    """The name of the member that a controller is of."""
+
+    is_of_event_alone: ClassVar[bool] = True
+    value_type: ClassVar[ValueType] = ValueType.TEXT
+
+    def bounds(self, limits: Limits) -> None:
+        """Return None: it is no number."""
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return the start."""
+        return START

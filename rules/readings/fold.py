@@ -1,0 +1,48 @@
+"""A number that is folded over a whole series: a moving average, a peak, a trough, the first value, a streak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..functions.folds import EMA
+from ..functions.table import STREAK
+from .first_events import First
+from .ranges import ANY, Range
+from .reading import Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesFold(SeriesReading):
+    """A number that is folded over a series from its first value on, without the ``skip`` newest ones."""
+
+    function: str
+    key: SeriesKey
+    length: int
+    skip: int = 0
+
+    @property
+    def value_type(self) -> ValueType:
+        """A whole number for a streak, else a float."""
+        return ValueType.WHOLE if self.function == STREAK else ValueType.FLOAT
+
+    @property
+    def values_read(self) -> int:
+        return 1
+
+    @property
+    def need(self) -> Need:
+        """Nothing more than the newest value: the fold follows the series."""
+        return Need()
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of the finite values of the series, or of the lengths of a streak."""
+        if self.function == STREAK:
+            return limits.streak(self.key)
+        if self.function != EMA:
+            return replace(limits.series(self.key), may_be_nan=False)
+        # A step towards a value does not pass it, however it is rounded.
+        return replace(limits.series(self.key), is_whole=False, may_be_nan=False) if self.length > 1 else ANY
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the series has a value that is not skipped."""
+        return seen.values(self.key, 1 + self.skip)

@@ -1,0 +1,66 @@
+"""What a name means within a rule alone: a param of the policy, and a variable of a comprehension."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from .first_events import START, First, of_constant
+from .ranges import Range, between
+from .reading import Limits, Param, Reading, Sightings, ValueType
+
+#: Whole numbers up to here are exact as floats.
+_MAX_EXACT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class ParamValue(Reading):
+    """A param, which is a constant of the policy."""
+
+    name: str
+    value: Param
+
+    is_constant: ClassVar[bool] = True
+    is_shown_by_name: ClassVar[bool] = True
+
+    @property
+    def value_type(self) -> ValueType:
+        """That of its value."""
+        return ValueType.of(self.value)
+
+    @property
+    def is_standing(self) -> bool:
+        return True
+
+    def bounds(self, limits: Limits) -> Range | None:
+        """Return the one number that it is, if it is one that a float holds."""
+        value = self.value
+        if isinstance(value, str) or not abs(value) < _MAX_EXACT:
+            return None
+        return between(value, value, is_whole=isinstance(value, int), may_be_nan=value != value)
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return the start, unless it is a truth other than the one wanted."""
+        value = seen.param(self.name, self.value)
+        return of_constant(value, wanted) if isinstance(value, bool) and wanted is not None else START
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Reading):
+    """A comprehension's own variable, under a unique name."""
+
+    name: str
+
+    is_of_event_alone: ClassVar[bool] = True
+    value_type: ClassVar[ValueType] = ValueType.UNKNOWN
+
+    @property
+    def is_standing(self) -> bool:
+        return True
+
+    def bounds(self, limits: Limits) -> None:
+        """Return None: it may be no number."""
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return the start."""
+        return START

@@ -1,0 +1,100 @@
+"""The newest values of a series: one of them, a change, and how many there have been."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .first_events import START, First, PossibleCount
+from .ranges import NATURAL, Range, calculated
+from .reading import Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesValue(SeriesReading):
+    """The newest value of a series, or the one ``back`` values ago."""
+
+    key: SeriesKey
+    back: int = 0
+
+    is_shown_by_name: ClassVar[bool] = True
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
+
+    @property
+    def values_read(self) -> int:
+        return self.back + 1
+
+    @property
+    def reads_newest(self) -> bool:
+        return not self.back
+
+    @property
+    def need(self) -> Need:
+        return Need(self.values_read)
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of the series."""
+        return limits.series(self.key)
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the series has had as many values."""
+        return seen.values(self.key, self.back + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesChange(SeriesReading):
+    """The newest value of a series less the one ``back`` values ago."""
+
+    key: SeriesKey
+    back: int
+
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
+
+    @property
+    def values_read(self) -> int:
+        return self.back + 1
+
+    @property
+    def need(self) -> Need:
+        return Need(self.values_read)
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the range of the difference of two values of the series."""
+        return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return when the series has had as many values."""
+        return seen.values(self.key, self.back + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesLength(SeriesReading):
+    """The number of values that a series has had."""
+
+    key: SeriesKey
+
+    value_type: ClassVar[ValueType] = ValueType.WHOLE
+
+    @property
+    def need(self) -> Need:
+        """Nothing more than the newest value."""
+        return Need()
+
+    @property
+    def is_count(self) -> bool:
+        """Always."""
+        return True
+
+    def bounds(self, limits: Limits) -> Range:
+        """Return the natural numbers."""
+        return NATURAL
+
+    def first(self, seen: Sightings, wanted: bool | None) -> First:
+        """Return the start."""
+        return START
+
+    def counted(self, seen: Sightings) -> PossibleCount:
+        """Return how the series' values are counted, without a limit."""
+        return PossibleCount(lambda number: seen.values(self.key, number), math.inf)
