@@ -21,9 +21,8 @@ from pathlib import Path
 from event_files import STARTED_S, event, simple, write_events
 
 from steptape import backtest, load_policy, open_store
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.runs.metric_names import Mode

@@ -23,6 +23,7 @@ from typing import Any, Final
 from steptape.importers.run_writing import write_new
 from steptape.importers.source import Fact, ImportedRun
 from steptape.store.errors import TelemetryError
+from steptape.store.run_info import RunInfo
 
 #: A trial of AlgoPerf: submission, study, workload with its framework, trial.
 _TRIAL: Final = re.compile(
@@ -131,10 +132,10 @@ def _write(
     """Write a run; return whether its source could be read."""
     metric, mode = objective
     source = {"kind": "public_curves", "path": path, "objective": {"metric": metric, "mode": mode}}
-    about = {"name": name, "group": None, "tags": (), "config": config, "source": source}
+    about = RunInfo(run_id, name, attempts=(), config=config, source=source)
     run = ImportedRun(iter(facts), name=name, config=config, objective=objective)
     try:
-        write_new(store / run_id, run_id, run, facts, about)
+        write_new(store / run_id, about, run, facts)
     except TelemetryError as error:
         print(f"{path}: {error}", file=sys.stderr)
         return False

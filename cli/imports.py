@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from ..importers.discovery import find_sources, signature
-from ..importers.errors import UnreadableSource
+from ..importers.discovery import all_readers, find_sources, signature, unusable_readers
 from ..importers.importing import Outcome, State, import_sources
-from ..importers.registry import all_readers, unusable_readers
-from ..importers.source import Reader, ReadOptions
+from ..importers.source import Reader, ReadOptions, UnreadableSource
 from ..replay.run_pool import Pool
 from ..store.errors import TelemetryError
 from ..store.run import Run

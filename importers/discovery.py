@@ -1,17 +1,23 @@
-"""Finds the sources to import: maps files and folders to sources, each with the reader that recognises it."""
+"""Finds the sources to import, and the readers that recognise them.
+
+Maps files and folders to sources. Readers, built-in ones and those of other packages, are loaded from the entry points
+``steptape.importers``.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
-from ..store.errors import counted
-from .errors import UnreadableSource
-from .source import OptionReader, Reader, ReadOptions
+from ..store.errors import TelemetryError, counted
+from .foreign_reader import ForeignReader
+from .source import OptionReader, Reader, ReadOptions, UnreadableSource
 
 #: Bytes from the start of a file that readers see to recognise it.
 HEAD_BYTES: Final = 64 * 1024
@@ -41,6 +47,18 @@ _PLAIN_NAMES: Final = frozenset(
 #: The log that Stable-Baselines3's ``Monitor`` hides when it is given a folder's name with a dot.
 _HIDDEN_LOG: Final = ".monitor.csv"
 _CHUNK_BYTES: Final = 1024 * 1024
+
+GROUP: Final = "steptape.importers"
+
+#: The kind that selects the first reader that recognises a file.
+AUTO: Final = "auto"
+
+#: Order of trying readers on a file: those that check a file signature first, guesses last.
+_ORDER: Final = (
+    *("tensorboard", "wandb", "optuna", "mlflow", "trackio", "trainer_state", "stable_baselines", "parquet", "mllog"),
+    *("table", "json", "jsonl"),
+)
+_LAST: Final = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +333,84 @@ def signature(source: Source) -> tuple[tuple[str, int, int], ...]:
         except OSError:
             entries.append((str(path), -1, -1))
     return tuple(entries)
+
+
+# --- readers --------------------------------------------------------------------------------------------------------
+
+
+def all_readers() -> tuple[Reader, ...]:
+    """Return all usable readers, in the order of trying them on a file."""
+    return tuple(sorted(_registered().by_kind.values(), key=lambda reader: (_place(reader.kind), reader.kind)))
+
+
+def unusable_readers() -> tuple[TelemetryError, ...]:
+    """Return the errors of the entry points that give no reader."""
+    return tuple(_registered().problems.values())
+
+
+def reader_of(kind: str) -> Reader:
+    """Return the reader of a kind.
+
+    Raises:
+        TelemetryError: There is none, or it cannot be loaded.
+    """
+    registered = _registered()
+    if kind in registered.by_kind:
+        return registered.by_kind[kind]
+    if kind in registered.problems:
+        raise registered.problems[kind]
+    raise TelemetryError(
+        "no reader for this kind", got=kind, fix=f"Kinds: {AUTO}, {', '.join(sorted(registered.by_kind))}"
+    )
+
+
+def _place(kind: str) -> int:
+    """Rank a kind: built-in readers first, then those of other packages, then text, which many files resemble."""
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER) + (kind == _LAST)
+
+
+class _Registered(NamedTuple):
+    """The loaded entry points of the group.
+
+    Attributes:
+        by_kind: Readers by kind.
+        problems: Errors of the entry points that give no reader, by entry point name.
+    """
+
+    by_kind: dict[str, Reader]
+    problems: dict[str, TelemetryError]
+
+
+@functools.cache
+def _registered() -> _Registered:
+    registered = _Registered({}, {})
+    for point in sorted(entry_points(group=GROUP), key=_is_foreign):
+        try:
+            reader = _loaded(point)
+            if reader.kind in registered.by_kind or reader.kind == AUTO:
+                raise TelemetryError(
+                    "another reader already reads this kind", where=f"{GROUP}: {point.name}", got=reader.kind
+                )
+            registered.by_kind[reader.kind] = reader
+        except TelemetryError as error:
+            registered.problems[point.name] = error
+    return registered
+
+
+def _is_foreign(point: EntryPoint) -> bool:
+    # Compares the value: ``EntryPoint.module`` fails for a value that names no module.
+    return not point.value.startswith(f"{__name__.partition('.')[0]}.")
+
+
+def _loaded(point: EntryPoint) -> Reader:
+    # A foreign package may raise anything when it is imported, SystemExit included: report it as a reader that cannot
+    # be loaded.
+    try:
+        reader = point.load()()
+        if not isinstance(reader, Reader):
+            raise TypeError("it lacks methods or attributes of a reader")
+        if not isinstance(reader.kind, str):
+            raise TypeError("its kind is not text")
+    except (Exception, SystemExit) as error:
+        raise TelemetryError(f"this reader cannot be loaded ({error!r})", where=f"{GROUP}: {point.name}") from error
+    return ForeignReader(reader) if _is_foreign(point) else reader

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ..store.errors import TelemetryError
 from ..store.run_info import STATUSES, Plan
-from .errors import UnreadableSource
-from .source import Fact, ImportedRun, Reader, ReadOptions
+from .source import Fact, ImportedRun, Reader, ReadOptions, UnreadableSource
 
 
 class ForeignReader:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -21,13 +21,20 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
-from .errors import UnreadableSource
 from .evaluation_names import is_evaluation, with_names
-from .growth import SourceRewritten, news_of
-from .omissions import REST_IMPORTED
-from .run_writing import Course, Courses, is_update, write_grown, write_new
-from .source import ImportedRun, ReadOptions
-from .storable import storable, storable_config, storable_time
+from .run_writing import (
+    Course,
+    Courses,
+    SourceRewritten,
+    is_update,
+    news_of,
+    storable,
+    storable_config,
+    storable_time,
+    write_grown,
+    write_new,
+)
+from .source import REST_IMPORTED, ImportedRun, ReadOptions, UnreadableSource
 
 #: Ids of imported runs: start time, or ``import`` where it is unknown, then ``Source.identity``.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
@@ -208,22 +215,14 @@ def _import_run(
     store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
 ) -> Outcome:
     identity = source.identity(run.identity)
-    kind = source.reader.kind
-    provenance: dict[str, Any] = {
-        "kind": kind,
-        "path": storable(str(source.path)),
-        "folder": storable(source.folder),
-        "sha256": digest,
-        "step_unit": storable(run.step_unit) or f"{kind} steps",
-    }
     run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
     folder = known.get(identity)
     try:
         if folder is not None:
-            return _grow(folder, source, run, provenance)
-        facts = with_names(run.facts, renamed)
-        provenance |= _declared(run, renamed)
-        return _make(store, identity, source, replace(run, facts=facts), provenance, known)
+            return _grow(folder, source, run, digest)
+        provenance = _provenance(source, run, digest, renamed)
+        run = replace(run, facts=with_names(run.facts, renamed))
+        return _make(store, identity, source, run, provenance, known)
     except TelemetryError as error:
         problem = _failure(error, source, is_all=True)
         rewritten = folder if isinstance(error, SourceRewritten) else None
@@ -231,55 +230,85 @@ def _import_run(
 
 
 def _make(
-    store: Path, identity: str, source: Source, run: ImportedRun, provenance: dict[str, Any], known: dict[str, Path]
+    store: Path, identity: str, source: Source, run: ImportedRun, provenance: _Provenance, known: dict[str, Path]
 ) -> Outcome:
     first = next(run.facts, None)
     if first is None:
         raise UnreadableSource(NO_EVENT)
     began_ns = run.started_ns or first.time_ns
     run_id = f"{_stamp(began_ns)}-{identity}"
-    info = {
-        "name": storable(run.name or source.name + (f"-{int(run.identity) + 1}" if run.identity.isdecimal() else "")),
-        "group": storable(run.group),
-        "tags": tuple(map(storable, run.tags)),
-        "config": storable_config(run.config),
-        "source": provenance,
-    }
+    info = RunInfo(
+        run_id,
+        storable(run.name or source.name + (f"-{int(run.identity) + 1}" if run.identity.isdecimal() else "")),
+        attempts=(),
+        group=storable(run.group),
+        tags=tuple(map(storable, run.tags)),
+        config=storable_config(run.config),
+        source=asdict(provenance),
+    )
     folder = store / run_id
-    courses, told = write_new(folder, run_id, run, chain((first,), run.facts), info)
+    courses, told = write_new(folder, info, run, chain((first,), run.facts))
     known[identity] = folder
     return _outcome(State.NEW, source, folder, told, courses, courses.events)
 
 
-def _grow(folder: Path, source: Source, run: ImportedRun, provenance: dict[str, Any]) -> Outcome:
+def _grow(folder: Path, source: Source, run: ImportedRun, digest: str) -> Outcome:
     info = read_run_info(folder)
     before = info.source or {}
-    if before.get("sha256") == provenance["sha256"]:
+    if before.get("sha256") == digest:
         problem = before.get("problem")
         seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, _evaluated(folder))
         return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen)
-    provenance |= _declared(run, before.get("renamed") or {})
+    provenance = _provenance(source, run, digest, before.get("renamed") or {})
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
     # ``news_of`` detects a rewritten source before it yields the first new fact, so the run is still untouched.
-    named = with_names(run.facts, provenance["renamed"])
+    named = with_names(run.facts, provenance.renamed)
     news = news_of(stored, named, f"{source.path} ({info.run_id})")
     first = next(news, None)
     facts = news if first is None else chain((first,), news)
-    told = write_grown(folder, replace(info, source=provenance), run, facts, courses)
+    told = write_grown(folder, replace(info, source=asdict(provenance)), run, facts, courses)
     added = courses.events - count
     return _outcome(State.GROWN if added else State.UNCHANGED, source, folder, told, courses, added)
 
 
-def _declared(run: ImportedRun, renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``source`` in ``run.json`` keeps of the source's own words, with the metrics' names in the run."""
-    metric, mode = run.objective or ("", "")
-    return {
-        "renamed": dict(renamed),
-        "objective": {"metric": storable(renamed.get(metric, metric)), "mode": mode} if metric else None,
-        "nan_filtered": [storable(renamed.get(name, name)) for name in run.nan_filtered],
-    }
+@dataclass(frozen=True, slots=True)
+class _Provenance:
+    """What ``source`` in ``run.json`` keeps of a run's origin.
+
+    Attributes:
+        kind, path, folder: The source.
+        sha256: Its digest.
+        step_unit: What its steps count.
+        renamed: The metrics' names in the run, by the source's names.
+        objective: The metric that the source optimises, and ``min`` or ``max`` as its ``mode``.
+        nan_filtered: As in ``ImportedRun``.
+    """
+
+    kind: str
+    path: str
+    folder: str
+    sha256: str
+    step_unit: str
+    renamed: dict[str, str]
+    objective: dict[str, str] | None
+    nan_filtered: list[str]
+
+
+def _provenance(source: Source, run: ImportedRun, digest: str, renamed: Mapping[str, str]) -> _Provenance:
+    """Return the origin of a run, with the metrics' names in the run."""
+    kind, (metric, mode) = source.reader.kind, run.objective or ("", "")
+    return _Provenance(
+        kind,
+        storable(str(source.path)),
+        storable(source.folder),
+        digest,
+        storable(run.step_unit) or f"{kind} steps",
+        dict(renamed),
+        {"metric": storable(renamed.get(metric, metric)), "mode": mode} if metric else None,
+        [storable(renamed.get(name, name)) for name in run.nan_filtered],
+    )
 
 
 def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:

@@ -1,15 +1,18 @@
-"""Groups rows into runs: the part that the readers of tables, JSON lines and text logs share."""
+"""Groups what a source logged into runs, attempts and events: rows, or values that were logged one by one.
+
+A row has several metrics at one step, as in tables, JSON lines and text logs. A value has a tag, a step and a time.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..store.run_info import Plan
-from .attempts import Life, Lives
 from .evaluation_names import PLACE_NAMES, is_evaluation, split_row
-from .source import Fact, ImportedRun
+from .source import Fact, ImportedRun, UnreadableSource
 
 #: A source with more metrics is no training log; a store would hold them, but poorly.
 MOST_METRICS: Final = 20_000
@@ -42,7 +45,7 @@ class Row(NamedTuple):
 def runs_of(
     rows: Iterable[Row],
     *,
-    config: Callable[[], dict[str, Any]] = dict,
+    config: Callable[[], dict[str, object]] = dict,
     plan: Callable[[], Plan] = Plan,
     facts_of: Callable[[Row, int], Iterator[Fact]] | None = None,
 ) -> Iterator[ImportedRun]:
@@ -107,3 +110,137 @@ def _is_one_event(held: Row, row: Row) -> bool:
     if held.step != row.step or held.kinds or row.kinds or not held.metrics.keys().isdisjoint(row.metrics):
         return False
     return len({is_evaluation(name) for name in (*held.metrics, *row.metrics) if name not in PLACE_NAMES}) == 1
+
+
+# --- resumes and restarts -------------------------------------------------------------------------------------------
+
+
+class Life(NamedTuple):
+    """The run and attempt that a row belongs to: indices of the source's run and of that run's attempt, both from 0."""
+
+    run: int
+    attempt: int
+
+
+class Lives:
+    """Assigns each row of a source, in order, to a run and an attempt.
+
+    A row starts a new attempt when one of its metrics was logged before at a later step. Other metrics may lag behind,
+    as evaluations do, without starting one. Where the new attempt begins at or before the run's first step, it is
+    attempt 0 of another run instead.
+    """
+
+    def __init__(self) -> None:
+        self._life = Life(0, 0)
+        self._first_step: int | None = None
+        self._newest: dict[str, int] = {}
+
+    def of(self, step: int, names: Iterable[str]) -> Life:
+        """Return the run and attempt of the next row.
+
+        Args:
+            step: The row's step.
+            names: The metrics in the row.
+        """
+        names = tuple(names)
+        newest = self._newest
+        if any(newest.get(name, step) > step for name in names):
+            self._begin(step)
+            newest = self._newest
+        if self._first_step is None or step < self._first_step:
+            self._first_step = step
+        for name in names:
+            newest[name] = step
+        return self._life
+
+    def _begin(self, step: int) -> None:
+        run, attempt = self._life
+        if self._first_step is None or step <= self._first_step:
+            self._life, self._first_step = Life(run + 1, 0), None
+        else:
+            self._life = Life(run, attempt + 1)
+        self._newest = {}
+
+
+# --- values logged one by one ---------------------------------------------------------------------------------------
+
+
+class Scalar(NamedTuple):
+    """One logged value.
+
+    Attributes:
+        tag: Its name.
+        step: Its step.
+        wall_ns: Time of logging, nanoseconds since 1970; 0 when unknown.
+        value: The number.
+    """
+
+    tag: str
+    step: int
+    wall_ns: int
+    value: float
+
+
+def courses_of(scalars: Sequence[Scalar], problem: UnreadableSource | None = None) -> Iterator[Iterator[Fact]]:
+    """Yield the facts of each run in the scalars.
+
+    Args:
+        scalars: Scalars in the order of logging.
+        problem: Error after the last scalar; raised at the end of the last run.
+    """
+    lives = _lives(scalars)
+    last = lives[-1][0] if lives else -1
+    for run in range(last + 1):
+        own = [(attempt, scalar) for (of, attempt), scalar in zip(lives, scalars, strict=True) if of == run]
+        yield _facts(own, problem if run == last else None)
+
+
+def _lives(scalars: Sequence[Scalar]) -> list[tuple[int, int]]:
+    """Return run and attempt of each scalar.
+
+    The tag with the most values is the run's clock. Where its step goes backwards, another process took over. At or
+    before the run's first step that is another run; after it, a resume from a checkpoint and so another attempt. Other
+    tags may count something of their own and lag behind.
+    """
+    if not scalars:
+        return []
+    clock = Counter(scalar.tag for scalar in scalars).most_common(1)[0][0]
+    first = newest = None
+    run = attempt = 0
+    lives = []
+    for scalar in scalars:
+        if scalar.tag == clock:
+            if first is None:
+                first = scalar.step
+            if newest is not None and scalar.step < newest:
+                if scalar.step <= first:
+                    run, attempt, first = run + 1, 0, scalar.step
+                else:
+                    attempt += 1
+            newest = scalar.step
+        lives.append((run, attempt))
+    return lives
+
+
+def _facts(own: Sequence[tuple[int, Scalar]], problem: UnreadableSource | None) -> Iterator[Fact]:
+    """Yield the events of a run: by step within an attempt, the values of a step together until a tag repeats."""
+    ordered = sorted(own, key=lambda entry: (entry[0], entry[1].step))
+    row: dict[str, Scalar] = {}
+    place: tuple[int, int] | None = None
+    for attempt, scalar in ordered:
+        if place is None or place != (attempt, scalar.step) or scalar.tag in row:
+            if place is not None:
+                yield from _events(place[0], row)
+            place, row = (attempt, scalar.step), {}
+        row[scalar.tag] = scalar
+    if place is not None:
+        yield from _events(place[0], row)
+    if problem is not None:
+        raise problem
+
+
+def _events(attempt: int, row: dict[str, Scalar]) -> Iterator[Fact]:
+    """Yield the events of one step's values, each with the time of its latest value."""
+    for kind, part in split_row({tag: scalar.value for tag, scalar in row.items()}):
+        newest = max((row[tag] for tag in part), key=lambda scalar: scalar.wall_ns)
+        yield Fact(kind, newest.step, part, time_ns=newest.wall_ns, attempt=attempt)

@@ -6,24 +6,26 @@ new events, as a recorder would write it; readers see it as a live run.
 
 from __future__ import annotations
 
+import itertools
+import json
 import shutil
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias, TypeVar
 
 from ..store.errors import TelemetryError
-from ..store.event_json import encoded_attrs
+from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, is_kind
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
-from ..store.run_info import Attempt, RunInfo, write_run_info
-from .errors import RefusedRun, UnreadableSource
-from .source import Fact, ImportedRun
-from .storable import storable
+from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
+from .encodings.numbers import INT64_MAX
+from .source import Fact, ImportedRun, RefusedRun, UnreadableSource
 
 _UNKNOWN: Final = float("nan")
 
@@ -142,30 +144,27 @@ class Courses:
         return SourceEnding.BEFORE_PLAN if is_short else SourceEnding.UNKNOWN
 
 
-def write_new(
-    folder: Path, run_id: str, run: ImportedRun, facts: Iterable[Fact], info: dict[str, Any]
-) -> tuple[Courses, RunInfo]:
+def write_new(folder: Path, info: RunInfo, run: ImportedRun, facts: Iterable[Fact]) -> tuple[Courses, RunInfo]:
     """Write a complete new run, or nothing.
 
     Args:
         folder: The run's folder, which must not exist.
-        run_id: Its id.
+        info: What is known of it ahead of its attempts.
         run: The run as the source describes it.
         facts: Its facts.
-        info: Name, group, tags, config and source, as ``RunInfo`` takes them.
 
     Raises:
         TelemetryError: The source holds no event, or none that a run can hold; or the run is refused.
     """
-    aside = folder.with_name(f".{run_id}.importing")
+    aside = folder.with_name(f".{info.run_id}.importing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         courses = Courses()
-        append_facts(aside, run_id, facts, courses, run.started_ns)
+        append_facts(aside, info.run_id, facts, courses, run.started_ns)
         if not courses.events or isinstance(courses.problem, RefusedRun):
             raise courses.problem or UnreadableSource("the source holds no events")
-        told = _told(RunInfo(run_id, attempts=courses.attempts(run), **info), courses, run)
+        told = _told(replace(info, attempts=courses.attempts(run)), courses, run)
         write_run_info(aside, told)
         seal(aside)
         aside.rename(folder)
@@ -280,3 +279,126 @@ def _check(kind: str, names: tuple[str, ...]) -> None:
         "".join(names).encode()
     except UnicodeEncodeError:
         raise UnreadableSource("the name of a metric is not valid text: a lone surrogate") from None
+
+
+# --- what is not stored yet -----------------------------------------------------------------------------------------
+
+#: Attempt, kind, step, name and bits of a value. An event without metrics has an empty name and its attributes instead.
+_Cell: TypeAlias = tuple[int, str, int, str, bytes]
+
+
+class SourceRewritten(TelemetryError):
+    """A source no longer contains a value that was imported from it."""
+
+
+def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Iterator[Fact]:
+    """Yield the facts that are not stored yet, in the order of the source.
+
+    Usually the stored events are a prefix of the source. They need not be: values that reached a file late or out of
+    order are matched wherever they are. A row that was read half-written is completed by its remaining values.
+
+    Raises:
+        SourceRewritten: A stored value is no longer in the source.
+        TelemetryError: Raised while the source is read.
+    """
+    held = iter(stored)
+    rest: list[Event] = []
+    first: list[Fact] = []
+    for event in held:
+        fact = next(facts, None)
+        if fact is None or not _is_same(event, fact):
+            rest = [event, *held]
+            first = [] if fact is None else [fact]
+            break
+    if not rest:
+        yield from facts
+        return
+    missing: Counter[_Cell] = Counter(cell for event in rest for cell in _cells(event.attempt, event))
+    kept = [fact for each in itertools.chain(first, facts) if (fact := _unseen(each, missing)) is not None]
+    lost = next((cell for cell, count in missing.items() if count > 0 and cell[3]), None)
+    if lost is not None:
+        _, _, step, name, bits = lost
+        raise SourceRewritten(
+            f"the source no longer holds the imported value of {name!r} at step {step}: {struct.unpack('<d', bits)[0]}",
+            where=where,
+            fix="The run is unchanged. To import the source again, delete the run first",
+        )
+    yield from kept
+
+
+def _is_same(event: Event, fact: Fact) -> bool:
+    return (
+        event.step == fact.step
+        and event.kind == fact.kind
+        and event.attempt == fact.attempt
+        and len(event.metrics) == len(fact.metrics)
+        and all(name in event.metrics and _bits(event.metrics[name]) == _bits(v) for name, v in fact.metrics.items())
+        and (bool(fact.metrics) or _attrs(event) == _attrs(fact))
+    )
+
+
+def _bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def _attrs(entry: Event | Fact) -> bytes:
+    return encoded_attrs(entry.attrs).encode()
+
+
+def _cells(attempt: int, entry: Event | Fact) -> Iterator[_Cell]:
+    for name, value in entry.metrics.items():
+        yield attempt, entry.kind, entry.step, name, _bits(value)
+    if not entry.metrics:
+        yield attempt, entry.kind, entry.step, "", _attrs(entry)
+
+
+def _unseen(fact: Fact, missing: Counter[_Cell]) -> Fact | None:
+    """Return the fact with only the values that are not stored; None when all are stored."""
+    unseen = {}
+    for cell in _cells(fact.attempt, fact):
+        if missing[cell] > 0:
+            missing[cell] -= 1
+        elif cell[3]:
+            unseen[cell[3]] = fact.metrics[cell[3]]
+        else:
+            return fact
+    return fact._replace(metrics=unseen) if unseen else None
+
+
+# --- what run.json can hold -----------------------------------------------------------------------------------------
+
+_Text = TypeVar("_Text", str, str | None)
+
+
+def storable(text: _Text) -> _Text:
+    r"""Replace each half of a surrogate pair, as names of files may hold, with a question mark.
+
+    >>> storable("a\udcff")
+    'a?'
+
+    """
+    return text.encode(errors="replace").decode() if isinstance(text, str) else text
+
+
+def storable_config(config: dict[str, object]) -> dict[str, object]:
+    """Return a configuration with secrets redacted, and with text in place of numbers that JSON cannot hold.
+
+    Raises:
+        UnreadableSource: It is nested too deep.
+    """
+    try:
+        text = json.dumps(encoded(redacted(config)), ensure_ascii=False, default=str)
+        document: dict[str, object] = json.loads(storable(text))
+    except (RecursionError, ValueError) as error:
+        raise UnreadableSource(f"a run cannot hold its configuration ({error})") from None
+    return document
+
+
+def storable_time(time_ns: int | None) -> int | None:
+    """Return nanoseconds since 1970; None where an event could not have that time.
+
+    >>> storable_time(10**30), storable_time(-1), storable_time(5)
+    (None, None, 5)
+
+    """
+    return time_ns if time_ns is not None and 0 < time_ns <= INT64_MAX else None

@@ -1,14 +1,24 @@
-"""Classifies the columns of a logger's table: the step counter, the clocks, the runs and the metrics."""
+"""Assigns roles to the columns of a table, and makes runs of its rows.
+
+Runs are told apart by their columns. Rows of a long table, which has one value in a row, are joined by step. A table
+whose steps repeat is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from .encodings.numbers import nanoseconds, number, unix_ns
-from .errors import UnreadableSource
-from .source import ReadOptions
+from ..store.errors import counted
+from .encodings.numbers import nanoseconds, number, number_of, sorted_out, step_of, unix_ns
+from .evaluation_names import EVALUATION_WORDS, is_evaluation
+from .rows import Row, runs_of
+from .source import Fact, ImportedRun, ReadOptions, RefusedRun, UnreadableSource
 
 #: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.
 STEP_COLUMNS: Final = (
@@ -184,3 +194,251 @@ def unknown_step_column(where: str, columns: Sequence[str], step_column: str | N
     return UnreadableSource(
         what, where=where, got=", ".join(columns[:20]), fix="Name the step column with --step COLUMN"
     )
+
+
+# --- runs in a table ------------------------------------------------------------------------------------------------
+
+#: Run columns and their values, which tell a run from the table's others.
+_Key: TypeAlias = tuple[tuple[str, str], ...]
+
+#: Run columns whose values are names by themselves; of others, the name of the column is part of the run's name.
+_NAMING: Final = ("run_id", "run_uuid", "run_name", "run", "experiment", "agent")
+
+#: Columns that say on which part of the data a row was measured.
+_PART_COLUMNS: Final = ("split", "phase", "stage", "subset", "mode", "partition")
+
+#: One in so many steps may be repeated, as at a resume.
+_STEPS_PER_REPEAT: Final = 100
+
+#: The fewest steps of a table that is known to list the newest first. Fewer may be restarts, which are to be imported
+#: alike while the log grows.
+_DESCENDING: Final = 8
+
+
+def row_of(document: dict[str, object], layout: TableColumns) -> Row:
+    """Convert a record to a row. A null is a value that was not logged.
+
+    Args:
+        document: The record's leaves by name; roles other than metrics are removed from it.
+        layout: The roles of its names.
+
+    Raises:
+        UnreadableSource: It has no step.
+    """
+    step = step_of(document.pop(layout.step, None), "")
+    wall_clock = document.pop(layout.wall_clock, None) if layout.wall_clock else None
+    stopwatch = document.pop(layout.stopwatch, None) if layout.stopwatch else None
+    run = tuple((column, _text(document.pop(column, None))) for column in layout.runs)
+    if layout.long is not None:
+        name, value = (document.pop(column, None) for column in layout.long)
+        document = {} if name is None else {str(name): value}
+    metrics, attrs = sorted_out(document)
+    elapsed_ns = nanoseconds(number_of(stopwatch))
+    time_ns = 0 if wall_clock is None else wall_clock_ns(str(wall_clock))
+    return Row(step, metrics, attrs, time_ns, elapsed_ns, run=run, step_unit=layout.step_unit)
+
+
+def no_step(error: UnreadableSource) -> str:
+    """Return the reason to skip a row that ``row_of`` refused."""
+    return "it has no step" if error.got is None else f"no step number in {error.got!r:.60}"
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def runs_in_table(
+    rows: Iterable[Row],
+    path: Path,
+    *,
+    config: Callable[[], dict[str, object]] = dict,
+    facts_of: Callable[[Row, int], Iterator[Fact]] | None = None,
+) -> Iterator[ImportedRun]:
+    """Yield the runs in the rows of a table.
+
+    Rows without a run are streamed. Otherwise all rows are held, since those of several runs may alternate.
+
+    Args:
+        rows: The table's rows, in its order.
+        path: The table.
+        config, facts_of: As for ``rows.runs_of``.
+    """
+    rest = map(_with_part, rows)
+    first = next(rest, None)
+    if first is None:
+        return
+    rows = chain((first,), rest)
+    read = partial(_checked_runs, where=str(path), config=config, facts_of=facts_of)
+    if not first.run:
+        yield from read(rows)
+        return
+    by_key, problem = _gathered(rows)
+    for index, (key, own) in enumerate(by_key.items()):
+        told = {column: value for column, value in key if value}
+        named = "/".join(value if name.casefold() in _NAMING else f"{name}={value}" for name, value in told.items())
+        # The first run keeps the identity that it had while the table held no other.
+        identity = "/".join(f"{name}={value}" for name, value in key) if index else ""
+        ordered = chain(own, _raised(problem if index == len(by_key) - 1 else None))
+        for run in read(ordered, called=f"the run {named}"):
+            again = f"-{int(run.identity) + 1}" if run.identity else ""
+            yield replace(
+                run,
+                identity=identity + again if index else run.identity,
+                name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
+                config={**run.config, **told},
+            )
+
+
+def _checked_runs(
+    rows: Iterable[Row],
+    *,
+    where: str,
+    config: Callable[[], dict[str, object]],
+    facts_of: Callable[[Row, int], Iterator[Fact]] | None,
+    called: str = "the same run",
+) -> Iterator[ImportedRun]:
+    """Yield the runs of rows, each with an error at its end if its steps repeat or count within epochs."""
+    repeats = _Repeats(where)
+    for run in runs_of(repeats.seen(_oldest_first(rows)), config=config, facts_of=facts_of):
+        yield replace(run, facts=repeats.refused(run.facts, called))
+        if repeats.within_epoch is not None:
+            return  # Each epoch would be refused like the first.
+
+
+def _oldest_first(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows; in reverse where all of them descend, as in tables that list the newest first.
+
+    A few steps, or a clock that rises, are restarts instead.
+    """
+    held: list[Row] = []
+    rest = iter(rows)
+    problem: UnreadableSource | None = None
+    descends = True
+    try:
+        while descends and (row := next(rest, None)) is not None:
+            descends = not held or row.step <= held[-1].step
+            held.append(row)
+    except UnreadableSource as error:
+        problem = error
+    many = len({row.step for row in held}) >= _DESCENDING
+    yield from reversed(held) if descends and many and held[0].time_ns >= held[-1].time_ns else held
+    yield from _raised(problem)
+    yield from rest
+
+
+def _with_part(row: Row) -> Row:
+    """Prefix the metrics of a row of held-out data with its part, such as ``val/loss``, if a column names the part."""
+    for column, part in row.attrs.items():
+        if column.casefold() in _PART_COLUMNS and isinstance(part, str) and part.casefold() in EVALUATION_WORDS:
+            metrics = {name if is_evaluation(name) else f"{part}/{name}": value for name, value in row.metrics.items()}
+            return row._replace(metrics=metrics)
+    return row
+
+
+def joined_by_step(rows: Iterable[Row]) -> Iterator[Row]:
+    """Join the rows of a long table that belong to one step of a run. The runs follow each other, each by step.
+
+    A second value of a metric at a step begins another row.
+    """
+    by_key, problem = _gathered(rows)
+    for own in by_key.values():
+        by_step: dict[int, list[Row]] = {}
+        for row in own:
+            of_step = by_step.setdefault(row.step, [])
+            if not of_step or not of_step[-1].metrics.keys().isdisjoint(row.metrics):
+                of_step.append(row)
+            else:
+                last = of_step[-1]
+                metrics = {**last.metrics, **row.metrics}
+                of_step[-1] = last._replace(metrics=metrics, time_ns=max(last.time_ns, row.time_ns))
+        for step in sorted(by_step):
+            yield from by_step[step]
+    yield from _raised(problem)
+
+
+def _gathered(rows: Iterable[Row]) -> tuple[dict[_Key, list[Row]], UnreadableSource | None]:
+    """Return the rows by run, and the error that ended them."""
+    by_key: dict[_Key, list[Row]] = {}
+    try:
+        for row in rows:
+            by_key.setdefault(row.run, []).append(row)
+    except UnreadableSource as error:
+        return by_key, error
+    return by_key, None
+
+
+def _raised(problem: UnreadableSource | None) -> Iterator[Row]:
+    """Yield nothing, and raise the error if there is one."""
+    if problem is not None:
+        raise problem
+    yield from ()
+
+
+class _Repeats:
+    """Detects steps that several rows of one run claim with nothing to tell them apart.
+
+    Rows at one step are fine if each brings a metric that the others lack, such as those of training and evaluation.
+
+    Attributes:
+        within_epoch: The step that an epoch began with after a higher one, while ``epoch`` went on; None as long as
+            none did. Such steps count within an epoch.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._steps = self._repeats = 0
+        self._first: int | None = None
+        self.within_epoch: int | None = None
+
+    def seen(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the rows, and count the repeats among them."""
+        step: int | None = None
+        names: set[str] = set()
+        epoch = math.inf
+        for row in rows:
+            if step is not None and row.step < step and row.metrics.get("epoch", -math.inf) > epoch:
+                self.within_epoch = row.step
+            epoch = row.metrics.get("epoch", epoch)
+            if row.step != step:
+                step, names = row.step, set()
+                self._steps += 1
+            if row.metrics and names.issuperset(row.metrics):
+                self._repeats += 1
+                self._first = step if self._first is None else self._first
+            names.update(row.metrics)
+            yield row
+
+    def refused(self, facts: Iterator[Fact], run: str) -> Iterator[Fact]:
+        """Yield the facts of a run, then raise an error if its steps count within epochs, or repeat too often.
+
+        Args:
+            facts: Its facts.
+            run: What the error calls it.
+
+        Raises:
+            RefusedRun: They do, and more of them repeat than a resume explains.
+        """
+        problem: UnreadableSource | None = None
+        try:
+            yield from facts
+        except UnreadableSource as error:
+            problem = error
+        repeats, steps, first = self._repeats, self._steps, self._first
+        self._repeats = self._steps = 0
+        self._first = None
+        if self.within_epoch is not None:
+            raise RefusedRun(
+                f"the step begins again, at {self.within_epoch}, while 'epoch' goes on: it counts within an epoch",
+                where=self._where,
+                fix="Name a column that counts through all epochs with --step COLUMN",
+            )
+        if repeats > max(1, steps // _STEPS_PER_REPEAT):
+            raise RefusedRun(
+                f"{counted(repeats, 'row')} repeat the step and the metrics of another row of {run};"
+                f" the first is at step {first}, of {counted(steps, 'step')}",
+                where=self._where,
+                fix="Name the column that tells the runs apart with --run COLUMN, or one that counts each row with"
+                " --step COLUMN",
+            )
+        if problem is not None:
+            raise problem

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources, reader_of
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers, reader_of
 from steptape.importers.source import ReadOptions
 
 #: Kind, step and values of each event of each run, by name; and the problems.

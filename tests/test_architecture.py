@@ -95,7 +95,7 @@ ROOF = {
     "store": {"run", "store"},
     "rules": {"certificate"},
     "api": {"app", "server", "openapi"},
-    "importers": {"importing", "registry"},
+    "importers": {"discovery", "importing"},
     "cli": {"app"},
 }
 
@@ -195,10 +195,8 @@ PUBLIC: dict[str, set[str]] = {
     "integrations": set(),
     "importers": {
         "discovery",
-        "errors",
         "evaluation_names",
         "importing",
-        "registry",
         "source",
     },
     "replay": {

@@ -17,12 +17,10 @@ import pytest
 from event_files import field, varint
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.encodings.database import opened
-from steptape.importers.errors import UnreadableSource
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import all_readers
-from steptape.importers.source import ReadOptions
+from steptape.importers.source import ReadOptions, UnreadableSource
 from steptape.store.run import Run
 
 Imports = Callable[[Path], list[tuple[Outcome, Run]]]

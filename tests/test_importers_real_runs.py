@@ -18,9 +18,8 @@ import pytest
 from real_logs import FOLDER
 
 from steptape import backtest, load_policy, open_run, open_store
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.json_report import report_json

@@ -10,9 +10,8 @@ import pytest
 from event_files import STARTED_S, event, field, losses, record, simple, tensor, write_events
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import find_sources, reader_of
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import reader_of
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
 

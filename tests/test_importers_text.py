@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources, reader_of
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import all_readers, reader_of
 from steptape.importers.source import ReadOptions
 from steptape.store.run import Run
 

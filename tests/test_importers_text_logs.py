@@ -10,9 +10,8 @@ import pytest
 from text_log_forms import FORMS, MMDET, TRAINER, Told
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 
 Import = Callable[..., tuple[list[Outcome], list[Told]]]

@@ -15,9 +15,8 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Policy, TelemetryError, backtest, open_run, open_store, sweep
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES, Baseline
 from steptape.replay.backtests.policy_diff import diff_policies

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, TelemetryError, backtest, open_store, sweep
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.blocks import BLOCK_S, Blocks
 from steptape.replay.run_pool import Progress, RunPool

@@ -22,9 +22,8 @@ from plain_policy import SAVE, STOP, Compared, Controller, Guard, Joined, NotFin
 from real_logs import FOLDER
 
 from steptape import backtest, open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.reports.aggregation import aggregate

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from steptape import backtest, open_run, open_store
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import typer
 
+from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
-from ...importers.registry import AUTO, reader_of
 from ...importers.source import Reader, ReadOptions
 from ...store.errors import counted
 from ...store.user_cache import require_writable

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from ..errors import UnreadableSource
-from ..source import SingleFile
+from ..source import SingleFile, UnreadableSource
 
 MAGIC: Final = b"SQLite format 3\0"
 
@@ -73,7 +72,7 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
     return {str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")}
 
 
-def json_object(value: Any) -> dict[str, Any]:
+def json_object(value: Any) -> dict[str, object]:
     """Parse a cell of JSON text to an object; empty where there is none."""
     try:
         document = json.loads(value) if isinstance(value, (str, bytes)) else None

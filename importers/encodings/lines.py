@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from ..errors import UnreadableSource
+from ..source import UnreadableSource
 
 #: Most characters of a line. A table of 20,000 metrics has lines of about half a million.
 LONGEST_LINE: Final = 16 * 1024 * 1024

@@ -207,7 +207,7 @@ class _Values:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self.attrs: dict[str, Any] = {}
+        self.attrs: dict[str, object] = {}
         self.elapsed_ns: int | None = None
         self.repeated = ""
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from ..errors import UnreadableSource
+from ..source import UnreadableSource
 
 NS: Final = 1_000_000_000
 
@@ -45,14 +45,14 @@ def number_of(value: Any) -> float | None:
     return _SPELLED.get(value.casefold()) if isinstance(value, str) else None
 
 
-def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, object]:
     """Return the leaves of nested objects, their names joined with a slash or another separator.
 
     >>> flattened({"loss": 1.0, "eval": {"acc": 0.5}})
     {'loss': 1.0, 'eval/acc': 0.5}
 
     """
-    leaves: dict[str, Any] = {}
+    leaves: dict[str, object] = {}
     pending = [("", value)]
     while pending:
         above, level = pending.pop(0)
@@ -64,10 +64,10 @@ def flattened(value: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
     return leaves
 
 
-def sorted_out(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+def sorted_out(row: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, object]]:
     """Split a row into its numbers and its other values, without nulls."""
     metrics: dict[str, float] = {}
-    attrs: dict[str, Any] = {}
+    attrs: dict[str, object] = {}
     for name, value in row.items():
         if (held := number_of(value)) is not None:
             metrics[name] = held

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from ..errors import UnreadableSource
+from ..source import UnreadableSource
 
 VARINT: Final = 0
 FIXED64: Final = 1

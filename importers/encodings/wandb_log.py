@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ..errors import UnreadableSource
+from ..source import UnreadableSource
 
 #: The first seven bytes of the file; they count as part of the first block.
 HEADER: Final = b":W&B\xe1\xbe\x00"

@@ -11,12 +11,9 @@ from typing import Any, Final
 
 from ..encodings.lines import decoded_head
 from ..encodings.numbers import flattened, number_of
-from ..errors import UnreadableSource
-from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
-from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
-from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, checked_layout, layout_of
+from ..source import ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, no_step, row_of, runs_in_table
 
 #: A larger document would take several gigabytes of memory.
 MOST_BYTES: Final = 512 * 1024 * 1024
@@ -78,7 +75,7 @@ class JsonDocumentReader(SingleFile):
         yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=lambda: dict(config))
 
 
-def _first_row(text: str) -> dict[str, Any] | None:
+def _first_row(text: str) -> dict[str, object] | None:
     match = _FIRST_ROW.match(text)
     try:
         return None if match is None else dict(json.loads(match[1]))
@@ -106,7 +103,7 @@ def _document(path: Path) -> Any:
         raise UnreadableSource(f"not JSON, or incomplete ({error})", where=str(path)) from None
 
 
-def _of_epoch(path: Path) -> dict[str, Any]:
+def _of_epoch(path: Path) -> dict[str, object]:
     """Return the values of an epoch, without those of earlier ones."""
     document = _document(path)
     if not isinstance(document, dict):
@@ -114,14 +111,14 @@ def _of_epoch(path: Path) -> dict[str, Any]:
     return {name: held for name, held in document.items() if not name.startswith(_BEST)}
 
 
-def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, object]], dict[str, object]]:
     """Return the rows of a document, and what it says besides them."""
     if isinstance(document, list):
         return [flattened(entry) if isinstance(entry, dict) else {} for entry in document], {}
     if not isinstance(document, dict):
         return [], {}
     columns: dict[str, list[Any]] = {}
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     for name, held in document.items():
         if isinstance(held, dict) and list(held) == [str(index) for index in range(len(held))]:
             held = list(held.values())
@@ -135,7 +132,7 @@ def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, Any]],
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], config
 
 
-def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_runs_of_dopamine(records: list[dict[str, object]]) -> list[dict[str, object]]:
     """Number the runs in Dopamine's results: the n-th row of an agent and iteration is of the agent's n-th run.
 
     Curves of one number are far smoother than shuffled ones, in all published results. Where an agent has iterations
@@ -156,7 +153,7 @@ def _with_runs_of_dopamine(records: list[dict[str, Any]]) -> list[dict[str, Any]
     return [row if str(row["Agent"]) in even else record for row, record in zip(numbered, records, strict=True)]
 
 
-def _rows(records: Sequence[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
+def _rows(records: Sequence[dict[str, object]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
     for index, record in enumerate(records):
         try:
             yield row_of(dict(record), layout)

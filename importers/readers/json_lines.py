@@ -9,16 +9,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import flattened
-from ..errors import UnreadableSource
-from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
-from ..omissions import DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row
-from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, layout_of, unknown_step_column
+from ..source import DecimalCommas, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import TableColumns, joined_by_step, layout_of, no_step, row_of, runs_in_table, unknown_step_column
 
 #: Lines inspected to recognise a file: the first may be a configuration.
 _LOOKED_AT: Final = 20
@@ -76,7 +73,7 @@ class JsonLinesReader(SingleFile):
         yield from runs_in_table(rows, path, config=lambda: dict(*configs[:1]))
 
 
-def _first_rows(path: Path, head: bytes) -> list[dict[str, Any]]:
+def _first_rows(path: Path, head: bytes) -> list[dict[str, object]]:
     """Return the first objects of a file that begins with one, without the events that steptape itself prints."""
     text = decoded_head(head).lstrip()
     if path.suffix.casefold() not in _SUFFIXES or not text.startswith("{") or _SUMMARY.fullmatch(path.name):
@@ -85,7 +82,7 @@ def _first_rows(path: Path, head: bytes) -> list[dict[str, Any]]:
     return [row for row in rows if row and "event" not in row]
 
 
-def _beginning(path: Path) -> list[dict[str, Any]]:
+def _beginning(path: Path) -> list[dict[str, object]]:
     """Return the objects in the first lines."""
     with contextlib.suppress(UnreadableSource):  # Reading the rows reports it.
         lines = itertools.islice(TextLines(path), _LOOKED_AT)
@@ -110,7 +107,7 @@ def _of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
             yield row._replace(kinds=("evaluate",))
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _parsed(line: str) -> dict[str, object] | None:
     """Parse a line to its object; None where it holds none."""
     try:
         document = json.loads(line)
@@ -119,7 +116,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _object(line: str) -> dict[str, Any] | None:
+def _object(line: str) -> dict[str, object] | None:
     """Parse a line to the leaves of its object, without the configuration that RLlib repeats in each."""
     document = _parsed(line)
     if document is None:

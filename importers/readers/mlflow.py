@@ -10,11 +10,9 @@ from typing import Any, Final
 from ..encodings.database import DatabaseFile, columns_of, has_tables, opened
 from ..encodings.lines import TextLines
 from ..encodings.numbers import number, step_of
-from ..errors import UnreadableSource
-from ..omissions import UNFINISHED, Omissions
-from ..scalars import Scalar, courses_of
-from ..source import ImportedRun, ReadOptions
-from ..storable import storable_time
+from ..rows import Scalar, courses_of
+from ..run_writing import storable_time
+from ..source import UNFINISHED, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 _MS: Final = 1_000_000
 
@@ -132,9 +130,9 @@ def _milliseconds(shown: Any) -> int | None:
     return storable_time(int(text) * _MS) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def _values(folder: Path) -> dict[str, Any]:
+def _values(folder: Path) -> dict[str, object]:
     """Return parameters or tags: each file's content by its name."""
-    found = {}
+    found: dict[str, object] = {}
     for path in _files(folder):
         try:
             if path.stat().st_size <= _MOST_BYTES:
@@ -178,7 +176,7 @@ def _database_runs(path: Path) -> Iterator[ImportedRun]:
             )
 
 
-def _pairs(connection: sqlite3.Connection, table: str, run: Any) -> dict[str, Any]:
+def _pairs(connection: sqlite3.Connection, table: str, run: Any) -> dict[str, object]:
     rows = connection.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", (run,))
     return {str(key): value for key, value in rows}
 

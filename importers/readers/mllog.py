@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 from ..encodings.lines import TextLines
 from ..encodings.numbers import INT64_MAX, flattened, number_of, sorted_out
 from ..evaluation_names import is_evaluation
-from ..omissions import UNFINISHED, Omissions
 from ..rows import Row, joined, runs_of
-from ..source import ImportedRun, ReadOptions, SingleFile
+from ..source import UNFINISHED, ImportedRun, Omissions, ReadOptions, SingleFile
 
 _MARK: Final = ":::MLLOG "
 _SUFFIXES: Final = (".log", ".txt", ".out", ".err", "")

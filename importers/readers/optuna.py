@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
 from ..encodings.numbers import step_of, unix_ns
-from ..errors import UnreadableSource
-from ..source import Fact, ImportedRun, ReadOptions
+from ..source import Fact, ImportedRun, ReadOptions, UnreadableSource
 
 #: Metric names of a trial's intermediate values and of its result.
 INTERMEDIATE: Final = "intermediate_value"
@@ -115,9 +114,9 @@ def _value(value: Any, sort: Any, where: str) -> float:
     return float(value)
 
 
-def _params(connection: sqlite3.Connection, trial_id: Any) -> dict[str, Any]:
+def _params(connection: sqlite3.Connection, trial_id: Any) -> dict[str, object]:
     """Return the trial's parameters. The database holds a categorical parameter as the index of its choice."""
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     query = "SELECT param_name, param_value, distribution_json FROM trial_params WHERE trial_id = ? ORDER BY param_id"
     for name, value, distribution in connection.execute(query, (trial_id,)):
         told = json_object(distribution)

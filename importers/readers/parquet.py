@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..encodings.numbers import flattened
-from ..errors import UnreadableSource
-from ..long_tables import joined_by_step, no_step, row_of, runs_in_table
-from ..omissions import Omissions
 from ..rows import MOST_METRICS, Row
-from ..source import ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, checked_layout, layout_of
+from ..source import ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, no_step, row_of, runs_in_table
 
 _MAGIC: Final = b"PAR1"
 _ROWS_AT_ONCE: Final = 4096
@@ -79,7 +76,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         raise UnreadableSource(f"not a Parquet file, or damaged ({error})", where=str(path)) from None
 
 
-def _parsed(documents: Iterable[dict[str, Any]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
+def _parsed(documents: Iterable[dict[str, object]], layout: TableColumns, omissions: Omissions) -> Iterator[Row]:
     """Convert the rows of the table. In a long table, a row without a step is a parameter, and is left out."""
     for index, document in enumerate(documents):
         if layout.long and document[layout.step] is None:

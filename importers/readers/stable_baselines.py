@@ -15,9 +15,7 @@ import numpy as np
 
 from ..encodings.lines import TextLines
 from ..encodings.numbers import nanoseconds, number, step_of
-from ..errors import UnreadableSource
-from ..omissions import UNFINISHED, Omissions
-from ..source import Fact, ImportedRun, ReadOptions
+from ..source import UNFINISHED, Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 _EVALUATIONS: Final = "evaluations.npz"
 _MONITOR: Final = "monitor.csv"

@@ -15,13 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
-from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
-from ..long_tables import joined_by_step, runs_in_table
-from ..omissions import UNFINISHED, DecimalCommas, Omissions
 from ..rows import MOST_METRICS, Row, facts_by_name
-from ..source import Fact, ImportedRun, ReadOptions, SingleFile
-from ..table_columns import TableColumns, checked_layout, layout_of, wall_clock_ns
+from ..source import UNFINISHED, DecimalCommas, Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, runs_in_table, wall_clock_ns
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
@@ -242,9 +239,9 @@ def _facts_of_fastai(row: Row, attempt: int) -> Iterator[Fact]:
         yield Fact("evaluate", row.step, found, None, row.time_ns, row.elapsed_ns, attempt=attempt)
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, object]:
     """Return the settings next to AlgoPerf's measurements. Unreadable files are skipped: no run needs them."""
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     for name in _SETTINGS:
         beside = path.with_name(name)
         try:

@@ -10,9 +10,8 @@ from typing import Final
 from ..encodings.numbers import nanoseconds
 from ..encodings.protobuf import BYTES, FIXED32, VARINT, double, fields, float32, message, signed, text, varints
 from ..encodings.tfrecord import records
-from ..errors import UnreadableSource
-from ..scalars import Scalar, courses_of
-from ..source import ImportedRun, ReadOptions
+from ..rows import Scalar, courses_of
+from ..source import ImportedRun, ReadOptions, UnreadableSource
 
 #: Part of every event file's name.
 MARK: Final = "tfevents"

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..attempts import Lives
 from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
 from ..encodings.numbers import flattened, sorted_out, step_of, unix_ns
 from ..evaluation_names import PLACE_NAMES
-from ..rows import Row, facts_by_name
+from ..rows import Lives, Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions
 
 #: Configuration keys that Trackio adds.
@@ -49,7 +48,7 @@ class TrackioReader(DatabaseFile):
                 )
 
 
-def _config(connection: sqlite3.Connection, key: str, run: Any) -> dict[str, Any]:
+def _config(connection: sqlite3.Connection, key: str, run: Any) -> dict[str, object]:
     if key not in columns_of(connection, "configs"):
         return {}
     row = connection.execute(f"SELECT config FROM configs WHERE {key} = ?", (run,)).fetchone()

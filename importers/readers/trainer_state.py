@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from ...store.run_info import Plan
 from ..encodings.numbers import number_of, sorted_out, step_of
-from ..errors import UnreadableSource
 from ..evaluation_names import is_evaluation
-from ..omissions import Omissions
-from ..source import Fact, ImportedRun, ReadOptions
+from ..source import Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 NAME: Final = "trainer_state.json"
 
@@ -57,7 +55,7 @@ class TrainerStateReader:
 
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:  # noqa: ARG002
         """Yield the run; its facts end with an error if a part could not be read."""
-        states: list[tuple[Path, dict[str, Any]]] = []
+        states: list[tuple[Path, Mapping[str, Any]]] = []
         problems: list[UnreadableSource] = []
         for path in files:
             try:
@@ -77,7 +75,7 @@ class TrainerStateReader:
         )
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UnreadableSource(f"larger than {MOST_BYTES} bytes", where=str(path))
@@ -92,7 +90,7 @@ def _state(path: Path) -> dict[str, Any]:
 
 
 def _facts(
-    path: Path, state: Mapping[str, Any], checkpoints: Mapping[int, dict[str, Any]], problems: list[UnreadableSource]
+    path: Path, state: Mapping[str, Any], checkpoints: Mapping[int, dict[str, object]], problems: list[UnreadableSource]
 ) -> Iterator[Fact]:
     """Yield the history, with each checkpoint after the last row up to its step."""
     pending = sorted(checkpoints.items())
@@ -135,13 +133,13 @@ def _facts_of_row(row: Any, where: str) -> Iterator[Fact]:
         yield Fact("log", step, metrics, at)
 
 
-def _save(step: int, attrs: dict[str, Any]) -> Fact:
+def _save(step: int, attrs: dict[str, object]) -> Fact:
     return Fact("save", step, attrs=attrs)
 
 
-def _checkpoints(files: Sequence[Path], state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+def _checkpoints(files: Sequence[Path], state: Mapping[str, Any]) -> dict[int, dict[str, object]]:
     """Return the checkpoints known to have been saved, by step: those on disk, and the best one."""
-    found = {}
+    found: dict[int, dict[str, object]] = {}
     best = state.get("best_model_checkpoint")
     names = [file.parent.name for file in files] + ([Path(best).name] if isinstance(best, str) else [])
     for name in names:

@@ -11,10 +11,8 @@ from typing import Any, Final
 from ..encodings.numbers import NS, flattened, nanoseconds, number_of, sorted_out, step_of
 from ..encodings.protobuf import fields, message, signed, text
 from ..encodings.wandb_log import HEADER, records
-from ..errors import UnreadableSource
-from ..omissions import Omissions
 from ..rows import Row, facts_by_name
-from ..source import Fact, ImportedRun, ReadOptions, SingleFile
+from ..source import Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
 
 #: Field numbers of ``wandb_internal.proto``: those of a ``Record``, ...
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
@@ -40,10 +38,10 @@ class _Recorded:
     project: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
     started_ns: int | None = None
     exit_code: int | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, object]] = field(default_factory=list)
 
 
 class WandbReader(SingleFile):
@@ -113,7 +111,7 @@ def _take_run(run: bytes, recorded: _Recorded) -> None:
             recorded.started_ns = signed(parts.get(1, 0)) * NS + signed(parts.get(2, 0))
 
 
-def _history_row(history: bytes) -> dict[str, Any]:
+def _history_row(history: bytes) -> dict[str, object]:
     """Parse a ``HistoryRecord``'s values and its step, which some versions store outside the values."""
     row = _items(history)
     for number, _, step in fields(history):
@@ -124,9 +122,9 @@ def _history_row(history: bytes) -> dict[str, Any]:
     return row
 
 
-def _items(container: bytes) -> dict[str, Any]:
+def _items(container: bytes) -> dict[str, object]:
     """Parse the items of a history row or a configuration; values that are not JSON stay text."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for number, _, value in fields(container):
         if number == _ITEM:
             nested: list[str] = []
@@ -150,7 +148,7 @@ def _parsed(value_json: str) -> Any:
 
 
 def _facts(
-    path: Path, rows: Sequence[dict[str, Any]], step_column: str, problem: UnreadableSource | None
+    path: Path, rows: Sequence[dict[str, object]], step_column: str, problem: UnreadableSource | None
 ) -> Iterator[Fact]:
     omissions = Omissions(str(path))
     for index, row in enumerate(rows):

@@ -17,9 +17,8 @@ from waiting import PATIENCE_S, until
 
 from api_serving import PATIENT, served
 from steptape import Policy, Recorder, TelemetryError, backtest, open_store, sweep
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import State, import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES

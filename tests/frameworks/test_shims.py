@@ -14,9 +14,8 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from steptape import open_store
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import find_sources, reader_of
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import reader_of
 from steptape.importers.source import ReadOptions
 from steptape.integrations import tensorboard, wandb
 from steptape.store.run import Run

@@ -30,10 +30,9 @@ import pyarrow.parquet as pq
 from event_files import record
 
 from steptape import TelemetryError
-from steptape.importers.discovery import Source, find_sources
+from steptape.importers.discovery import Source, all_readers, find_sources
 from steptape.importers.encodings import tfrecord, wandb_log
 from steptape.importers.importing import import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import Reader, ReadOptions
 
 #: The limits: seconds per case, bytes of memory for the whole process.

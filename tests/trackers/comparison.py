@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
+from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, State, import_sources
-from steptape.importers.registry import all_readers
 from steptape.importers.source import ReadOptions
 
 Series = dict[str, list[list[object]]]
