@@ -223,14 +223,11 @@ def _check_events(chunk: Chunk) -> None:
 
 
 def _decode(segment: Segment, run_id: str) -> None:
-    """Build the tables that a sealer would build: a frame with a right checksum may still hold nonsense."""
+    """Decode all events: a frame with a right checksum may still hold nonsense."""
     # Pushers do without pyarrow; only intakes decode.
-    from ..store.columns import Columns
-    from ..store.parquet.from_journal import events_table, samples_table, vectors_table
+    from ..store.parquet.sealing import check_tables
 
     if len(segment):
-        events_table(run_id, segment, Columns())
-        samples_table(run_id, segment)
-        vectors_table(run_id, segment)
+        check_tables(run_id, segment)
         if not all(isinstance(record.event.attrs, dict) for record in segment.records):
             raise BadFrames("the attributes of an event are not a JSON object", where=run_id)

@@ -18,12 +18,12 @@ from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import Columns, columns_json, columns_of, read_columns
 from ..store.errors import DamagedLog, StoreNotFound, UnsupportedVersion
 from ..store.objects.access import fetch
-from ..store.objects.blocks import block_digests
 from ..store.objects.bucket import ObjectChanged
 from ..store.objects.manifest import (
     PARTS,
     LogPart,
     Manifest,
+    block_digests,
     is_redundant,
     manifest_key,
     manifest_of,

@@ -19,7 +19,7 @@ from steptape.shipping.store_push import Backoff, push_once
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.errors import DamagedLog, ReadOnlyStore, StoreAway, StoreNotFound
 from steptape.store.events import Event
-from steptape.store.objects import parts_cache
+from steptape.store.objects import mirror as mirrors
 from steptape.store.objects.access import fetching_ahead
 from steptape.store.objects.mirror import Mirror, mirror_for
 from steptape.store.parquet.sealing import seal
@@ -300,8 +300,8 @@ def test_a_folder_that_claims_to_be_a_mirror_is_none(here: Path) -> None:
 
 def test_the_cache_has_a_limit(there: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts that were read longest ago go first, and come again when they are read."""
-    monkeypatch.setenv(parts_cache.LIMIT_VARIABLE, "0.00001")
-    monkeypatch.setattr(parts_cache, "_KEPT_S", -10.0)
+    monkeypatch.setenv(mirrors.LIMIT_VARIABLE, "0.00001")
+    monkeypatch.setattr(mirrors, "_KEPT_S", -10.0)
     folder = mirror_for(there.address).folder
     mirror = Mirror(folder, there.address, there.service.endpoint)
     mirror.refresh(at_once=True)
@@ -316,6 +316,6 @@ def test_the_cache_has_a_limit(there: Place, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_limit_that_is_no_number_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the variable."""
-    monkeypatch.setenv(parts_cache.LIMIT_VARIABLE, "much")
+    monkeypatch.setenv(mirrors.LIMIT_VARIABLE, "much")
     with pytest.raises(TelemetryError, match="STEPTAPE_CACHE_GB must be a number of gigabytes"):
-        parts_cache.PartsCache(Path("x"))
+        mirrors.PartsCache(Path("x"))

@@ -16,8 +16,7 @@ from pyarrow import parquet
 
 from steptape import Recorder, open_store
 from steptape.store.errors import DamagedLog, StoreAway
-from steptape.store.objects.blocks import BLOCK_BYTES, PartInBlocks
-from steptape.store.objects.manifest import manifest_of
+from steptape.store.objects.manifest import BLOCK_BYTES, PartInBlocks, manifest_of
 
 STEPS = 7_000
 POLICY = """

@@ -16,7 +16,7 @@ from ..errors import TelemetryError
 from ..user_cache import is_mirror
 
 if TYPE_CHECKING:
-    from .blocks import PartInBlocks
+    from .manifest import PartInBlocks
     from .mirror import Mirror
 
 #: Runs whose events are fetched at a time.

@@ -373,6 +373,17 @@ def _remove_leftovers(folder: Path) -> None:
     remove_files(path for path in folder.glob(".*.tmp") if _LEFTOVER.fullmatch(path.name))
 
 
+def check_tables(run_id: str, segment: Segment) -> None:
+    """Build the tables that sealing makes of a segment with events.
+
+    Raises:
+        DamagedLog, ValueError, ArithmeticError: An event cannot be sealed.
+    """
+    events_table(run_id, segment, Columns())
+    samples_table(run_id, segment)
+    vectors_table(run_id, segment)
+
+
 def complaints(folder: Path, *, other_hosts: bool = False) -> list[str]:
     """Seal a run folder, as ``seal`` does; return why some or all of it could not be sealed."""
     try:
