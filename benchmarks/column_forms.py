@@ -16,18 +16,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from steptape.replay.columns.stream import Stream, Values
+from steptape.replay.columns.stream import Stream
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps.run import RunSweep
-from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.task import sweep_stream
+from steptape.replay.sweeps.firings import RunFirings, VariantBatch, batches_of
+from steptape.replay.sweeps.outcomes import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.store.events import Event, SampleLosses
@@ -114,30 +114,6 @@ def made_up(number: int, steps: int) -> list[Event]:
     return made
 
 
-def columns_of(events: Sequence[Event]) -> Stream:
-    """Return events as columns."""
-    names = tuple(dict.fromkeys(event.kind for event in events))
-    found: dict[str, tuple[list[int], list[float]]] = {}
-    for index, event in enumerate(events):
-        for name, value in event.metrics.items():
-            at, values = found.setdefault(name, ([], []))
-            at.append(index)
-            values.append(value)
-    return Stream(
-        codes=np.array([names.index(event.kind) for event in events]),
-        names=names,
-        steps=np.array([event.step for event in events]),
-        attempts=np.zeros(len(events), np.int64),
-        elapsed_ns=np.array([event.elapsed_ns for event in events]),
-        epochs=np.array([float(event.epoch or 0.0) for event in events]),
-        has_epoch=np.ones(len(events), np.bool_),
-        metrics={name: Values(np.array(at), np.array(values)) for name, (at, values) in found.items()},
-        checkpoint_bytes=(),
-        plan=PLAN,
-        has_decisions=False,
-    )
-
-
 def taken_s(work: Callable[[], object], rounds: int = 3) -> float:
     """Return the fewest seconds of processor time of some rounds."""
     passed = []
@@ -151,23 +127,24 @@ def taken_s(work: Callable[[], object], rounds: int = 3) -> float:
 def measure(case: Case, runs: Sequence[list[Event]], checked: int) -> bool:
     """Print the line of one policy; return whether every checked pair agrees."""
     policy = parse_policy(case.text)
-    variants, streams = variants_of(policy, case.axes), [columns_of(events) for events in runs]
-    schedules, single = schedules_of(variants), schedules_of(variants_of(policy, {}))
+    variants, streams = variants_of(policy, case.axes), [event_stream(events) for events in runs]
+    schedules, single = batches_of(variants), batches_of(variants_of(policy, {}))
 
-    def swept(chosen: object) -> None:
-        for stream, events in zip(streams, runs, strict=True):
-            sweep_stream(chosen, stream, OBJECTIVE, lambda own=events: event_stream(own), "completed")  # type: ignore
+    def swept(chosen: Sequence[VariantBatch]) -> None:
+        for stream in streams:
+            sweep_stream(chosen, stream, PLAN, OBJECTIVE, "completed")
 
     columns_s, single_s = taken_s(lambda: swept(schedules)), taken_s(lambda: swept(single))
     pairs = np.random.default_rng(0).choice(len(variants) * len(runs), checked).tolist()
     engine_s, disagreed = 0.0, 0
     for pair in pairs:
         variant, place = variants[pair // len(runs)], pair % len(runs)
-        own, events = variant.policy(), runs[place]
+        own, stream = variant.policy(), streams[place]
         start = time.process_time()
-        replayed = replay_events(own, event_stream(events), PLAN)
+        replayed = replay_events(own, stream, PLAN)
         engine_s += time.process_time() - start
-        found = RunSweep(streams[place], lambda own=events: event_stream(own)).firings(variant)  # type: ignore
+        columns = Stream(stream, PLAN, stream.facts.metrics)
+        found = RunFirings(columns, partial(streams.__getitem__, place)).firings(variant)
         listed = sorted((index, fired.controller) for fired in found for index in fired.events.tolist())
         disagreed += listed != sorted((each.event_index, each.outcome.controller) for each in replayed.decisions)
     pair_us, engine_us = columns_s / len(variants) / len(runs) * 1e6, engine_s / len(pairs) * 1e6

@@ -36,20 +36,20 @@ import numpy.typing as npt
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Recorder, open_store, sweep
-from steptape.replay.columns.stream import Stream, read_stream
+from steptape.replay.columns.stream import Stream
 from steptape.replay.run_pool import Progress
+from steptape.replay.runs.event_stream import EventStream, read_metrics
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
-from steptape.replay.sweeps.run import RunSweep
-from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.task import metrics_read, sweep_stream
-from steptape.replay.sweeps.variants import Variant, variants_of
+from steptape.replay.sweeps.firings import RunFirings, batches_of
+from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes, sweep_stream
+from steptape.replay.sweeps.variants import Variant, metrics_read, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
 from steptape.store.run import Run
+from steptape.store.run_info import Plan
 
 POLICY = """
 params: {window: 20, spike: 2.0, tolerated: 2, floor: 1.0}
@@ -74,6 +74,7 @@ WIDE_AXES: dict[str, list[float]] = {
     "floor": [part / 5 for part in range(10)],
 }
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
+METRICS = ("loss", "grad_norm", "epoch")
 
 
 def write_runs(store: Path, runs: int, steps: int) -> None:
@@ -116,14 +117,17 @@ class Check:
         self.disagreed = 0
         self.engine_s = 0.0
 
-    def run(self, stream: Stream, events: Sequence[Event], outcomes: Outcomes, chosen: Mapping[int, Variant]) -> None:
+    def run(
+        self, stream: EventStream, events: Sequence[Event], outcomes: Outcomes, chosen: Mapping[int, Variant]
+    ) -> None:
         """Check some variants, by number, on one run."""
-        swept = RunSweep(stream, lambda: events)
+        plan = Plan()
+        swept = RunFirings(Stream(stream, plan, METRICS), lambda: stream)
         for number, variant in chosen.items():
             columns = [event for each in swept.firings(variant) for event in each.events.tolist()]
             policy = variant.policy()
             start = time.process_time()
-            replayed = replay_events(policy, events, stream.plan)
+            replayed = replay_events(policy, events, plan)
             self.engine_s += time.process_time() - start
             is_same = columns == [judged.event_index for judged in replayed.decisions]
             stop_step = NO_STEP if replayed.stop is None else replayed.stop.outcome.step
@@ -131,8 +135,9 @@ class Check:
             self.disagreed += not is_same
 
 
-def stops_in_numpy(stream: Stream) -> npt.NDArray[np.int64]:
+def stops_in_numpy(recorded: EventStream) -> npt.NDArray[np.int64]:
     """Return the step at which each variant stops a run; ``NO_STEP`` where it does not. Shape (variants,)."""
+    stream = Stream(recorded, Plan(), METRICS)
     rows = stream.rows("step_end")
     losses, norms, steps = stream.whole("loss")[rows], stream.whole("grad_norm")[rows], stream.steps[rows]
     high = {floor: norms > floor for floor in AXES["floor"]}
@@ -226,12 +231,12 @@ def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:
     policy = parse_policy(POLICY)
     variants = variants_of(policy, AXES)
     wanted = metrics_read(variants) | {OBJECTIVE.metric}
-    streams = [read_stream(run.snapshot(), wanted) for run in runs]
+    streams = [read_metrics(run.snapshot(), wanted) for run in runs]
     pairs = len(variants) * len(runs)
 
     def sweep_all() -> list[Outcomes]:
-        schedules = schedules_of(variants_of(policy, AXES))
-        return [sweep_stream(schedules, stream, OBJECTIVE, list)[0] for stream in streams]
+        batches = batches_of(variants_of(policy, AXES))
+        return [sweep_stream(batches, stream, Plan(), OBJECTIVE).outcomes.of_each() for stream in streams]
 
     swept = sweep_all()
     fired = sum(int((outcomes.decisions > 0).sum()) for outcomes in swept)

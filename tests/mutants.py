@@ -107,11 +107,6 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "self._quiet_looks = 1",
     ): "The first sample of a process differs from none, and sets it to 0.",
     (
-        "replay/sweeps/reach.py",
-        "has_samples = False",
-        "has_samples = True",
-    ): "Columns are asked only for policies that read no sample losses.",
-    (
         "recorder/probes/probe_batch.py",
         "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=True, copy=True))",
         "return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=False, copy=True))",
@@ -122,7 +117,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "_KEPT_BYTES: Final = 1 << 29",
     ): "The bound decides memory and time, and no value.",
     (
-        "replay/sweeps/folding.py",
+        "replay/sweeps/totals.py",
         "_HELD_BYTES: Final = 64 << 20",
         "_HELD_BYTES: Final = 64 << 21",
     ): "The bound decides memory and time, and no sum.",

@@ -24,13 +24,12 @@ from hypothesis import strategies as st
 from shipped_rules import RuleFiles
 
 from steptape import Policy, Recorder, open_run, verify
+from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
 from steptape.replay.runs.run_result import judge_run
-from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
-from steptape.replay.sweeps.run import RunSweep
-from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.task import sweep_stream
+from steptape.replay.sweeps.firings import RunFirings, batches_of
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine, resumed_engine
@@ -493,11 +492,11 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     events = stream_of(drawn)
     objective = declared_objective("eval_loss", "min")
     variants = variants_of(parse_policy(SWEPT), AXES)
-    columns = RunSweep(stream_of_events(events, Plan()), lambda: events)
+    columns = RunFirings(stream_of_events(events, Plan()), lambda: event_stream(events))
     judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
 
-    stream = stream_of_events(events, Plan())
-    outcomes, _ = sweep_stream(schedules_of(variants), stream, objective, lambda: events, status="completed")
+    swept = sweep_stream(batches_of(variants), event_stream(events), Plan(), objective, status="completed")
+    outcomes = swept.outcomes.of_each()
 
     assert len(variants) == 32
     assert not columns.reasons

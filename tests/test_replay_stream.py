@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from steptape import open_run
-from steptape.replay.columns.stream import read_stream
+from steptape.replay.columns.stream import Stream
+from steptape.replay.runs.event_stream import read_metrics
 from steptape.store.events import Event
+from steptape.store.run_info import Plan
 
 
 def test_the_clock_of_a_training_starts_at_0_and_never_goes_back(store_record: Callable[..., Path]) -> None:
@@ -17,6 +19,6 @@ def test_the_clock_of_a_training_starts_at_0_and_never_goes_back(store_record: C
         Event("step_end", step=step, attempt=attempt, elapsed_ns=elapsed_ns)
         for step, (attempt, elapsed_ns) in enumerate(elapsed, start=1)
     ]
-    stream = read_stream(open_run(store_record(events)).snapshot(), ())
+    stream = Stream(read_metrics(open_run(store_record(events)).snapshot(), ()), Plan(), ())
 
     assert stream.clock_ns[stream.is_loop].tolist() == [0, 0, 7, 7, 7, 9]

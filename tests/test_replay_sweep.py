@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
-from steptape.replay.columns.stream import read_stream
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.run_pool import RunPool, can_share_work
+from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
-from steptape.replay.sweeps.schedule import schedule_of, schedules_of
-from steptape.replay.sweeps.task import RunSweeper, SweepTask, SweptRun, sweep_stream
+from steptape.replay.sweeps.firings import batch_of, batches_of
+from steptape.replay.sweeps.outcomes import SweptRun, sweep_stream
+from steptape.replay.sweeps.sweeping import RunSweeper, SweepTask
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric
@@ -172,9 +173,11 @@ def test_the_first_value_of_a_series_counts(runs: list[Run]) -> None:
 def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) -> None:
     """A sweep of many thousands is processed in lots of some thousands."""
     variants = variants_of(parse_policy(POLICY), AXES)
-    stream = read_stream(runs[0].snapshot(), {"loss", "eval_loss"})
-    whole, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, list)
-    lots, _ = sweep_stream([schedule_of(variants[:5]), schedule_of(variants[5:])], stream, OBJECTIVE, list)
+    stream = read_metrics(runs[0].snapshot(), {"loss", "eval_loss"})
+    whole, lots = (
+        sweep_stream(batches, stream, Plan(), OBJECTIVE).outcomes.of_each()
+        for batches in (batches_of(variants), [batch_of(variants[:5]), batch_of(variants[5:])])
+    )
 
     assert lots.stop_step.tolist() == whole.stop_step.tolist()
     assert lots.decisions.tolist() == whole.decisions.tolist()

@@ -22,10 +22,8 @@ from steptape.replay.runs.run_result import BacktestSettings, judge_run
 from steptape.replay.runs.saves import Saves
 from steptape.replay.sweeps import column_replay
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
-from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
-from steptape.replay.sweeps.run import RunSweep
-from steptape.replay.sweeps.schedule import schedules_of
-from steptape.replay.sweeps.task import sweep_stream
+from steptape.replay.sweeps.firings import RunFirings, batches_of
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results, sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
@@ -425,7 +423,7 @@ def engine_firings(variant: Variant, events: Sequence[Event]) -> list[tuple[int,
     return sorted((j.event_index, j.outcome.controller, j.outcome.trigger) for j in replayed.decisions)
 
 
-def column_firings(swept: RunSweep, variant: Variant) -> list[tuple[int, str, str]]:
+def column_firings(swept: RunFirings, variant: Variant) -> list[tuple[int, str, str]]:
     """Return the columns' decisions."""
     return sorted((event, f.controller, f.trigger) for f in swept.firings(variant) for event in f.events.tolist())
 
@@ -436,7 +434,7 @@ def test_every_decision_of_every_variant_is_that_of_the_event_engine(text: str, 
     """This holds for any rules, gates, values and gaps."""
     axes: dict[str, list[float]] = {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]}
     variants = variants_of(parse_policy(text), axes)
-    swept = RunSweep(stream_of_events(events, PLAN), lambda: events)
+    swept = RunFirings(stream_of_events(events, PLAN), lambda: event_stream(events))
 
     assert [column_firings(swept, variant) for variant in variants] == [
         engine_firings(variant, events) for variant in variants
@@ -455,8 +453,8 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
 ) -> None:
     """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
-    stream, settings = stream_of_events(events, PLAN), BacktestSettings(saves=saves)
-    found, _ = sweep_stream(schedules_of(variants), stream, OBJECTIVE, lambda: events, status, saves=saves)
+    stream, settings = event_stream(events), BacktestSettings(saves=saves)
+    found = sweep_stream(batches_of(variants), stream, PLAN, OBJECTIVE, status, saves=saves).outcomes.of_each()
     results = [judge_run(variant.policy(), "", "", status, events, PLAN, OBJECTIVE, settings) for variant in variants]
     expected = outcomes_of_results(results)
 
@@ -686,9 +684,8 @@ controllers:
     rule: loss >= {stop_at}
     operations: [hfcontrols.should_training_stop]
 """
-    found, _ = sweep_stream(
-        schedules_of(variants_of(parse_policy(text), {})), stream_of_events(events, PLAN), None, lambda: events, ""
-    )
+    variants = variants_of(parse_policy(text), {})
+    found = sweep_stream(batches_of(variants), event_stream(events), PLAN, None).outcomes.of_each()
     judged = judge_run(parse_policy(text), "", "", "", events, PLAN, None)
 
     assert found.seconds_saved.tolist() == [judged.seconds_saved or 0.0] == [saved_s]
@@ -702,7 +699,7 @@ def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str)
     events.append(Event("save", 3, 3, elapsed_ns=3))
     variants = variants_of(parse_policy(text), {})
 
-    found, _ = sweep_stream(schedules_of(variants), stream_of_events(events, PLAN), None, lambda: events, "")
+    found = sweep_stream(batches_of(variants), event_stream(events), PLAN, None).outcomes.of_each()
     judged = judge_run(parse_policy(text), "", "", "", events, PLAN, None)
 
     assert (judged.stop is not None) == (operation == "should_training_stop")
@@ -727,7 +724,7 @@ def test_a_param_that_a_rule_reads_through_something_else_decides_anew(keys: str
         "  - {name: other, triggers: [on_step_end], operations: [], rule: loss > 2, clear: loss < threshold}\n"
     )
     variants = variants_of(parse_policy(text), {"threshold": [0.5, 1.5, 9.0]})
-    swept = RunSweep(stream_of_events(events, PLAN), lambda: events)
+    swept = RunFirings(stream_of_events(events, PLAN), lambda: event_stream(events))
 
     found = [column_firings(swept, variant) for variant in variants]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, TelemetryError, open_run, sweep
-from steptape.replay.sweeps import folding
-from steptape.replay.sweeps.compact import compact
-from steptape.replay.sweeps.exact_sums import ExactSums
-from steptape.replay.sweeps.outcomes import Outcomes
+from steptape.replay.sweeps import totals
 from steptape.replay.sweeps.sweeping import Sweep
-from steptape.replay.sweeps.winners import stopped_counts
+from steptape.replay.sweeps.totals import ExactSums, stopped_counts
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -43,9 +38,9 @@ def record(store: Path, values: list[float], *, name: str, group: str, saves: bo
     return open_run(rec.folder)
 
 
-def shown(totals: Sweep) -> str:
+def shown(swept: Sweep) -> str:
     """Return all totals as text, equal only if every bit is."""
-    return repr({name: values.tolist() for name, values in totals.totals.items()})
+    return repr({name: values.tolist() for name, values in swept.totals.items()})
 
 
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), max_size=20))
@@ -77,23 +72,6 @@ def test_a_sum_without_values_is_unknown_and_one_of_infinities_infinite() -> Non
     assert sums.counts.tolist() == [0, 2, 2, 1]
 
 
-@given(st.lists(st.tuples(st.integers(-1, 3), st.sampled_from([0.0, -0.0, math.nan, 1.5]), st.booleans()), min_size=1))
-def test_outcomes_come_back_from_their_compact_form_to_the_bit(pairs: list[tuple[int, float, bool]]) -> None:
-    """Variants that share a row differ in no bit."""
-    steps = np.array([step for step, _, _ in pairs], np.int64)
-    values = np.array([value for _, value, _ in pairs])
-    truths = np.array([truth for _, _, truth in pairs])
-    columns: dict[str, Any] = {"Ints": steps, "Floats": values, "Truths": truths}
-    outcomes = Outcomes(**{field.name: columns[str(field.type)] for field in fields(Outcomes)})
-
-    found = compact(outcomes)
-
-    assert {name: column.tobytes() for name, column in vars(found.expanded()).items()} == {
-        name: column.tobytes() for name, column in vars(outcomes).items()
-    }
-    assert len(found.rows.stop_step) <= len(pairs)
-
-
 def test_folded_totals_equal_those_of_kept_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are folded one by one here, because hardly any may wait."""
     runs = [
@@ -101,7 +79,7 @@ def test_folded_totals_equal_those_of_kept_outcomes(tmp_path: Path, monkeypatch:
         for number in range(6)
     ]
     kept = sweep(POLICY, AXES, runs)
-    monkeypatch.setattr(folding, "_HELD_BYTES", 1)
+    monkeypatch.setattr(totals, "_HELD_BYTES", 1)
     folded = sweep(POLICY, AXES, runs[::-1], keep_outcomes=False)
 
     assert shown(folded) == shown(kept)
@@ -122,7 +100,7 @@ def test_a_log_that_knows_more_of_a_training_replaces_one_that_was_folded(
     same = open_run(rec.folder)
     more = record(tmp_path, values, name="more", group="a", losses=30)
     kept = sweep(POLICY, AXES, [same, more, less])
-    monkeypatch.setattr(folding, "_HELD_BYTES", 1)
+    monkeypatch.setattr(totals, "_HELD_BYTES", 1)
     folded = sweep(POLICY, AXES, [same, more, less], keep_outcomes=False)
 
     assert shown(folded) == shown(kept)

@@ -16,8 +16,7 @@ from test_rules_late_values import stream
 from steptape import Recorder, open_run, verify
 from steptape.replay.policies.policy_text import with_controllers
 from steptape.replay.policies.probes import probed
-from steptape.replay.sweeps.task import reasons_of
-from steptape.replay.sweeps.variants import variants_of
+from steptape.replay.sweeps.variants import reasons_of, variants_of
 from steptape.rules.checks.findings import findings_of
 from steptape.rules.engine.decisions import (
     Cleared,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..columns.stream import Ints
+from ..sweeps.outcomes import SweptRun
 from ..sweeps.sweeping import Sweep
-from ..sweeps.task import SweptRun
 from .out_of_sample import RunTable, judge_choices
 from .splits import SEED, SplitKind, splits_of
 
@@ -198,7 +198,7 @@ def run_table(runs: Sequence[SweptRun], variants: Ints, *, has_one_unit: bool = 
     shape = (len(runs), len(variants))
     regret, saved, spent = np.full(shape, math.nan), np.zeros(shape), np.zeros(shape)
     for row, run in enumerate(runs):
-        rows, codes = run.kept.rows, run.kept.codes[variants]
+        rows, codes = run.variant_outcomes.rows, run.variant_outcomes.codes[variants]
         able = rows.could_fire.astype(np.bool_)
         counted = able & ~rows.is_right_censored & ~rows.has_few_evaluations
         regret[row] = np.where(counted, rows.relative_regret, np.nan)[codes]

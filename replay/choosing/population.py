@@ -21,8 +21,8 @@ from ..intervals import numbers
 from ..runs.families import Family, family_of, is_of_one_run
 from ..runs.regret import FEWEST_EVALUATIONS
 from ..runs.results import Excluded
+from ..sweeps.outcomes import SweptRun
 from ..sweeps.sweeping import Sweep
-from ..sweeps.task import SweptRun
 
 #: The family key of a certificate whose user named none.
 DEFAULT_KEY: Final = "group, source folder or configuration"

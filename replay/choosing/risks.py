@@ -15,8 +15,7 @@ from ...store.errors import TelemetryError
 from ..columns.stream import Floats, Truths
 from ..runs.metric_names import Mode
 from ..runs.regret import NEAR_ZERO
-from ..sweeps.outcomes import NO_STEP, Outcomes
-from ..sweeps.task import SweptRun
+from ..sweeps.outcomes import NO_STEP, Outcomes, SweptRun
 
 _RISK: Final = re.compile(
     r"(?P<mean>mean\s+)?(?P<deployable>deployable[_ ])?regret(?:\s*>\s*(?P<over>[^\s%]+)\s*(?P<percent>%?))?",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...store.errors import TelemetryError
 from ..columns.stream import Ints
-from ..sweeps.task import SweptRun
+from ..sweeps.outcomes import SweptRun
 
 #: Most folds of families, unless a caller asks for another number. A choice on fewer families loses more than one on
 #: all: with 5 folds, the optimism of 20 families was overstated by a fifth.

@@ -20,7 +20,7 @@ from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
-from ..sweeps.structures import effects_of_controller
+from ..sweeps.variants import effects_of_controller
 
 #: Begin of the words for an order that tests variants along a param.
 FIXED_SEQUENCE: Final = "fixed sequence along "

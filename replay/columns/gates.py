@@ -1,8 +1,8 @@
 """Turns a rule's answers into the events at which its controller fires, using only the few true answers.
 
 Takes the answers of controllers at their triggers; returns, for each controller and trigger, the events at which it
-fires. Patience is arithmetic on streaks of true answers: here for one controller, in ``tally.py`` for those of all
-variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at several triggers) goes through the
+fires. Patience is arithmetic on streaks of true answers: here for one controller, in ``sweeps/firings.py`` for those of
+all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at several triggers) goes through the
 engine's own gates, which receive the true answers and the end of each streak.
 """
 

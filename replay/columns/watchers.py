@@ -11,7 +11,11 @@ from typing import NamedTuple
 
 from ...rules.language.timing import StepWindow
 from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.metrics import METRIC_CLASSES
+from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param, SeriesKey
+from ...store.events import BEFORE_STREAM, PLAN
+from .stream import Stream
 from .terms import Term
 
 
@@ -102,3 +106,30 @@ def asking_of(controller: Controller) -> Asking:
     """Return at which events of its triggers a controller asks its rule."""
     driver = controller.rule.bound.driver if controller.awaits_value else None
     return Asking(controller.between, controller.requires, driver)
+
+
+def kinds_fed(controller: Controller, policy: Policy, stream: Stream) -> Iterator[tuple[int, str]]:
+    """Yield the kinds of events that bring what a controller's conditions read: its series, metrics and states.
+
+    Each comes with the event from which it counts: a series takes the kind of its first value.
+
+    Args:
+        controller: The controller; it reads no family.
+        policy: Its policy.
+        stream: The run.
+    """
+    metrics = {each.name: METRIC_CLASSES[each.class_name](each.arguments, stream.plan).reads for each in policy.metrics}
+    states = {each.name: {name.removeprefix("on_") for name in each.triggers} for each in policy.states}
+    sources = {each.key: each.driver for each in policy.admitted}
+    sources |= {key: each.driver for rule in controller.bound_rules for key, each in rule.derived.items()}
+    for bound in (rule.bound for rule in controller.conditions):
+        for name in bound.metrics:
+            yield from ((BEFORE_STREAM, kind) for kind in metrics.get(name, states.get(name, ())))
+        for key in bound.series:
+            if key.kind:
+                yield BEFORE_STREAM, key.kind
+            while key.is_derived:
+                key = sources[key]
+            at = stream.series(key).at
+            if len(at):
+                yield int(at[0]), PLAN if at[0] < 0 else stream.names[stream.codes[at[0]]]

@@ -17,7 +17,7 @@ from ...store.errors import counted
 from ..choosing.optimism import Optimism
 from ..choosing.splits import SplitKind
 from ..sweeps.sweeping import Sweep
-from ..sweeps.winners import stopped_counts
+from ..sweeps.totals import stopped_counts
 from .html_templates import STYLE_FILE, TEMPLATES, html_environment
 from .objectives import guess_warning, objective_sentences
 from .plots import Mark, savings_plot

@@ -19,10 +19,10 @@ from ...rules.policy_file.policy import Policy
 from ...store.events import LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.parquet.event_rows import EventList, EventRows, Numbers, with_columns
-from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of
+from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of, rows_along
 from ...store.reading.tally import NewestValues, OwnValues, made_up
 from ...store.run_info import Plan
-from .renaming import Renames, renamed_events, renames_in
+from .renaming import Renames, renamed_columns, renamed_events, renames_in
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
@@ -288,6 +288,23 @@ def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
     """Return the effective events of all ranks of a run but the deciding one."""
     ranks = [rank for rank in ranks_of(snapshot) if rank != DECIDING_RANK]
     return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
+
+
+def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> EventStream:
+    """Return the effective events of the deciding rank with only some of their metrics.
+
+    Args:
+        snapshot: The run.
+        metrics: The metrics to read, by their new names; those that it lacks are left out.
+        renames: The metrics to rename.
+
+    Raises:
+        TelemetryError: The run cannot be read.
+    """
+    known = renamed_columns(snapshot, renames)
+    names = {column: name for name, column in known.items() if name in metrics}
+    rows = rows_along(snapshot, DECIDING_RANK, names)
+    return event_stream(rows, plan=snapshot.info.last.plan, plans=snapshot.info.earlier_plans)
 
 
 def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:

@@ -195,3 +195,9 @@ def best(evaluations: Iterable[Evaluation], objective: Objective) -> Evaluation 
     numbers = [evaluation for evaluation in evaluations if not math.isnan(evaluation.value)]
     extreme = min if objective.mode is Mode.MIN else max
     return extreme(numbers, key=_VALUE, default=None)
+
+
+def best_value(values: Iterable[float], objective: Objective) -> float:
+    """Return the best of some values; NaN if none is a number."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return (min if objective.mode is Mode.MIN else max)(numbers, default=math.nan)

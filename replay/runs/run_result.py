@@ -43,7 +43,7 @@ from .objective import Objective, objective_among, objective_of_study
 from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
 from .replaying import Replay, Replayer, replay_stream
 from .results import Outlay, RunResult
-from .same_series import stream_digests
+from .same_series import digested, stream_digests
 from .saves import Saves, drops_own_checkpoints
 from .scoring import RunScorer, why_right_censored
 from .thinning import early_end_note, early_ends, thinning_note
@@ -281,7 +281,7 @@ def facts_of(
         is_empty=not len(stream.rows("step_end")) and not any(event.metrics for event in stream.facts),
         human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
         identity=identity_of(stream, replayed),
-        series=stream_digests(stream),
+        series=stream_digests(stream, digested(stream.facts.metrics)),
         unable=could_not_fire(policy, appearances, {judged.outcome.controller for judged in replayed.decisions}),
         early_ends=early_ends(policy, appearances, history.steps),
         is_end_stated=end_stated,

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...store.parquet.event_rows import Numbers
 from .event_stream import EventStream
 from .metric_names import mode_of
 
@@ -50,34 +51,19 @@ def digested(metrics: Iterable[str]) -> list[str]:
     return sorted(name for name in metrics if mode_of(name) is not None)[:MOST_METRICS]
 
 
-def stream_digests(stream: EventStream) -> frozenset[str]:
-    """Return a digest of each series of losses and scores of a stream."""
-    is_evaluation = np.zeros(len(stream), np.bool_)
-    is_evaluation[stream.rows("evaluate")] = True
-    series = (_whole(stream, name) for name in digested(stream.facts.metrics))
-    return series_digests(stream.steps, is_evaluation, series)
-
-
-def _whole(stream: EventStream, metric: str) -> npt.NDArray[np.float64]:
-    """Return the value of a metric at each fact; NaN where it was not logged."""
-    values, found = np.full(len(stream), np.nan), stream.numbers(metric)
-    values[found.rows] = found.values
-    return values
-
-
-def series_digests(
-    steps: npt.NDArray[np.int64], is_evaluation: npt.NDArray[np.bool_], series: Iterable[npt.NDArray[np.float64]]
-) -> frozenset[str]:
-    """Return a digest of each series, whatever its name: of its steps and its values.
+def stream_digests(stream: EventStream, metrics: Iterable[str]) -> frozenset[str]:
+    """Return a digest of each series of a stream, whatever its name: of its steps and its values.
 
     Values are compared at 32 bits, because TensorBoard stores no more; NaN counts as no value. Evaluations of a name
     and its other values are two series.
 
     Args:
-        steps, is_evaluation: The step of each event, and whether it is an evaluation.
-        series: The values of each metric, one per event; NaN where an event has none.
+        stream: The stream.
+        metrics: The metrics to digest, from ``digested``.
     """
-    return frozenset(_digests(steps, is_evaluation, series))
+    is_evaluation = np.zeros(len(stream), np.bool_)
+    is_evaluation[stream.rows("evaluate")] = True
+    return frozenset(digest for name in metrics for digest in _digests(stream, is_evaluation, stream.numbers(name)))
 
 
 def repeated_by(series: Sequence[frozenset[str]], weights: Sequence[Knowledge]) -> dict[int, int]:
@@ -104,16 +90,13 @@ def repeats(name: str, run_id: str) -> str:
     return f"it repeats the series of {name} ({run_id})"
 
 
-def _digests(
-    steps: npt.NDArray[np.int64], is_evaluation: npt.NDArray[np.bool_], series: Iterable[npt.NDArray[np.float64]]
-) -> Iterator[str]:
-    is_other = ~is_evaluation
-    for values in series:
-        is_known = ~np.isnan(values)
-        for of_kind in (is_evaluation, is_other):
-            at = of_kind & is_known
-            if np.count_nonzero(at) >= FEWEST_VALUES and (digest := _digest(steps[at], values[at])):
-                yield digest
+def _digests(stream: EventStream, is_evaluation: npt.NDArray[np.bool_], logged: Numbers) -> Iterator[str]:
+    is_known = ~np.isnan(logged.values)
+    of_evaluations = is_evaluation[logged.rows]
+    for own in (of_evaluations & is_known, ~of_evaluations & is_known):
+        is_long = np.count_nonzero(own) >= FEWEST_VALUES
+        if is_long and (digest := _digest(stream.steps[logged.rows[own]], logged.values[own])):
+            yield digest
 
 
 def _digest(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> str:

@@ -21,23 +21,20 @@ from ...rules.engine.engine import Engine
 from ...rules.engine.outcomes import MISSING_SERIES_AFTER, LogMessages, render
 from ...rules.language.leaves import leaves
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
-from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import SeriesKey, ValueType
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.run_info import Plan
 from ..columns.metric_readings import ListReading, ValueReading
-from ..columns.stream import Ints, Stream, Values
+from ..columns.stream import Ints, Stream
 from ..columns.terms import ComputedReading, NotColumnar, Term
-from ..columns.watchers import SharedRule
+from ..columns.watchers import SharedRule, kinds_fed
 from ..runs.event_stream import EventStream
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
 from ..runs.saves import Saves
-from .run import RunSweep
-from .structures import Reader, StructureCompiler
-from .task import metrics_of, metrics_read
-from .variants import Variant, sole_variant
+from .firings import RunFirings
+from .variants import Reader, StructureCompiler, Variant, metrics_of, metrics_read, sole_variant
 
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -202,8 +199,8 @@ class _ByColumns:
         self._policy = policy
         self._stream = stream
         self._plan = plan
-        self._columns = columns_of(stream, plan, form.metrics)
-        self._swept = swept = RunSweep(self._columns, lambda: stream)
+        self._columns = Stream(stream, plan, form.metrics)
+        self._swept = swept = RunFirings(self._columns, lambda: stream)
         self._firings = swept.firings(form.variant)
         if swept.reasons or swept.conditions.may_fail:
             raise NotColumnar("a rule that may fail, or that has no columnar form in this run")
@@ -216,11 +213,8 @@ class _ByColumns:
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads, as of the newest outcome or the end."""
         if controller not in self._fed:
-            read = (key for each in self._policy.controllers if each.name == controller for key in each.series_read)
-            keys = [key for key in read if not key.is_derived]
-            firsts = [(first, self._kind_at(first)) for key in keys if (first := self._first(key)) is not None]
-            named = (*(key.kind for key in keys if key.kind), *self._taken_by(controller))
-            self._fed[controller] = [*firsts, *((BEFORE_STREAM, kind) for kind in named)]
+            named = (each for each in self._policy.controllers if each.name == controller)
+            self._fed[controller] = [fed for each in named for fed in kinds_fed(each, self._policy, self._columns)]
         return frozenset(kind for first, kind in self._fed[controller] if first <= self._at)
 
     def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
@@ -240,20 +234,10 @@ class _ByColumns:
             yield index, None, [decision for *_, decision in decided]
         self._at = len(self._stream)
 
-    def _taken_by(self, controller: str) -> Iterator[str]:
-        """Yield the kinds of events whose numbers the metrics of a controller's rule carry."""
-        asking = [each.rule.bound for each in self._policy.controllers if each.name == controller]
-        for metric in self._policy.metrics:
-            if any(metric.name in bound.metrics for bound in asking):
-                yield from METRIC_CLASSES[metric.class_name](metric.arguments, self._plan).reads
-
     def _first(self, key: SeriesKey) -> int | None:
         """Return the event that brought the first value of a series; ``BEFORE_STREAM`` for a declared constant."""
         at = self._columns.series(key).at
         return int(at[0]) if len(at) else None
-
-    def _kind_at(self, index: int) -> str:
-        return PLAN if index < 0 else self._columns.names[self._columns.codes[index]]
 
     def _last_warning(self) -> int | None:
         """Return the last event at which a controller warns of a series that has not appeared; None without any."""
@@ -373,31 +357,3 @@ def _shown(value: Any) -> Callable[[Event], Any]:
         return value
 
     return read
-
-
-def columns_of(stream: EventStream, plan: Plan, metrics: frozenset[str]) -> Stream:
-    """Return a stream as the columns that a sweep reads.
-
-    Args:
-        stream: The stream.
-        plan: What the loop declared.
-        metrics: The metrics to include.
-    """
-    codes, names = stream.coded_kinds
-    epoch = stream.facts.known("epoch")
-    epochs, has_epoch = np.full(len(stream), np.nan), np.zeros(len(stream), np.bool_)
-    epochs[epoch.rows], has_epoch[epoch.rows] = epoch.values, True
-    logged = {name: stream.numbers(name) for name in metrics}
-    return Stream(
-        codes=codes,
-        names=names,
-        steps=stream.steps,
-        attempts=stream.attempts.astype(np.int64),
-        elapsed_ns=stream.elapsed_ns,
-        epochs=epochs,
-        has_epoch=has_epoch,
-        metrics={name: Values(found.rows, found.values) for name, found in logged.items() if len(found.rows)},
-        checkpoint_bytes=(),
-        plan=plan,
-        has_decisions=False,
-    )

@@ -6,30 +6,46 @@ Pareto front of steps saved and regret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
+from ...store.errors import TelemetryError
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
+from ...store.run_info import RunInfo
 from ..columns.stream import Floats
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
-from ..runs.families import check_family_key
-from ..runs.objective import Declared, Objective, declared_objectives, shared_objective
-from ..runs.renaming import Renames, check_recorded
+from ..runs.appearances import nan_filtered_in
+from ..runs.event_stream import EventStream, read_metrics
+from ..runs.families import check_family_key, configuration_of, family_of
+from ..runs.history import read_lineage, step_unit_of
+from ..runs.human_action import is_end_stated
+from ..runs.metric_names import mode_of
+from ..runs.objective import (
+    Declared,
+    Objective,
+    best_value,
+    check_evaluated,
+    declared_objectives,
+    objective_among,
+    shared_objective,
+)
+from ..runs.renaming import Renames, check_recorded, renamed_columns
 from ..runs.results import Excluded
-from ..runs.same_series import repeated_by, repeats
+from ..runs.run_result import study_of
+from ..runs.same_series import Knowledge, digested, repeated_by, repeats, stream_digests
 from ..runs.saves import Saves
-from .folding import RunFold
-from .outcomes import Outcomes
-from .task import RunSweeper, SweepTask, SweptRun, check_declared, reasons_of
-from .totals import pareto_front
-from .variants import Variant, variants_of
-from .winners import Winner, stopped_counts
+from .firings import batches_of
+from .outcomes import Outcomes, SweptRun, sweep_stream
+from .totals import RunFold, Winner, pareto_front, stopped_counts
+from .variants import Variant, metrics_read, reasons_of, variants_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -218,7 +234,7 @@ def _fold(
         if isinstance(found, Excluded):
             excluded[number] = found
         else:
-            fold.take(number, found)
+            fold.add_run(number, found)
     return excluded
 
 
@@ -231,3 +247,169 @@ def _repeats(swept: Mapping[int, SweptRun]) -> dict[int, int]:
 
 def _repeated(run: SweptRun, by: SweptRun) -> Excluded:
     return Excluded(run.run_id, run.name, repeats(by.name, by.run_id))
+
+
+class RunSweeper:
+    """Evaluates variants on runs, one after the other.
+
+    Args:
+        variants: The variants of one policy.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        declared: Sequence[Objective] = (),
+        renames: Renames = (),
+        saves: Saves = Saves.KEEP,
+        family: str | None = None,
+    ) -> None:
+        self._saves = saves
+        self._family = family
+        self._batches = batches_of(variants)
+        self._declared = declared
+        self._renames = renames
+        self._metrics = metrics_read(variants)
+        self._reads_samples = any(variant.structure.policy.reads_samples for variant in variants)
+        self._ranks = frozenset[str]().union(*(variant.structure.policy.reads_ranks for variant in variants))
+
+    def __call__(self, run: Run) -> SweptRun | Excluded:
+        """Return the outcomes of each variant on a run, or why it is excluded, such as a read error."""
+        try:
+            return run.read(self._swept)
+        except TelemetryError as error:
+            return Excluded(run.folder.name, "", str(error))
+
+    def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
+        """Evaluate all variants on one snapshot of a run."""
+        info = snapshot.info
+        study = study_of(snapshot, self._renames)
+        judging, compared = self._could_judge(snapshot, study), digested(renamed_columns(snapshot, self._renames))
+        stream = read_metrics(snapshot, self._metrics.union(judging, compared), self._renames)
+        if not _is_judged(snapshot, stream):
+            return Excluded(info.run_id, info.name, "it recorded no step and no metric")
+
+        def events() -> EventStream:
+            return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames, ranks=self._ranks)[0]
+
+        evaluated = frozenset(name for name in judging if len(stream.values_at("evaluate", name).rows))
+        objective = objective_among(evaluated, self._declared, study)
+        swept = sweep_stream(
+            self._batches,
+            stream,
+            info.last.plan,
+            objective,
+            snapshot.status,
+            events=events,
+            nan_filtered=nan_filtered_in(snapshot, self._renames),
+            saves=self._saves,
+            end_stated=is_end_stated(info.source),
+        )
+        evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
+        return SweptRun(
+            info.run_id,
+            info.name,
+            stream.last_step,
+            swept.outcomes,
+            family_of(info, self._family),
+            stream_digests(stream, compared),
+            _knowledge(stream, len(evaluations), snapshot.log_digest),
+            objective,
+            evaluated,
+            swept.engine_reason,
+            step_unit_of(info.source),
+            math.nan if objective is None else best_value(evaluations, objective),
+            info.attempts[0].started_ns,
+            _ended_ns(info, stream),
+            configuration_of(info),
+            bool(swept.outcomes.rows.has_few_evaluations.all()),
+            bool(swept.outcomes.rows.could_fire.any()),
+        )
+
+    def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
+        """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
+        if self._declared:
+            return {objective.metric for objective in self._declared}
+        told = {name for name in renamed_columns(snapshot, self._renames) if mode_of(name) is not None}
+        return told if study is None else told | {study.metric}
+
+
+@dataclass(slots=True)
+class SweepTask:
+    """The work of a sweep on one run, here or in a worker process.
+
+    The variants do not travel: a worker builds them with its first run, where an error can be raised, and keeps them
+    for the others.
+
+    Attributes:
+        policy: The rules.
+        axes: The params to vary, with their values.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        renames: The metrics to rename.
+        saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
+        sweeper: The variants on one run, if they are built already.
+    """
+
+    policy: Policy
+    axes: Mapping[str, Sequence[Param]]
+    declared: Sequence[Objective] = ()
+    renames: Renames = ()
+    saves: Saves = Saves.KEEP
+    family: str | None = None
+    sweeper: RunSweeper | None = None
+
+    def __call__(self, run: Run) -> SweptRun | Excluded:
+        """Evaluate the variants on a run."""
+        if self.sweeper is None:
+            variants = variants_of(self.policy, self.axes)
+            self.sweeper = RunSweeper(variants, self.declared, self.renames, self.saves, self.family)
+        return self.sweeper(run)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SweepTask, (self.policy, self.axes, self.declared, self.renames, self.saves, self.family)
+
+
+def _knowledge(stream: EventStream, evaluations: int, log_digest: str) -> Knowledge:
+    times_ns = stream.facts.whole("time_ns")[:1]
+    clocks = bool((stream.elapsed_ns > 0).any()) + bool((times_ns > 0).any())
+    return Knowledge(evaluations, clocks, len(stream), log_digest)
+
+
+def _ended_ns(info: RunInfo, stream: EventStream) -> int:
+    """Return when a run ended, or its last event if nobody recorded the end; 0 if unknown."""
+    last = info.last
+    if last.ended_ns:
+        return last.ended_ns
+    elapsed_ns = int(stream.elapsed_ns[stream.attempts == last.attempt].max(initial=0))
+    return last.started_ns + elapsed_ns if last.started_ns else 0
+
+
+def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], runs: Sequence[Run]) -> None:
+    """Check that a run evaluated each declared objective, or none evaluated anything.
+
+    Raises:
+        TelemetryError: The runs evaluated other metrics.
+    """
+    found = {name for run in swept for name in run.evaluated}
+    missing = [objective for objective in declared if objective.metric not in found]
+    if missing:
+        check_evaluated(missing, found.union(*map(_evaluated, runs)))
+
+
+def _evaluated(run: Run) -> set[str]:
+    """Return all metrics that a run evaluated; nothing if it cannot be read."""
+    try:
+        stream = run.read(lambda snapshot: read_metrics(snapshot, snapshot.columns.by_metric))
+    except TelemetryError:
+        return set()
+    return {name for name in stream.facts.metrics if len(stream.values_at("evaluate", name).rows)}
+
+
+def _is_judged(snapshot: Snapshot, stream: EventStream) -> bool:
+    """Whether a run recorded a step or any metric."""
+    return len(stream.rows("step_end")) > 0 or (len(stream) > 0 and bool(snapshot.columns.by_metric))

@@ -1,4 +1,4 @@
-"""Adds up what each variant saves and loses, run by run, and Pareto fronts of the two.
+"""Adds up what each variant saves and loses, run by run: totals, the winners of families it stops, and Pareto fronts.
 
 Takes the outcomes of all variants on runs as they come, in any order; keeps a few numbers per variant, whatever the
 number of runs.
@@ -6,19 +6,19 @@ number of runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..columns.stream import Floats, Ints, Truths
-from .compact import CompactOutcomes
-from .exact_sums import ExactSums
-from .outcomes import NO_STEP
-
-if TYPE_CHECKING:
-    from .task import SweptRun
+from ..runs.families import Family
+from ..runs.objective import Objective
+from .outcomes import NO_STEP, SweptRun, VariantOutcomes
 
 _COUNTS: Final = ("could_fire", "stopped", "fired", "not_known", "decisions", "steps")
 _SUMS: Final = ("steps_saved", "seconds_saved", "checkpoints", "checkpoint_bytes")
@@ -26,6 +26,66 @@ _REGRETS: Final = {"regret": "relative_regret", "deployable_regret": "relative_d
 
 #: Pairs of a variant and a run that are added at once: few runs cost time per call, many cost memory.
 _PAIRS_AT_ONCE: Final = 500_000
+#: Bits of a part of an exact sum.
+_BITS: Final = 32
+
+#: Outcomes that may wait before they are added. Which of two logs of one training counts is known only after the last
+#: run: a log that was added and does not count costs a second pass over all runs.
+_HELD_BYTES: Final = 64 << 20
+
+
+class RunFold:
+    """Adds up the outcomes of runs.
+
+    Args:
+        variants: Number of variants.
+        keeps_outcomes: Whether each run keeps the outcomes of each variant.
+
+    Attributes:
+        runs: The runs, without their outcomes unless they keep them, by number.
+    """
+
+    def __init__(self, variants: int, *, keeps_outcomes: bool) -> None:
+        self._totals = TotalsFold(variants)
+        self._winners = WinnersFold()
+        self._keeps = keeps_outcomes
+        self._held: deque[tuple[int, VariantOutcomes]] = deque()
+        self._held_bytes = 0
+        self._added: set[int] = set()
+        self.runs: dict[int, SweptRun] = {}
+
+    def add_run(self, number: int, run: SweptRun) -> None:
+        """Add a run with its outcomes."""
+        outcomes = run.variant_outcomes
+        self.runs[number] = run if self._keeps else replace(run, kept=None)
+        self._held.append((number, outcomes))
+        self._held_bytes += outcomes.size_bytes
+        if self._keeps or self._held_bytes <= _HELD_BYTES:
+            return
+        # Half of them: adding many runs at once takes less time per run.
+        ripe: list[tuple[int, VariantOutcomes]] = []
+        while self._held_bytes > _HELD_BYTES // 2:
+            ripe.append(self._held.popleft())
+            self._held_bytes -= ripe[-1][1].size_bytes
+        self._add(ripe)
+
+    def is_spoiled_by(self, repeated: Collection[int]) -> bool:
+        """Whether a run that repeats another's series has been added already."""
+        return not self._added.isdisjoint(repeated)
+
+    def finish(
+        self, repeated: Collection[int], *, has_one_unit: bool
+    ) -> tuple[Mapping[str, Floats], tuple[Winner, ...]]:
+        """Add the runs that wait, without those that repeat another's series, and return totals and winners."""
+        self._add([(number, outcomes) for number, outcomes in self._held if number not in repeated])
+        self._held.clear()
+        return self._totals.totals(has_one_unit=has_one_unit), self._winners.winners()
+
+    def _add(self, ripe: list[tuple[int, VariantOutcomes]]) -> None:
+        self._added.update(number for number, _ in ripe)
+        self._totals.add([(self.runs[number], outcomes) for number, outcomes in ripe])
+        for number, outcomes in ripe:
+            self._winners.add(self.runs[number], outcomes.column("regret"))
 
 
 class TotalsFold:
@@ -41,7 +101,7 @@ class TotalsFold:
         self._sums = {name: ExactSums(variants) for name in (*_SUMS, "share_saved", *_REGRETS)}
         self._worst = {name: np.full(variants, -np.inf) for name in _REGRETS}
 
-    def add(self, runs: Sequence[tuple[SweptRun, CompactOutcomes]]) -> None:
+    def add(self, runs: Sequence[tuple[SweptRun, VariantOutcomes]]) -> None:
         """Add runs with the outcomes of all variants on them."""
         at_once = max(1, _PAIRS_AT_ONCE // max(1, self._variants))
         for begin in range(0, len(runs), at_once):
@@ -96,7 +156,7 @@ class TotalsFold:
 class _Table:
     """The outcomes of several runs as arrays of shape (variants, runs)."""
 
-    def __init__(self, outcomes: Sequence[CompactOutcomes]) -> None:
+    def __init__(self, outcomes: Sequence[VariantOutcomes]) -> None:
         self._outcomes = outcomes
 
     def of(self, name: str) -> npt.NDArray[Any]:
@@ -104,6 +164,137 @@ class _Table:
 
     def truths(self, name: str) -> Truths:
         return self.of(name).astype(np.bool_)
+
+
+class ExactSums:
+    """Sums of known values, exact: the order in which they are added changes no bit.
+
+    A superaccumulator (Kulisch, 1971): each value is split into integers, one for each 32 bits of the exponent's range,
+    and integers below 2**53 add up exactly in floats.
+
+    Args:
+        size: Number of sums.
+
+    Attributes:
+        counts: Number of values that each sum has. Shape (size,).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.counts: Ints = np.zeros(size, np.int64)
+        self._parts: dict[int, Floats] = {}
+        self._infinite: Floats = np.zeros(size)
+
+    def add(self, values: Floats) -> None:
+        """Add values, shape (size, n): each row to its own sum. NaN is no value.
+
+        A sum holds at most 2**21 values.
+        """
+        known = ~np.isnan(values)
+        self.counts += known.sum(axis=1)
+        is_infinite = np.isinf(values)
+        if is_infinite.any():
+            with np.errstate(invalid="ignore"):
+                self._infinite += np.where(is_infinite, values, 0.0).sum(axis=1)
+        rest = np.where(known & ~is_infinite, values, 0.0)
+        while (largest := float(np.abs(rest).max(initial=0.0))) > 0.0:
+            place = (math.frexp(largest)[1] - 1) // _BITS
+            part = np.trunc(np.ldexp(rest, -_BITS * place))
+            rest -= np.ldexp(part, _BITS * place)
+            if place not in self._parts:
+                self._parts[place] = np.zeros(len(self.counts))
+            self._parts[place] += part.sum(axis=1)
+
+    def sums(self) -> Floats:
+        """Return the sums, rounded once; NaN without a value, and where both infinities were added. Shape (size,)."""
+        totals = np.zeros(len(self.counts))
+        if self._parts:
+            with np.errstate(over="ignore"):
+                parts = [np.ldexp(part, _BITS * place) for place, part in sorted(self._parts.items())]
+            totals = np.array([_rounded(row) for row in np.stack(parts, axis=1).tolist()])
+        totals = np.where(self._infinite == 0.0, totals, self._infinite)
+        return np.where(self.counts > 0, totals, np.nan)
+
+    def means(self) -> Floats:
+        """Return the means; NaN without a value. Shape (size,)."""
+        return self.sums() / np.maximum(self.counts, 1)
+
+
+def _rounded(parts: list[float]) -> float:
+    try:
+        return math.fsum(parts)
+    except OverflowError:
+        return sum(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Winner:
+    """The run that reached the best value of its family.
+
+    Attributes:
+        family: The family; it has several runs with the objective.
+        objective: The metric that judges them.
+        run_id, name: The run; of several with the same best value, the first by name.
+        value: Its best value.
+        stopped: Whether each variant would have stopped it before that value, as bits (``numpy.packbits``). Of runs
+            that tie, each is stopped.
+    """
+
+    family: Family
+    objective: Objective
+    run_id: str
+    name: str
+    value: float
+    stopped: npt.NDArray[np.uint8]
+
+    def is_stopped(self, variant: int) -> bool:
+        """Whether a variant would have stopped it before its best value."""
+        return bool(self.stopped[variant // 8] >> (7 - variant % 8) & 1)
+
+
+class WinnersFold:
+    """Finds the winner of each family as runs come, in any order; keeps one bit per variant and family."""
+
+    def __init__(self) -> None:
+        self._best: dict[tuple[Family, Objective], Winner] = {}
+        self._runs: dict[tuple[Family, Objective], int] = {}
+
+    def add(self, run: SweptRun, regret: npt.NDArray[np.float64]) -> None:
+        """Add a run.
+
+        Args:
+            run: The run.
+            regret: The regret of each variant on it, NaN where it stops before the first evaluation.
+        """
+        objective, value = run.objective, run.best
+        if objective is None or np.isnan(value):
+            return
+        key = (run.family, objective)
+        self._runs[key] = self._runs.get(key, 0) + 1
+        known = self._best.get(key)
+        if known is None or objective.is_better(value, known.value):
+            self._best[key] = Winner(*key, run.run_id, run.name, value, _stopped(regret))
+        elif value == known.value:
+            first = min((known.name, known.run_id), (run.name, run.run_id))
+            self._best[key] = Winner(*key, first[1], first[0], value, known.stopped & _stopped(regret))
+
+    def winners(self) -> tuple[Winner, ...]:
+        """Return the winners of the families of several runs, by family."""
+        found = [winner for key, winner in self._best.items() if self._runs[key] > 1]
+        return tuple(sorted(found, key=lambda one: (one.family.key, one.family.value, one.objective.metric)))
+
+
+def stopped_counts(winners: Sequence[Winner], variants: int) -> Ints:
+    """Return how many of the winners each variant would have stopped. Shape (variants,)."""
+    counts = np.zeros(variants, np.int64)
+    for winner in winners:
+        counts += np.unpackbits(winner.stopped, count=variants)
+    return counts
+
+
+def _stopped(regret: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """Return as bits where the best value is missed: regret is unknown where a stop precedes the first evaluation."""
+    missed: Truths = ~(regret <= 0.0)
+    return np.packbits(missed)
 
 
 def pareto_front(saved: Floats, regret: Floats) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ..columns import Columns, read_columns
 from ..errors import RunChanging, TelemetryError
-from ..events import AWAITED, ENVELOPE, LATE_FOR, Event
+from ..events import ENVELOPE, Event
 from ..journal.reading import is_being_written, read_segment
 from ..journal.segment import Segment
 from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
@@ -367,6 +367,18 @@ def deciding_stream(snapshot: Snapshot, *, samples: bool = False) -> Sequence[Ev
     return list(events_along(snapshot, DECIDING_RANK, "effective", samples=samples))
 
 
+def rows_along(snapshot: Snapshot, rank: int, columns: Mapping[str, str]) -> EventRows:
+    """Return the effective events of one rank with only some of their metrics.
+
+    Args:
+        snapshot: The run.
+        rank: The rank.
+        columns: The names of the metrics to read, by their columns.
+    """
+    table = effective_rows(snapshot.events_table((*ENVELOPE, *columns, "attrs")), snapshot.lineage.cuts)
+    return EventRows(table if ranks_of(snapshot) == [rank] else table.filter(pc.equal(table["rank"], rank)), columns)
+
+
 def events_table_along(snapshot: Snapshot, columns: Sequence[str], attempts: Attempts = "effective") -> pa.Table:
     """Return these columns of the events of all ranks, in the order of ``events_along``."""
     lineage = effective_lineage(snapshot, attempts)
@@ -388,12 +400,6 @@ def vectors_table_along(snapshot: Snapshot, attempts: Attempts = "effective") ->
     lineage = effective_lineage(snapshot, attempts)
     table = effective_rows(snapshot.vectors_table(), lineage.cuts)
     return _merged_rows(table) if attempts == "effective" and len(ranks_of(snapshot)) > 1 else table
-
-
-def rows_with_late_values(table: pa.Table) -> pa.ChunkedArray:
-    """Whether each event's attributes mention late values; a text in the loop's own attributes may match, too."""
-    tells = pc.match_substring_regex(table["attrs"], f'"({AWAITED}|{LATE_FOR})"')
-    return pc.fill_null(tells, fill_value=False)
 
 
 def effective_rows(table: pa.Table, cuts: Mapping[int, Cut]) -> pa.Table:
