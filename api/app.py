@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from anyio import CapacityLimiter
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -53,10 +52,9 @@ from .pages import routes as page_routes
 from .pages.layout import show_lost
 from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, install_handlers
-from .workers.intake_service import IntakeService
+from .sealing import IntakeService
 from .workers.job_queue import JobQueue
-from .workers.query_workers import QueryWorkers
-from .workers.rule_processes import RuleProcesses
+from .workers.pool import QueryWorkers, RuleWorkers
 
 #: Version of the API, not of steptape; it changes with every change that breaks a client.
 API_VERSION: Final = "1"
@@ -133,10 +131,8 @@ def _set_up_work(state: State, limits: Limits) -> None:
     state.jobs = JobQueue(limits)
     state.intake_service = IntakeService(state.store_path, limits.intake)
     state.intake = state.intake_service.intake
-    state.rule_processes = RuleProcesses(limits)
+    state.rule_workers = RuleWorkers(limits)
     state.query_workers = QueryWorkers(state.store_path, limits)
-    # Separate threads: waiting queries never block other requests.
-    state.query_threads = CapacityLimiter(limits.query_workers + limits.queries_waiting + 1)
 
 
 def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS
 from .logs import LogFormat, LogLevel, write_log
 from .middleware.tokens import Tokens, parse_tokens, read_tokens
-from .workers.store_sealing import sealing_store
+from .sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"

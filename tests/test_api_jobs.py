@@ -17,6 +17,7 @@ from waiting import until
 
 from api_serving import RUN, SMALL, begin, ended, patiently, recorded, served, step
 from steptape import Recorder, backtest, open_store
+from steptape.api.workers.job_requests import JobOrder
 from steptape.api.workers.job_worker import run_job
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.json_report import report_json
@@ -420,7 +421,7 @@ def test_a_trial_that_comes_to_too_much_is_refused(store: Path) -> None:
 
 def test_a_job_about_a_run_that_was_deleted_meanwhile_says_so(store: Path) -> None:
     """The error is more specific than a failed job."""
-    gone = {"kind": "verification", "store": str(store), "request": {"runs": [RUN]}, "runs": [f"{RUN[:-1]}f"]}
+    gone = JobOrder("verification", str(store), {"runs": [RUN]}, [f"{RUN[:-1]}f"])
     told: list[int] = []
 
     with pytest.raises(RunNotFound, match="no run has this id or name"):

@@ -13,14 +13,15 @@ import pytest
 from waiting import PATIENCE_S
 
 from api_serving import RUN, SMALL, recorded, served
-from steptape.api.workers.query_workers import QueryWorkers
+from steptape.api.workers.pool import QueryWorkers, start_worker
+from steptape.api.workers.worker_requests import SqlQuestion
 from steptape.rules.errors import PolicyError
 from steptape.store.arrow_tables import from_arrow_stream
 from steptape.store.child_process import ChildProcess
 from steptape.store.errors import NotARun, QueryRefused, RunNotFound
 from steptape.store.sql.statements import QueryLimits
 
-BYTES = str(2 << 30)
+BYTES = 2 << 30
 
 #: A rule that uses its whole budget, at a hundred thousand events.
 HEAVY = """
@@ -42,27 +43,27 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def question(statement: str, run: str | None = None) -> dict[str, Any]:
+def question(store: Path, statement: str, run: str | None = None) -> dict[str, Any]:
     """Return a request for a SQL worker."""
-    return {"statement": statement, "run": run, **asdict(QueryLimits(seconds=1000.0))}
+    return SqlQuestion(str(store), asdict(QueryLimits(seconds=1000.0)), statement, run)._asdict()
 
 
 @pytest.mark.parametrize("worker", ["query_worker", "rule_worker", "job_worker"])
 def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: str) -> None:
     """The system closes the pipes of a killed server; no worker finishes its request first."""
-    asked: dict[str, tuple[list[str], dict[str, Any]]] = {
-        "query_worker": (
-            [str(store), BYTES],
-            question("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"),
-        ),
-        "rule_worker": ([BYTES], {"kind": "test", "tests": TESTS, "policies": {"p": HEAVY}, "known": {}}),
-        "job_worker": ([BYTES], {"kind": "verification", "store": str(store), "request": {}, "runs": [RUN] * 9999}),
+    light: dict[str, Any] = {"kind": "ScenarioTrial", "tests": "", "policies": {}, "known": {}}
+    asked: dict[str, list[dict[str, Any]]] = {
+        "query_worker": [
+            SqlQuestion(str(store), {})._asdict(),
+            question(store, "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"),
+        ],
+        "rule_worker": [light, {**light, "tests": TESTS, "policies": {"p": HEAVY}}],
+        "job_worker": [{"kind": "verification", "store": str(store), "request": {}, "runs": [RUN] * 9999}],
     }
-    arguments, request = asked[worker]
-    child = ChildProcess(f"steptape.api.workers.{worker}", *arguments)
-    child.send(request)
-    if worker != "rule_worker":
-        child.receive()  # It is ready or busy.
+    child = ChildProcess("steptape.api.workers.worker", worker, str(BYTES))
+    for request in asked[worker]:
+        child.send(request)
+    child.receive()  # It is at the last request.
     child.requests.close()
     status = child.wait(timeout=PATIENCE_S)
     child.answers.close()
@@ -72,18 +73,15 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
 
 def test_an_error_of_a_worker_keeps_its_kind(store: Path) -> None:
     """Every type is preserved."""
-    queries = ChildProcess("steptape.api.workers.query_worker", str(store), BYTES)
-    queries.receive()
-    rules = ChildProcess("steptape.api.workers.rule_worker", BYTES)
-    jobs = ChildProcess("steptape.api.workers.job_worker", BYTES)
+    queries, rules, jobs = (start_worker(name, BYTES) for name in ("query_worker", "rule_worker", "job_worker"))
     try:
-        queries.send(question("SELEC"))
+        queries.send(question(store, "SELEC"))
         with pytest.raises(QueryRefused, match="syntax error"):
             queries.receive()
-        queries.send(question("SELECT 1", run="broken"))
+        queries.send(question(store, "SELECT 1", run="broken"))
         with pytest.raises(NotARun):
             queries.receive()
-        rules.send({"kind": "job", "text": "[]", "source": "p.yaml", "params": {}, "axes": {}, "seconds": 1.0})
+        rules.send({"kind": "JobTrial", "text": "[]", "source": "p.yaml", "params": {}, "axes": {}, "seconds": 1.0})
         with pytest.raises(PolicyError, match=r"^p.yaml:1:1: "):
             rules.receive()
         jobs.send({"kind": "sweep", "store": str(store), "request": {}, "runs": ["other"]})

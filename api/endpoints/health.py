@@ -10,7 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from ...replay.health.health_state import HealthState
 from ..access import RequestedRun, RunAccess
 from ..models import Model
-from ..workers.rule_processes import RuleProcesses
+from ..workers.pool import RuleWorkers
+from ..workers.worker_requests import HealthTrial
 from .policies import policy_named
 
 router = APIRouter()
@@ -98,7 +99,6 @@ async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth
         PolicyNotFound: No policy of the server has that name.
         InvalidRequest: It took too long.
     """
-    processes: RuleProcesses = request.app.state.rule_processes
+    workers: RuleWorkers = request.app.state.rule_workers
     path = await run_in_threadpool(policy_named, policy, request.app.state.policies)
-    document = {"kind": "health", "folder": str(run.folder), "policy": str(path)}
-    return RunHealth.model_validate(await processes.ask(document))
+    return RunHealth.model_validate(await workers.ask(HealthTrial(str(run.folder), str(path))))

@@ -23,13 +23,14 @@ from ..models import Model, Page
 from ..workers.job_queue import Job, JobQueue
 from ..workers.job_requests import (
     BacktestRequest,
+    JobOrder,
     JobRequest,
     PolicyJobRequest,
     SweepRequest,
     VerificationRequest,
-    kind_of,
 )
-from ..workers.rule_processes import RuleProcesses
+from ..workers.pool import RuleWorkers
+from ..workers.worker_requests import JobTrial
 from .policies import policy_named
 
 router = APIRouter()
@@ -184,12 +185,12 @@ def _check_baselines(names: Sequence[str]) -> None:
 async def _started(
     request: Request, response: Response, store: Store, body: JobRequest, **values: Mapping[str, Any]
 ) -> JobItem:
-    document: dict[str, Any] = {"kind": kind_of(body), "store": str(store.path), "request": body.model_dump()}
+    order = JobOrder(body.kind, str(store.path), body.model_dump(), ())
     if isinstance(body, PolicyJobRequest):
         text, source = await run_in_threadpool(_policy_text, request, body)
         await _check_policy(request, text, source, **values)  # Refuse it here, not in the job.
-        document |= {"policy_text": text, "policy_source": source}
-    queued = await run_in_threadpool(_queued, request, store, body, document)
+        order = order._replace(policy_text=text, policy_source=source)
+    queued = await run_in_threadpool(_queued, request, store, body, order)
     response.headers["Location"] = f"{request.app.state.root_path}/api/v1/jobs/{queued.id}"
     return _item(queued)
 
@@ -208,19 +209,18 @@ async def _check_policy(
         PolicyError: With all problems of the policy.
         InvalidRequest: The check takes too long, or there are too many combinations of values.
     """
-    processes: RuleProcesses = request.app.state.rule_processes
+    workers: RuleWorkers = request.app.state.rule_workers
     seconds = request.app.state.limits.rules_s / 2
-    asked = {"text": text, "source": source, "params": dict(params), "axes": dict(axes), "seconds": seconds}
-    await processes.ask({"kind": "job", **asked})
+    await workers.ask(JobTrial(text, source, dict(params), dict(axes), seconds))
 
 
-def _queued(request: Request, store: Store, body: JobRequest, document: dict[str, Any]) -> Job:
+def _queued(request: Request, store: Store, body: JobRequest, order: JobOrder) -> Job:
     runs = _runs(store, body)
-    document["runs"] = [run.folder.name for run in runs]
+    order = order._replace(runs=[run.folder.name for run in runs])
     job = Job(
-        id=f"{document['kind']}-{_digest(document, runs)}",
-        kind=document["kind"],
-        document=document,
+        id=f"{order.kind}-{_digest(order, runs)}",
+        kind=order.kind,
+        order=order,
         owner=request.state.holder.name,
         runs=len(runs),
     )
@@ -241,9 +241,9 @@ def _runs(store: Store, body: JobRequest) -> list[RunAccess]:
     return [find_run(store, key) for key in dict.fromkeys(body.runs)]
 
 
-def _digest(document: dict[str, Any], runs: Sequence[RunAccess]) -> str:
+def _digest(order: JobOrder, runs: Sequence[RunAccess]) -> str:
     """Return the digest of the request and the current state of the runs' logs and annotations."""
-    asked = {**document, "request": {**document["request"], "runs": None}, "semantics": SEMANTICS_VERSION}
+    asked = {**order._asdict(), "request": {**order.request, "runs": None}, "semantics": SEMANTICS_VERSION}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for run in runs:
         entry = run.entry()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +15,7 @@ from ...store.event_json import encoded
 from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, Form, answer, form_of, table_bytes
 from ..models import Model
 from ..queries import FormedQuery
-from ..workers.query_workers import Answer, QueryWorkers
+from ..workers.pool import Answer, QueryWorkers
 
 router = APIRouter()
 
@@ -65,10 +65,9 @@ async def run_sql(request: Request, body: SqlRequest, query: Annotated[FormedQue
     """
     form = form_of(request, query.format)
     workers: QueryWorkers = request.app.state.query_workers
-    limiter: CapacityLimiter = request.app.state.query_threads
-    found = await to_thread.run_sync(workers.ask, body.sql, body.run, limiter=limiter)
+    found = await to_thread.run_sync(workers.ask, body.sql, body.run, limiter=workers.threads)
     limit: int = request.app.state.limits.query.rows
-    return await to_thread.run_sync(_rendered, request, found, form, limit, limiter=limiter)
+    return await to_thread.run_sync(_rendered, request, found, form, limit, limiter=workers.threads)
 
 
 def _rendered(request: Request, found: Answer, form: Form, limit: int) -> Response:

@@ -12,7 +12,8 @@ from ...rules.checks.finding_codes import FindingCode
 from ...rules.readings.reading import Param
 from ..access import OpenStore, find_run
 from ..models import Model
-from ..workers.rule_processes import RuleProcesses
+from ..workers.pool import RuleWorkers
+from ..workers.worker_requests import PolicyTrial, ScenarioTrial
 from .policies import policies_known
 
 router = APIRouter()
@@ -94,8 +95,7 @@ class TestAnswer(Model):
 async def check_rules(request: Request, store: OpenStore, body: CheckRequest) -> CheckAnswer:
     """Return all errors of a rule file at once or, if it loads, its likely mistakes."""
     folders = await run_in_threadpool(lambda: [str(find_run(store, key).open().folder) for key in body.runs])
-    document = {"kind": "check", "text": body.text, "params": body.params, "folders": folders}
-    return CheckAnswer.model_validate(await _processes(request).ask(document))
+    return CheckAnswer.model_validate(await _workers(request).ask(PolicyTrial(body.text, body.params, folders)))
 
 
 @router.post("/rules/test", summary="Run the tests of a rule file")
@@ -106,10 +106,9 @@ async def test_rules(request: Request, body: TestRequest) -> TestAnswer:
         for name, path in policies_known(request.app.state.policies).items()
         if name not in body.policies and name in body.tests
     }
-    document = {"kind": "test", "tests": body.tests, "policies": body.policies, "known": known}
-    return TestAnswer.model_validate(await _processes(request).ask(document))
+    return TestAnswer.model_validate(await _workers(request).ask(ScenarioTrial(body.tests, body.policies, known)))
 
 
-def _processes(request: Request) -> RuleProcesses:
-    processes: RuleProcesses = request.app.state.rule_processes
-    return processes
+def _workers(request: Request) -> RuleWorkers:
+    workers: RuleWorkers = request.app.state.rule_workers
+    return workers

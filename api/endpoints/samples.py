@@ -18,7 +18,7 @@ from ..errors import InvalidRequest, StepNotFound
 from ..models import SampleItem, SamplePage, SpikingSample, SpikingSamplePage
 from ..pagination import from_cursor, to_cursor
 from ..queries import FormedQuery, Int32, Int64
-from ..workers.run_questions import query_run
+from ..workers.pool import query_run
 
 router = APIRouter()
 

@@ -22,7 +22,7 @@ from ..downsampling import kept_indices
 from ..errors import InvalidRequest
 from ..models import Model, Number, Page
 from ..queries import FormedQuery, Int32, Kind
-from ..workers.run_questions import query_run
+from ..workers.pool import query_run
 from .series import check_metrics
 
 router = APIRouter()

@@ -14,7 +14,7 @@ from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
 from ..access import RequestedRun
 from ..middleware.tokens import Scope
-from ..workers.run_questions import query_run
+from ..workers.pool import query_run
 from .layout import PageRoute, page
 from .runs import share_done
 

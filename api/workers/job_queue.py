@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ...store.child_process import ChildProcess
 from ...store.child_protocol import BrokenFrame
@@ -20,6 +19,8 @@ from ..errors import Busy, JobNotFound, NotYours
 from ..limits import Limits
 from ..middleware.tokens import Holder, Scope
 from ..problems import without_path
+from .job_requests import JobOrder
+from .pool import exchange, start_worker
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -33,7 +34,7 @@ class Job:
     Attributes:
         id: Digest of the request and the logs: the same request again gets this job.
         kind: ``backtest``, ``sweep`` or ``verification``.
-        document: The request to the job's process.
+        order: What the job's process does.
         owner: Name of the token that started it.
         runs: Number of runs that it covers.
         runs_done: Number of runs that are done.
@@ -44,7 +45,7 @@ class Job:
 
     id: str
     kind: str
-    document: dict[str, Any]
+    order: JobOrder
     owner: str
     runs: int
     status: Status = "queued"
@@ -172,9 +173,7 @@ class JobQueue:
                 job = self._waiting.popleft()
                 job.status, job.started = "running", datetime.now(UTC)
                 try:
-                    self._process = ChildProcess(
-                        f"{__package__}.job_worker", str(self._limits.job_bytes), is_bound=True
-                    )
+                    self._process = start_worker("job_worker", self._limits.job_bytes)
                 except OSError as error:
                     self._fail(job, f"the job's process could not be started ({error.strerror})")
                     continue
@@ -188,29 +187,35 @@ class JobQueue:
 
     def _follow(self, job: Job, process: ChildProcess) -> None:
         """Send the process its job, and receive progress and the result."""
-        until_s = time.monotonic() + self._limits.job_s
-        most_bytes = self._limits.job_result_bytes
+
+        def progressed(runs_done: int) -> None:
+            job.runs_done = runs_done
+
+        limits, request = self._limits, job.order._asdict()
         try:
-            with suppress(BrokenPipeError):
-                process.send(job.document, until_s=until_s)
-            while "progress" in (frame := process.receive(most_bytes=most_bytes, until_s=until_s)).head:
-                job.runs_done = frame.head["progress"]
-            self._keep(job, json.loads(frame.body))
+            frame = exchange(
+                process,
+                request,
+                within_s=limits.job_s,
+                most_bytes=limits.job_result_bytes,
+                on_progress=progressed,
+            )
+            self._keep(job, **json.loads(frame.body))
         except TimeoutError:
-            self._fail(job, f"the job exceeded its time limit of {self._limits.job_s:g} s")
+            self._fail(job, f"the job exceeded its time limit of {limits.job_s:g} s")
         except BrokenFrame:
             self._fail(job, "the result is too large, or incomplete")
         except EOFError:
             self._fail(job, "the job's process ended before the job was done")
         except TelemetryError as error:
-            self._fail(job, without_path(str(error), Path(job.document["store"])))
+            self._fail(job, without_path(str(error), Path(job.order.store)))
 
-    def _keep(self, job: Job, result: dict[str, Any]) -> None:
+    def _keep(self, job: Job, document: object, page: str | None) -> None:
         """Store the result, unless the job was cancelled."""
-        document = json.dumps(result["document"])
+        text = json.dumps(document)
         with self._changed:
             if not job.is_over:
-                job.result, job.page = document, result["page"]
+                job.result, job.page = text, page
                 self._end(job, "done")
 
     def _fail(self, job: Job, error: str) -> None:

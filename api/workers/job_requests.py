@@ -1,8 +1,9 @@
-"""Defines the requests that start jobs: backtests, sweeps and verifications."""
+"""Defines the requests that start jobs, and what the process of a job gets to do."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +19,8 @@ _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
 
 class JobRequest(BaseModel):
     """The fields of every job request."""
+
+    kind: ClassVar[Kind]
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -68,6 +71,8 @@ class PolicyJobRequest(JobRequest):
 class BacktestRequest(PolicyJobRequest):
     """A request for a backtest: what a policy would have saved and cost."""
 
+    kind = "backtest"
+
     params: dict[str, Param] = Field(default_factory=dict, max_length=100)
     """Values that replace the policy's own."""
     delay_steps: int = Field(default=0, ge=0, le=1_000_000_000)
@@ -85,6 +90,8 @@ class BacktestRequest(PolicyJobRequest):
 class SweepRequest(PolicyJobRequest):
     """A request for a sweep: what every combination of some params' values would have saved and cost."""
 
+    kind = "sweep"
+
     axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
     """Values to try, by param."""
 
@@ -100,12 +107,30 @@ class SweepRequest(PolicyJobRequest):
 class VerificationRequest(JobRequest):
     """A request for a verification: whether recorded and replayed decisions agree."""
 
+    kind = "verification"
 
-def kind_of(request: JobRequest) -> Kind:
-    """Return the kind of job that a request starts."""
-    kinds: dict[type[Any], Kind] = {
-        BacktestRequest: "backtest",
-        SweepRequest: "sweep",
-        VerificationRequest: "verification",
-    }
-    return kinds[type(request)]
+
+#: The requests by the kinds of jobs that they start.
+REQUESTS: Final[Mapping[Kind, type[JobRequest]]] = {
+    request.kind: request for request in (BacktestRequest, SweepRequest, VerificationRequest)
+}
+
+
+class JobOrder(NamedTuple):
+    """What the process of a job does.
+
+    Attributes:
+        kind: The kind of job.
+        store: The store's folder.
+        request: The request as JSON, checked.
+        runs: Names of the folders of the runs that it covers.
+        policy_text: The policy; empty without one.
+        policy_source: Its name in messages.
+    """
+
+    kind: Kind
+    store: str
+    request: Mapping[str, Any]
+    runs: Sequence[str]
+    policy_text: str = ""
+    policy_source: str = ""

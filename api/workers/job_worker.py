@@ -1,18 +1,16 @@
-"""Worker process for one backtest, sweep or verification. The parent can kill it at any time, since it only reads.
+"""Runs one backtest, sweep or verification in a worker's process.
 
-Reads one frame, the job's document. Writes frames of ``{"progress": RUNS}``, with the number of runs done. The last
-frame is an error, or has an empty head and a JSON body with the result: ``document`` and ``page``.
+A request is a ``JobOrder``. The answer has an empty head, and a ``JobResult`` as JSON in its body.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES, Baseline
@@ -22,75 +20,99 @@ from ...replay.reports.json_report import report_json
 from ...replay.reports.objectives import objectives_json
 from ...replay.run_pool import Progress
 from ...replay.runs.objective import Objective, declared_objective
-from ...replay.runs.verification import verify
+from ...replay.runs.verification import Verification, verify
 from ...replay.sweeps.sweeping import sweep
 from ...rules.policy_file.policy import Policy, parse_policy
-from ...store.child_protocol import error_to_json, read_frame, write_frame
+from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.event_json import encoded
-from ...store.own_process import claim_stdout, end_with_parent, limit_process
+from ...store.own_process import limit_process
 from ...store.run import Run
 from ...store.store import open_store
 from ..problems import without_path
+from .job_requests import REQUESTS, BacktestRequest, JobOrder, PolicyJobRequest, SweepRequest
 
 #: Callback for progress.
 Told = Callable[[Progress], object]
 
 
-def run_job(document: dict[str, Any], tell: Callable[[int], object]) -> dict[str, Any]:
-    """Run the job that a document describes.
+class JobResult(NamedTuple):
+    """The result of a job: a JSON document, and for a backtest its page."""
+
+    document: object
+    page: str | None = None
+
+
+def limit(memory_bytes: int) -> None:
+    """Limit this process."""
+    limit_process(memory_bytes, niceness=5)  # The server has priority.
+
+
+def answer(request: Mapping[str, Any], tell: Callable[[int], object]) -> tuple[dict[str, object], bytes]:
+    """Do a job."""
+    order = JobOrder(**request)
+    try:
+        text = json.dumps(run_job(order, tell)._asdict(), ensure_ascii=False)
+        return {}, without_path(text, Path(order.store)).encode()
+    except MemoryError:
+        raise TelemetryError("the job exceeded its memory limit: request fewer runs or variants") from None
+
+
+def run_job(order: JobOrder, tell: Callable[[int], object]) -> JobResult:
+    """Do what the order says.
 
     Args:
-        document: The ``kind`` of job, the ``store``, the ``runs`` and the ``request``.
+        order: The order.
         tell: Called after each run with the number of runs done.
-
-    Returns:
-        The result as ``document``, and its ``page`` if there is one.
 
     Raises:
         TelemetryError: The job cannot be done.
     """
-    store = open_store(Path(document["store"]))
+    store = open_store(Path(order.store))
     # A run may have been deleted since the request.
-    runs = [store.run(key) for key in document["runs"]]
+    runs = [store.run(key) for key in order.runs]
 
     def progressed(progress: Progress) -> None:
         # Runs may be read several times: scale progress to the job's number of runs.
         tell(progress.done * len(runs) // max(1, progress.total))
 
-    makers = {"backtest": _backtest, "sweep": _sweep, "verification": _verification}
-    return makers[document["kind"]](document["request"], document, runs, progressed)
+    match REQUESTS[order.kind].model_validate(order.request):
+        case BacktestRequest() as request:
+            return _backtest(request, _policy(order, request.params), runs, progressed)
+        case SweepRequest() as request:
+            return _sweep(request, _policy(order, {}), runs, progressed)
+        case _:
+            return _verification(runs, progressed)
 
 
-def _backtest(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
+def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], told: Told) -> JobResult:
     result = backtest(
-        _policy(document, request["params"]),
+        policy,
         runs,
         objective=_objectives(request),
-        renames=request["renames"],
+        renames=request.renames,
         on_progress=told,
-        delay_steps=request["delay_steps"],
-        cost_per_hour=request["cost_per_hour"],
-        tolerance_steps=request["tolerance_steps"],
-        saves=request["saves"],
-        baselines=_baselines(request["baselines"]),
-        with_coverage=request["coverage"],
-        family=request["family"],
+        delay_steps=request.delay_steps,
+        cost_per_hour=request.cost_per_hour,
+        tolerance_steps=request.tolerance_steps,
+        saves=request.saves,
+        baselines=_baselines(request.baselines),
+        with_coverage=request.coverage,
+        family=request.family,
     )
-    page = report_page(result, written=datetime.now(UTC).date().isoformat())
-    return {"document": encoded(report_json(result)), "page": page}
+    return JobResult(encoded(report_json(result)), report_page(result, written=datetime.now(UTC).date().isoformat()))
 
 
-def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
+def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Told) -> JobResult:
     result = sweep(
-        _policy(document, {}),
-        request["axes"],
+        policy,
+        request.axes,
         runs,
         objective=_objectives(request),
-        renames=request["renames"],
-        saves=request["saves"],
+        renames=request.renames,
+        saves=request.saves,
         on_progress=told,
-        family=request["family"],
+        family=request.family,
         keep_outcomes=False,
     )
     objective = result.objective
@@ -120,54 +142,33 @@ def _sweep(request: dict[str, Any], document: dict[str, Any], runs: Sequence[Run
         "sample": "in",
         "engine_reasons": dict(result.engine_reasons),
     }
-    return {"document": encoded(found), "page": None}
+    return JobResult(encoded(found))
 
 
-def _verification(_: dict[str, Any], __: dict[str, Any], runs: Sequence[Run], told: Told) -> dict[str, Any]:
-    verdicts: list[dict[str, Any]] = []
+def _verification(runs: Sequence[Run], told: Told) -> JobResult:
+    verdicts: list[Verification] = []
     problems: list[dict[str, str]] = []
     for done, run in enumerate(runs, start=1):
         try:
-            verdicts.append(verify(run).to_json())
+            verdicts.append(verify(run))
         except TelemetryError as error:
             problems.append({"run_id": run.folder.name, "error": str(error)})
         told(Progress(done, len(runs)))
-    identical = not problems and all(verdict["identical"] for verdict in verdicts)
-    return {"document": {"identical": identical, "runs": verdicts, "problems": problems}, "page": None}
+    identical = not problems and all(verdict.identical for verdict in verdicts)
+    return JobResult(
+        {"identical": identical, "runs": [verdict.to_json() for verdict in verdicts], "problems": problems}
+    )
 
 
-def _policy(document: dict[str, Any], params: dict[str, Any]) -> Policy:
-    return parse_policy(document["policy_text"], source=document["policy_source"], params=params)
+def _policy(order: JobOrder, params: Mapping[str, Param]) -> Policy:
+    return parse_policy(order.policy_text, source=order.policy_source, params=params)
 
 
-def _objectives(request: dict[str, Any]) -> list[Objective]:
-    named = request["objective"] or []
-    metrics = [named] if isinstance(named, str) else named
-    return [declared_objective(metric, request["mode"]) for metric in metrics if metric]
+def _objectives(request: PolicyJobRequest) -> list[Objective]:
+    return [declared_objective(metric, request.mode) for metric in request.objectives]
 
 
 def _baselines(names: Sequence[str]) -> list[Baseline]:
     if "all" in names:
         return list(BASELINES.values())
     return [BASELINES[name] for name in dict.fromkeys(names)]
-
-
-def main() -> None:
-    """``python -m steptape.api.workers.job_worker BYTES``: do one job within this much memory."""
-    end_with_parent()
-    answers = claim_stdout()
-    limit_process(int(sys.argv[1]), niceness=5)  # The server has priority.
-    document = read_frame(sys.stdin.fileno()).head
-    try:
-        result = run_job(document, lambda done: write_frame(answers, {"progress": done}))
-        text = without_path(json.dumps(result, ensure_ascii=False), Path(document["store"]))
-        write_frame(answers, {}, text.encode())
-    except TelemetryError as error:
-        write_frame(answers, {"error": error_to_json(error)})
-    except MemoryError:
-        refusal = TelemetryError("the job exceeded its memory limit: request fewer runs or variants")
-        write_frame(answers, {"error": error_to_json(refusal)})
-
-
-if __name__ == "__main__":
-    main()

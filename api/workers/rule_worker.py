@@ -1,4 +1,4 @@
-"""Worker process that tries untrusted rules: it answers one request, with ``{"answer": ...}`` as the head.
+"""Tries untrusted rules in a worker's process: the head of an answer has the result as ``answer``.
 
 A rule may perform 10,000 computations at an event, and a test may have a million events and thousands of rules. So the
 parent sets a time limit, and kills a late worker.
@@ -6,39 +6,57 @@ parent sets a time limit, and kills a late worker.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
-from dataclasses import asdict
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ...replay.health.health import health_of
 from ...replay.policies.findings_on_runs import compared_with
+from ...replay.sweeps.variants import MAX_VARIANTS
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
+from ...rules.readings.reading import Param
 from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.run import result_json, run_test
-from ...store.child_protocol import error_to_json, read_frame, write_frame
-from ...store.errors import TelemetryError
-from ...store.own_process import claim_stdout, end_with_parent, limit_process
+from ...store.errors import shortened
+from ...store.own_process import limit_process
 from ...store.run import Run
-from .job_checks import check_job
+from ..errors import InvalidRequest
+from .worker_requests import HealthTrial, JobTrial, PolicyTrial, ScenarioTrial
 
 #: Name in messages of the policy in the request.
 SENT: Final = "policy"
 
+#: Most wrong values that are reported.
+_MOST_WRONG: Final = 20
 
-def check(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the errors of a rule file or, if it loads, its likely mistakes, also against ``folders`` of runs."""
+
+def limit(memory_bytes: int) -> None:
+    """Limit this process."""
+    limit_process(memory_bytes, niceness=5)  # The server has priority.
+
+
+def answer(request: Mapping[str, Any], _: Callable[[int], object]) -> tuple[dict[str, object], bytes]:
+    """Answer a trial, as ``kind`` names it."""
+    fields = dict(request)
+    kind = fields.pop("kind")
+    return {"answer": _ANSWERS[kind](fields)}, b""
+
+
+def check(trial: PolicyTrial) -> dict[str, object]:
+    """Return the errors of a rule file or, if it loads, its likely mistakes."""
     try:
-        policy = parse_policy(document["text"], source=SENT, params=document["params"])
+        policy = parse_policy(trial.text, source=SENT, params=trial.params)
     except PolicyError as error:
         return {"ok": False, "digest": None, "problems": _problems(error.problems), "warnings": []}
     findings: set[Finding] = set(findings_of(policy))
     reach = None
-    if document["folders"]:
-        on_runs, _, reach = compared_with(policy, [Run(Path(folder)) for folder in document["folders"]])
+    if trial.folders:
+        on_runs, _, reach = compared_with(policy, [Run(Path(folder)) for folder in trial.folders])
         findings |= set(on_runs)
     warnings = [
         {"line": found.line, "column": found.column, "message": found.message, "code": str(found.code)}
@@ -48,48 +66,80 @@ def check(document: dict[str, Any]) -> dict[str, Any]:
     return {"ok": True, "digest": policy.digest, "problems": [], "warnings": warnings, "could_fire": could_fire}
 
 
-def test(document: dict[str, Any]) -> dict[str, Any]:
-    """Run a file of tests with the ``policies`` in the request and the files of policies ``known`` to the server."""
+def test(trial: ScenarioTrial) -> dict[str, object]:
+    """Run a file of tests."""
     try:
-        policies = _policies(document)
-        tests = parse_tests(document["tests"], source="tests", policies=policies)
+        tests = parse_tests(trial.tests, source="tests", policies=_policies(trial))
         results = [result_json(run_test(one)) for one in tests]
     except PolicyError as error:
         return {"ok": False, "problems": _problems(error.problems), "results": []}
     return {"ok": all(result["ok"] for result in results), "problems": [], "results": results}
 
 
-def job(document: dict[str, Any]) -> None:
-    """Refuse a job's policy that does not load, or values that it does not accept, as ``check_job`` does."""
-    check_job(document["text"], **{name: document[name] for name in ("source", "params", "axes", "seconds")})
+def health(trial: HealthTrial) -> object:
+    """Return the health of a run."""
+    return health_of(Run(Path(trial.folder)), load_policy(trial.policy)).to_json()
 
 
-def health(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the health of the run in a ``folder`` under a file of rules."""
-    return health_of(Run(Path(document["folder"])), load_policy(document["policy"])).to_json()
+def check_job(trial: JobTrial) -> None:
+    """Refuse a policy that does not load, and values that it does not accept.
+
+    Raises:
+        InvalidRequest: The axes have too many combinations.
+        PolicyError: With all problems of the policy, or those of the first wrong values, each with its axis.
+    """
+    text, source, params, axes = trial.text, trial.source, trial.params, trial.axes
+    count = math.prod(map(len, axes.values()))
+    if count > MAX_VARIANTS:
+        raise InvalidRequest(f"a sweep has at most {MAX_VARIANTS:,} variants", where="body.axes", got=f"{count:,}")
+    until_s = time.monotonic() + trial.seconds
+    policy = parse_policy(text, source=source, params=params)
+    wrong: list[PolicyError] = []
+    for name, value in _in_turn(axes, policy.params):
+        if len(wrong) == _MOST_WRONG or time.monotonic() > until_s:
+            break
+        try:
+            parse_policy(text, source=source, params={**params, name: value})
+        except PolicyError as error:
+            wrong.append(_of_axis(error, name, value))
+    if wrong:
+        raise PolicyError(problem for error in wrong for problem in error.problems)
+    for end in (0, -1):
+        parse_policy(text, source=source, params={**params, **{name: values[end] for name, values in axes.items()}})
 
 
-def _policies(document: dict[str, Any]) -> dict[str, Policy]:
-    policies = {name: parse_policy(text, source=name) for name, text in document["policies"].items()}
-    return policies | {name: load_policy(path) for name, path in document["known"].items()}
+def _in_turn(axes: Mapping[str, Sequence[Param]], known: Mapping[str, Param]) -> Iterator[tuple[str, Param]]:
+    """Yield every value with its axis, the ends of each axis first: most wrong values are there.
+
+    An axis that is no param yields one value, enough to report it.
+    """
+    for name, values in axes.items():
+        yield name, values[0]
+        if name in known and len(values) > 1:
+            yield name, values[-1]
+    for name, values in axes.items():
+        if name in known:
+            yield from ((name, value) for value in values[1:-1])
 
 
-def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, Any]]:
+def _of_axis(error: PolicyError, name: str, value: Param) -> PolicyError:
+    """Return the error with the axis and value prefixed to each problem."""
+    where = f"axis '{name}', value {shortened(repr(value))}"
+    return PolicyError(replace(problem, message=f"{where}: {problem.message}") for problem in error.problems)
+
+
+def _policies(trial: ScenarioTrial) -> dict[str, Policy]:
+    policies = {name: parse_policy(text, source=name) for name, text in trial.policies.items()}
+    return policies | {name: load_policy(path) for name, path in trial.known.items()}
+
+
+def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, object]]:
     return [{"line": found.line, "column": found.column, "message": found.message} for found in problems]
 
 
-def main() -> None:
-    """``python -m steptape.api.workers.rule_worker BYTES``: answer one request within this much memory."""
-    end_with_parent()
-    answers = claim_stdout()
-    limit_process(int(sys.argv[1]), niceness=5)  # The server has priority.
-    document = read_frame(sys.stdin.fileno()).head
-    try:
-        head = {"answer": {"check": check, "test": test, "job": job, "health": health}[document["kind"]](document)}
-    except TelemetryError as error:
-        head = {"error": error_to_json(error)}
-    write_frame(answers, head)
-
-
-if __name__ == "__main__":
-    main()
+_ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
+    "PolicyTrial": lambda fields: check(PolicyTrial(**fields)),
+    "ScenarioTrial": lambda fields: test(ScenarioTrial(**fields)),
+    "JobTrial": lambda fields: check_job(JobTrial(**fields)),
+    "HealthTrial": lambda fields: health(HealthTrial(**fields)),
+}

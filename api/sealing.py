@@ -1,20 +1,32 @@
-"""Runs a server's intake: seals what ended in a child process, and releases runs whose pushers fell silent."""
+"""Seals runs in child processes: what pushers ended, and what dead runs left in the store.
+
+The service of the intake also releases runs whose pushers fell silent.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...shipping.intake import Intake, IntakeLimits
-from ...store.child_process import ChildProcess
-from ...store.child_protocol import BrokenFrame
+from ..shipping.intake import Intake, IntakeLimits
+from ..store.child_process import ChildProcess
+from ..store.child_protocol import BrokenFrame
+from ..store.user_cache import is_mirror
 
 #: Seconds between two checks of leases.
 _LOOK_EVERY_S: Final = 5.0
+
+#: Seconds between two searches for journals of dead runs. Recorders seal what they find, too.
+_EVERY_S: Final = 3600.0
+
+#: The first pages have priority: looking for journals in 50,000 runs takes 0.6 s.
+_NICENESS: Final = 10
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
@@ -78,3 +90,30 @@ class IntakeService:
                 _LOGGER.warning("%s could not be sealed: the sealing process ended", folder.name)
             process.wait()
             process.close_pipes()
+
+
+@contextlib.contextmanager
+def sealing_store(store: Path) -> Iterator[None]:
+    """Seal a store's dead runs until the block ends, if this process may write to the store."""
+    if not os.access(store, os.W_OK) or is_mirror(store):
+        yield
+        return
+    stopped = threading.Event()
+    threading.Thread(target=_seal, args=(store, stopped), name="steptape-seal", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
+
+
+def _seal(store: Path, stopped: threading.Event) -> None:
+    while not stopped.is_set():
+        # Without a process or memory for one, journals stay journals, which all readers read.
+        with contextlib.suppress(OSError):
+            process = ChildProcess("steptape.store.parquet.sealing_service")
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            process.send({"store": str(store.absolute())})
+            process.requests.close()  # It ends when it is done, even if this server has ended.
+            process.wait()
+            process.close_pipes()
+        stopped.wait(_EVERY_S)

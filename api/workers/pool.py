@@ -1,0 +1,323 @@
+"""Runs requests in worker processes: a request uses the resources of its worker, not of the server.
+
+A worker has one request at a time. Late workers are killed, dead ones replaced. See ``worker`` for their side.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Request
+
+from ...store.arrow_tables import from_arrow_stream
+from ...store.child_process import ChildProcess
+from ...store.child_protocol import MOST_BYTES, BrokenFrame, Frame
+from ...store.errors import DamagedLog, QueryRefused, QueryTimedOut, TelemetryError
+from ...store.objects.access import fetch
+from ...store.sql.statements import DAMAGED_FILE
+from ...store.user_cache import CACHE_VARIABLES
+from ..access import RunAccess
+from ..errors import Busy, InvalidRequest
+from ..limits import Limits
+from .worker_requests import SqlQuestion, Trial
+
+#: Seconds beyond the time limit for a worker to report a timeout itself; seconds for a worker to start.
+_GRACE_S: Final = 1.0
+_START_S: Final = 60.0
+
+#: Times that parts of a store in object storage are fetched for one statement.
+_MOST_FETCHES: Final = 5
+
+#: Environment of a worker that runs foreign SQL: variables that locate Python and its packages, and none that may be
+#: secret.
+_KEPT: Final = (
+    "PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TZ", "LD_LIBRARY_PATH", *CACHE_VARIABLES,
+)  # fmt: skip
+
+
+def start_worker(service: str, memory_bytes: int, environment: Mapping[str, str] | None = None) -> ChildProcess:
+    """Start a worker of a service, a module of this package, which ends with this process.
+
+    Raises:
+        OSError: The machine cannot start another process.
+    """
+    return ChildProcess(f"{__package__}.worker", service, str(memory_bytes), environment=environment, is_bound=True)
+
+
+def exchange(
+    worker: ChildProcess,
+    request: Mapping[str, Any],
+    *,
+    within_s: float,
+    most_bytes: int = MOST_BYTES,
+    on_progress: Callable[[int], object] | None = None,
+) -> Frame:
+    """Send a request to a worker and return its answer.
+
+    Raises:
+        TelemetryError: The worker answered with this error.
+        TimeoutError: The worker is late.
+        BrokenFrame: The answer is larger than ``most_bytes``, or incomplete.
+        EOFError, OSError: The worker has ended.
+    """
+    until_s = time.monotonic() + within_s
+    with suppress(BrokenPipeError):
+        worker.send(request, until_s=until_s)
+    while "progress" in (frame := worker.receive(most_bytes=most_bytes, until_s=until_s)).head:
+        if on_progress is not None:
+            on_progress(frame.head["progress"])
+    return frame
+
+
+class WorkerPool:
+    """A few workers of one service; a request waits for a free one, and is refused where too many wait.
+
+    Args:
+        start: Starts a worker.
+        limits: How many there are, and how many requests wait.
+        too_many: Says that too many wait.
+        is_reused: Whether a worker answers more than one request.
+
+    Attributes:
+        threads: Threads for the requests, so that those that wait never block others.
+    """
+
+    def __init__(self, start: Callable[[], ChildProcess], limits: Limits, too_many: str, *, is_reused: bool) -> None:
+        places = limits.query_workers + limits.queries_waiting
+        self.threads = CapacityLimiter(places + 1)
+        self._start = start
+        self._count = limits.query_workers
+        self._too_many = too_many
+        self._is_reused = is_reused
+        self._is_closed = False
+        self._places = threading.Semaphore(places)
+        self._free: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
+        for _ in range(self._count):
+            self._free.put(None)
+
+    @contextmanager
+    def worker(self) -> Iterator[ChildProcess]:
+        """Hold a worker.
+
+        Raises:
+            Busy: Too many requests are waiting.
+        """
+        if not self._places.acquire(blocking=False):
+            raise Busy(self._too_many, fix="Try again later")
+        held = self._free.get()
+        try:
+            held = held or self._start()
+            yield held
+        finally:
+            if held is not None and (self._is_closed or not self._is_reused):
+                held.end()
+            self._free.put(held if held is not None and held.returncode is None else None)
+            self._places.release()
+
+    def close(self) -> None:
+        """Stop all workers."""
+        self._is_closed = True
+        for _ in range(self._count):
+            with suppress(queue.Empty):
+                worker = self._free.get_nowait()
+                if worker is not None:
+                    worker.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a statement: rows as an Arrow stream, whether there were more, and the seconds it took."""
+
+    rows: bytes
+    truncated: bool
+    elapsed_s: float
+
+
+class QueryWorkers:
+    """The workers that run SQL.
+
+    Args:
+        store: The store that they read.
+        limits: How many there are, and what each may use.
+    """
+
+    def __init__(self, store: Path, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+        self._pool = WorkerPool(self._started, limits, "too many queries are waiting", is_reused=True)
+        self.threads = self._pool.threads
+
+    def ask(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
+        """Run one statement over the whole store, or one run.
+
+        Args:
+            statement: SQL.
+            run: A run's id, or its name if no other run has it; None for the store.
+            rows: Most rows to return; by default the limit on rows.
+
+        Raises:
+            QueryRefused, QueryTimedOut, RunNotFound, TelemetryError: The worker reported it, or died.
+            Busy: Too many queries are waiting.
+        """
+        limits = self._limits.query if rows is None else replace(self._limits.query, rows=rows)
+        question = SqlQuestion(str(self._store), asdict(limits), statement, run)
+        with self._pool.worker() as worker:
+            for _ in range(_MOST_FETCHES):
+                frame = self._asked(worker, question, statement, limits.seconds)
+                if "missing" not in frame.head:
+                    return Answer(frame.body, **frame.head)
+                fetch(Path(path) for path in frame.head["missing"])
+        raise Busy("parts of the runs are replaced too fast", fix="Try again")
+
+    def warm(self) -> None:
+        """Start a worker in advance, so that the first query need not wait for it."""
+        with suppress(TelemetryError, OSError), self._pool.worker():
+            pass
+
+    def close(self) -> None:
+        """Stop all workers."""
+        self._pool.close()
+
+    def _asked(self, worker: ChildProcess, question: SqlQuestion, statement: str, seconds: float) -> Frame:
+        """Return a worker's answer. One that is late or dead is stopped."""
+        most_bytes = self._limits.query_worker_bytes
+        try:
+            return exchange(worker, question._asdict(), within_s=seconds + _GRACE_S, most_bytes=most_bytes)
+        except TimeoutError:
+            worker.end()
+            fix = "Query less, or a single run"
+            raise QueryTimedOut("the query exceeded its time limit and was stopped", got=statement, fix=fix) from None
+        except BrokenFrame:
+            worker.end()
+            raise QueryRefused("the result is too large", got=statement, fix="Query less") from None
+        except (EOFError, OSError):
+            what = f"the query process {_ending_of(worker)}"
+            fix = "It may have exceeded its memory limit: query less"
+            raise QueryRefused(what, got=statement, fix=fix) from None
+
+    def _started(self) -> ChildProcess:
+        """Start a worker, and wait until it has read the store.
+
+        Raises:
+            Busy: The machine cannot start another process.
+            TelemetryError: The worker did not start, or not in time.
+        """
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        try:
+            worker = start_worker("query_worker", self._limits.query_worker_bytes, environment)
+        except OSError as error:
+            raise Busy(f"the query process could not be started ({error.strerror})", fix="Try again later") from None
+        try:
+            exchange(worker, SqlQuestion(str(self._store), {})._asdict(), within_s=_START_S)
+        except TelemetryError:
+            worker.end()
+            raise
+        except (EOFError, BrokenFrame, OSError):
+            worker.end()
+            raise TelemetryError("the query process did not start") from None
+        return worker
+
+
+def _ending_of(worker: ChildProcess) -> str:
+    """End a worker that answers no more, and say how it ended."""
+    with suppress(subprocess.TimeoutExpired):
+        worker.wait(_GRACE_S)
+    worker.end()
+    if worker.returncode >= 0:
+        return f"failed (exit status {worker.returncode})"
+    return f"was ended by {signal.Signals(-worker.returncode).name}"
+
+
+class RuleWorkers:
+    """The workers that try rules, each for one trial.
+
+    Args:
+        limits: How many run, how many wait, and what each may use.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        places = limits.query_workers + limits.queries_waiting
+        self._pool = WorkerPool(self._started, limits, f"{places} clients are already waiting", is_reused=False)
+
+    async def ask(self, trial: Trial) -> Any:
+        """Return the answer of ``rule_worker`` to a trial.
+
+        Raises:
+            Busy: Too many trials are waiting, or the machine cannot start another process.
+            InvalidRequest: The trial took too long or too much memory, or its answer is too long.
+            PolicyError: A job's policy or its values are wrong.
+            TelemetryError: A run cannot be read.
+        """
+        return await to_thread.run_sync(self._answer, trial, limiter=self._pool.threads)
+
+    def _answer(self, trial: Trial) -> Any:
+        limits = self._limits
+        request = {"kind": type(trial).__name__, **trial._asdict()}
+        try:
+            with self._pool.worker() as worker:
+                most_bytes = limits.job_result_bytes
+                return exchange(worker, request, within_s=limits.rules_s, most_bytes=most_bytes).head["answer"]
+        except TimeoutError:
+            what = f"the rules exceeded their time limit of {limits.rules_s:g} s and were stopped"
+            raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
+        except BrokenFrame:
+            what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"
+            raise InvalidRequest(what, fix="Use fewer steps or rules") from None
+        except (EOFError, OSError):
+            fix = "It may have run out of memory: use fewer steps, rules or runs"
+            raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
+
+    def _started(self) -> ChildProcess:
+        try:
+            return start_worker("rule_worker", self._limits.query_worker_bytes)
+        except OSError as error:
+            raise Busy(
+                f"the process for the rules could not be started ({error.strerror})", fix="Try again later"
+            ) from None
+
+
+class Found(NamedTuple):
+    """The result of a query: an Arrow table, and whether rows are missing because the result was too large."""
+
+    table: Any
+    is_cut_short: bool
+
+
+async def query_run(request: Request, run: RunAccess, statement: str, *, rows: int) -> Found:
+    """Run the server's own SQL over the views of one run, in a worker, since it may read the whole log.
+
+    Args:
+        request: The request to answer.
+        run: The run.
+        statement: One statement, written by the server.
+        rows: Most rows that it can return.
+
+    Raises:
+        QueryRefused, QueryTimedOut: The query exceeds its limits; the message omits the statement.
+        DamagedLog: A file of the run is damaged.
+        Busy: Too many queries are waiting.
+    """
+    workers: QueryWorkers = request.app.state.query_workers
+
+    def ask() -> Answer:
+        return workers.ask(statement, run.folder.name, rows=rows)
+
+    try:
+        answer = await to_thread.run_sync(ask, limiter=workers.threads)
+    except (QueryRefused, QueryTimedOut) as error:
+        if error.what == DAMAGED_FILE:
+            raise DamagedLog(error.what, where=error.where or run.folder.name, fix=error.fix) from None
+        raise type(error)(error.what, where=run.folder.name, got=error.got, fix=error.fix) from None
+    return Found(from_arrow_stream(answer.rows), answer.truncated)

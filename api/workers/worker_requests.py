@@ -1,0 +1,68 @@
+"""Defines what the server asks of its workers, apart from jobs: statements, trials of rules, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ...rules.readings.reading import Param
+
+
+class SqlQuestion(NamedTuple):
+    """A statement for ``query_worker``.
+
+    Attributes:
+        store: The store's folder.
+        limits: The fields of ``QueryLimits``.
+        statement: SQL; None to read the store only.
+        run: A run's id, or its name if no other run has it; None for the store.
+    """
+
+    store: str
+    limits: Mapping[str, Any]
+    statement: str | None = None
+    run: str | None = None
+
+
+class PolicyTrial(NamedTuple):
+    """A rule file to check, also against the runs in ``folders``."""
+
+    text: str
+    params: Mapping[str, Param]
+    folders: Sequence[str]
+
+
+class ScenarioTrial(NamedTuple):
+    """Tests to run, with the texts of ``policies``, and the files of policies ``known`` to the server."""
+
+    tests: str
+    policies: Mapping[str, str]
+    known: Mapping[str, str]
+
+
+class JobTrial(NamedTuple):
+    """A job's policy and its values to check before the job is queued.
+
+    Attributes:
+        text: The policy.
+        source: Its name in messages.
+        params: Values that replace its own.
+        axes: The values that a sweep gives to params; empty for other jobs.
+        seconds: Time limit for trying values; the job checks the rest.
+    """
+
+    text: str
+    source: str
+    params: Mapping[str, Param]
+    axes: Mapping[str, Sequence[Param]]
+    seconds: float
+
+
+class HealthTrial(NamedTuple):
+    """The run in a folder, and the file of the policy that judges it."""
+
+    folder: str
+    policy: str
+
+
+Trial: TypeAlias = PolicyTrial | ScenarioTrial | JobTrial | HealthTrial
