@@ -24,7 +24,7 @@ class GatheredValues:
         self.name = ""
         self._values: dict[str, dict[int, float]] = {name: {} for name in names}
 
-    def take(self, event: Event) -> tuple[()]:
+    def update(self, event: Event) -> tuple[()]:
         """Take the values of a ``ranks`` event; return nothing to report."""
         for label, value in event.metrics.items():
             name, _, rank = label.rpartition("@")

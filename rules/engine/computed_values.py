@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from ...store.errors import shortened
 from ...store.events import Event, lag_of
 from ...store.run_info import Plan
 from ..compiled.series import News, Series
@@ -20,7 +19,7 @@ from ..functions.undefined import UNAVAILABLE
 from ..language.metric_keys import keys_read
 from ..policy_file.declarations import AdmittedSeries, Controller, MetricDeclaration, Rule, StateDeclaration
 from ..policy_file.metrics import Metric
-from .decisions import RuleError, RuleWarning
+from .decisions import RuleError, RuleWarning, failure_text, outcome_fields
 
 _NAN: Final = float("nan")
 #: Values of a metric after which a key that none of them had is worth a warning.
@@ -32,13 +31,13 @@ class Gauge(Protocol):
 
     name: str
 
-    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+    def update(self, event: Event) -> Sequence[RuleError | RuleWarning]:
         """Take an event; return what is reported for the first time."""
 
 
 def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError | RuleWarning]:
     """Compute controller metrics; return what is reported about them for the first time."""
-    return [reported for gauge in gauges for reported in gauge.take(event)]
+    return [reported for gauge in gauges for reported in gauge.update(event)]
 
 
 # --- controller metrics ---------------------------------------------------------------------------------------------
@@ -62,17 +61,17 @@ class ExpectedKeys:
         self.unseen = dict(self._reads)
         self._values = 0
 
-    def take(self, value: Mapping[str, Any], event: Event) -> list[RuleWarning]:
+    def check_value(self, value: Mapping[str, Any], event: Event) -> list[RuleWarning]:
         """Look for the keys in the metric's next value; warn, once, of those that never came."""
         self._values += 1
         self.unseen = {path: controller for path, controller in self.unseen.items() if _lacks(value, path)}
         if self._values < MISSING_KEY_AFTER:
             return []
         missing, self.unseen = self.unseen, {}
-        place = (f"on_{event.kind}", event.attempt, event.rank, event.seq, event.step, event.epoch)
+        trigger, lag = f"on_{event.kind}", lag_of(event)
         return [
-            RuleWarning(controller, *place, warning=self._warning(value, path), value_lag=lag_of(event))
-            for path, controller in missing.items()
+            RuleWarning(*outcome_fields(name, trigger, event), warning=self._warning(value, path), value_lag=lag)
+            for path, name in missing.items()
         ]
 
     def _warning(self, value: Mapping[str, Any], path: tuple[str, ...]) -> str:
@@ -139,7 +138,7 @@ class MetricRunner:
         self.error_count = 0
         self._expected.renew()
 
-    def take(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+    def update(self, event: Event) -> Sequence[RuleError | RuleWarning]:
         """Compute the metric; return an error for its first failure, and warnings about keys that it never has.
 
         A failure makes the metric unavailable until its next event.
@@ -151,13 +150,14 @@ class MetricRunner:
             self.error_count += 1
             return (self._failure(event, error),) if self.error_count == 1 else ()
         self._cell.value = UNAVAILABLE if computed is None else computed
-        return self._expected.take(computed, event) if self._expected.unseen and isinstance(computed, Mapping) else ()
+        if self._expected.unseen and isinstance(computed, Mapping):
+            return self._expected.check_value(computed, event)
+        return ()
 
     def _failure(self, event: Event, error: Exception) -> RuleError:
-        what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
         where = f"{self._source}: controller metric '{self.name}', {type(self._metric).__name__}.compute"
-        place = (event.attempt, event.rank, event.seq, event.step, event.epoch)
-        return RuleError(self.name, f"on_{event.kind}", *place, error=f"{where}: {what}", value_lag=lag_of(event))
+        fields = outcome_fields(self.name, f"on_{event.kind}", event)
+        return RuleError(*fields, error=f"{where}: {failure_text(error)}", value_lag=lag_of(event))
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
@@ -190,10 +190,8 @@ def failed_condition(name: str, rule: Rule, error: Exception, event: Event, *, s
         where: Words for the condition.
     """
     place = rule.place_of_failure(error.__traceback__)
-    what = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-    at = (event.attempt, event.rank, event.seq, event.step, event.epoch)
-    where = f"{source}:{place.line}:{place.column}: {where}"
-    return RuleError(name, f"on_{event.kind}", *at, error=phrase(what, where=where), value_lag=lag_of(event))
+    message = phrase(failure_text(error), where=f"{source}:{place.line}:{place.column}: {where}")
+    return RuleError(*outcome_fields(name, f"on_{event.kind}", event), error=message, value_lag=lag_of(event))
 
 
 class StateRunner:
@@ -229,7 +227,7 @@ class StateRunner:
         self._held = held
         self._source = source
 
-    def take(self, event: Event) -> Sequence[RuleError]:
+    def update(self, event: Event) -> Sequence[RuleError]:
         """Take the first class whose condition is true; return an error for its first failure.
 
         Where a condition before it is undefined or fails, and where none is true, the state stays as it is.
@@ -341,14 +339,14 @@ class Gatekeeper:
         self._has_news = News(driver)
         self._source = source
 
-    def candidate(self, event: Event, failures: list[RuleError]) -> float | None:
-        """Return the value to admit; None for none. Add an error for the condition's first failure."""
+    def candidate(self, event: Event) -> tuple[float | None, RuleError | None]:
+        """Return the value to admit, None for none; and an error for the condition's first failure."""
         if not self._has_news():
-            return None
+            return None, None
         try:
             value = float(self._value(event))
         except LookupError:
-            return None
+            return None, None
         except Exception:  # An expression may fail in any way.
             value = _NAN
         answer = answer_of(self._admit, event)
@@ -356,8 +354,8 @@ class Gatekeeper:
             self.error_count += 1
             if self.error_count == 1:
                 admit, where = self._declaration.admit, f"define '{self.name}', admit"
-                failures.append(failed_condition(self.name, admit, answer, event, source=self._source, where=where))
-        return value if answer is True else None
+                return None, failed_condition(self.name, admit, answer, event, source=self._source, where=where)
+        return (value if answer is True else None), None
 
     def renew(self) -> None:
         """Forget what was already reported."""
@@ -378,16 +376,15 @@ class Admissions:
         self.gatekeepers: list[Gatekeeper] = []
         self.computed: list[ComputedSeries] = []
 
-    def take(self, event: Event) -> Sequence[RuleError]:
+    def admit_values(self, event: Event) -> Sequence[RuleError]:
         """Admit values of an event; return the first failures of conditions.
 
         All are evaluated before any series takes its value.
         """
-        failures: list[RuleError] = []
-        found = [(each.target, each.candidate(event, failures)) for each in self.gatekeepers]
-        for target, value in found:
+        candidates = [gatekeeper.candidate(event) for gatekeeper in self.gatekeepers]
+        for gatekeeper, (value, _) in zip(self.gatekeepers, candidates, strict=True):
             if value is not None:
-                target.append(value)
+                gatekeeper.target.append(value)
         for computed in self.computed:
             computed.update(event)
-        return failures
+        return [failure for _, failure in candidates if failure is not None]

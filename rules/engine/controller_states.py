@@ -17,7 +17,6 @@ from ..compiled.series import News, Series
 from ..compiled.workspace import Workspace
 from ..language.context import Past
 from ..language.timing import SpanTimer
-from ..policy_file.blueprint import RulesAtKind
 from ..policy_file.declarations import Controller, Rule
 from .decisions import Scalar, is_storable
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState
@@ -268,9 +267,16 @@ class MemberControllers:
         self.past = PastOfMembers()
         self._triggers: list[MembersAtTrigger] = []
 
-    def at(self, kind: str, number: int, trigger: str, asked: RulesAtKind) -> None:
-        """Let generated code ask them at a trigger: the rule with this number among those at a kind of event."""
-        at_trigger = MembersAtTrigger(kind, number, trigger, asked.of_members[number], self.past)
+    def add_trigger(self, kind: str, number: int, trigger: str, codes: Mapping[int, CodeType]) -> None:
+        """Let generated code ask them at a trigger.
+
+        Args:
+            kind: The kind of event.
+            number: The number of the rule at this kind.
+            trigger: The trigger.
+            codes: The code that asks one member, by these numbers.
+        """
+        at_trigger = MembersAtTrigger(kind, number, trigger, codes[number], self.past)
         self._workspace.variables[members_name(kind, number)] = at_trigger
         self._triggers.append(at_trigger)
 

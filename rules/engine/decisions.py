@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ...store.errors import TelemetryError
+from ...store.errors import TelemetryError, shortened
 from ...store.events import Event
 from ..policy_file.declarations import ACT, SEMANTICS_VERSION
 from ..policy_file.operations import LogMessage
@@ -125,6 +125,28 @@ _KINDS: Final[dict[type[Outcome], str]] = {
     RuleError: "rule_error",
     RuleWarning: "rule_warning",
 }
+
+
+class OutcomeFields(NamedTuple):
+    """The fields that all outcomes share, in their order."""
+
+    controller: str
+    trigger: str
+    attempt: int
+    rank: int
+    seq: int
+    step: int
+    epoch: float | None
+
+
+def outcome_fields(name: str, trigger: str, event: Event) -> OutcomeFields:
+    """Return the fields of an outcome at an event."""
+    return OutcomeFields(name, trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
+
+
+def failure_text(error: Exception) -> str:
+    """Return a failure of a rule or metric in one line."""
+    return shortened(" ".join(f"{type(error).__name__}: {error}".split()), 300)
 
 
 def is_storable(value: object) -> bool:

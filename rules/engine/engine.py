@@ -51,7 +51,7 @@ class Engine:
         if self._has_started:
             return _NOTHING
         self._has_started = True
-        return self._fold.take_whole(self._fold.listener(INIT_END), _BEFORE_STREAM)
+        return self._fold.fold_values(self._fold.listener(INIT_END), _BEFORE_STREAM)
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""
@@ -71,7 +71,7 @@ class Engine:
 
         It is a live view: observing events changes it.
         """
-        return self._fold.standing.idle_kinds
+        return self._fold.cached.idle_kinds
 
     def resume(self, events: Iterable[Event], *, keeps_controllers: bool) -> None:
         """Fold events from before a resume, and discard their outcomes.

@@ -28,15 +28,15 @@ from .computed_values import MetricRunner, StateRunner, compute_all, expected_ke
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
 from .decisions import Outcome, RuleError, RuleWarning
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
-from .listeners import Listener, SeriesIntake, StandingAnswers
+from .listeners import CachedAnswers, Listener, SeriesIntake
 from .outcomes import (
     MISSING_SERIES_AFTER,
     LogMessages,
     OutcomeMaker,
     crowded_family,
+    fields_of,
     missing_series,
     never_recorded,
-    place_of,
 )
 
 #: The kind of event with which each attempt begins. What earlier ones declared late no longer holds.
@@ -59,7 +59,7 @@ class EventFold:
         clock: Its position in the run.
         needs_clock: Whether anything reads the clock.
         listeners: What an event of each kind updates and asks.
-        standing: The cached answers.
+        cached: The cached answers.
         has_metrics: Whether the policy declares controller metrics.
         own: What an agreement would gather, in a training of one process; None if others are to be asked, or nobody.
     """
@@ -87,8 +87,8 @@ class EventFold:
         self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
             self.listener(RANKS).gauges.append(self._workspace.ranks)
-        self.standing = StandingAnswers()
-        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listener, self.standing)
+        self.cached = CachedAnswers()
+        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listener, self.cached)
         self._first_plan = plan
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._of_members: dict[str, MemberControllers] = {}
@@ -130,7 +130,7 @@ class EventFold:
 
     def _take_plan(self, plan: Plan, constants: Mapping[str, float], gauges: Iterable[MetricRunner]) -> None:
         """Continue under another plan, of which these constants are new."""
-        self.standing.forget()
+        self.cached.forget()
         self.clock.plan = plan
         for gauge in gauges:
             gauge.take_plan(plan)
@@ -173,7 +173,7 @@ class EventFold:
                 self._workspace.variables[name] = gate
                 driver = declared.rule.bound.driver
                 if declared.each is not None:
-                    self._of_members[declared.name].at(kind, len(listener.watches), trigger, asked)
+                    self._of_members[declared.name].add_trigger(kind, len(listener.watches), trigger, asked.of_members)
                 elif declared.awaits_value and driver is not None:
                     self._workspace.variables[news_name(name)] = News(self._series[driver])
                 watch = TriggeredController(state, trigger, gate)
@@ -225,12 +225,12 @@ class EventFold:
             return _NOTHING
         if kind == INIT_END:
             return _NOTHING
-        outcomes = self.take_whole(listener, event)
+        outcomes = self.fold_values(listener, event)
         return outcomes if listener.admissions is None else self.admit(listener, event, outcomes)
 
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
-        self.standing.forget()
+        self.cached.forget()
         for gauge in self._gauges:
             gauge.renew()
         for classifier in self._classifiers:
@@ -257,11 +257,11 @@ class EventFold:
                     state.notices += (crowded_family(family.key),)
                     self._reminds = True
 
-    def take_whole(self, listener: Listener, event: Event) -> Sequence[Outcome]:
+    def fold_values(self, listener: Listener, event: Event) -> Sequence[Outcome]:
         """Fold an event after clock and bindings: series, metrics, rules."""
         changes = listener.series or listener.gauges
-        if changes and self.standing.listeners:
-            self.standing.forget()
+        if changes and self.cached.listeners:
+            self.cached.forget()
         if listener.series:
             self.append(listener, event.metrics, event)
         failures = self.compute(listener, event) if listener.gauges else _NOTHING
@@ -273,7 +273,7 @@ class EventFold:
         if answers is None:
             answers = listener.ask(event)
             if listener.keeps_answers and not changes:
-                self.standing.keep(listener, answers)
+                self.cached.keep(listener, answers)
                 if not answers:
                     self._rest(event.kind)
         if not answers and not self._reminds:
@@ -283,7 +283,7 @@ class EventFold:
 
     def admit(self, listener: Listener, event: Event, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Let series of admitted values take theirs, after the outcomes of an event; return these, and failures."""
-        failures = () if listener.admissions is None else listener.admissions.take(event)
+        failures = () if listener.admissions is None else listener.admissions.admit_values(event)
         return [*outcomes, *failures] if failures else outcomes
 
     def _lacks(self, controller: Controller) -> bool:
@@ -293,7 +293,7 @@ class EventFold:
     def _rest(self, kind: str) -> None:
         """Mark a kind of event as idle for now, unless something else looks at every event."""
         if not (self.needs_clock or self._intake.is_open or self._reminds):
-            self.standing.idle_kinds.add(kind)
+            self.cached.idle_kinds.add(kind)
 
     def append(self, listener: Listener, metrics: Mapping[str, float], event: Event, *, trims: bool = True) -> None:
         """Append values to the series, then to the series computed from them.
@@ -303,7 +303,7 @@ class EventFold:
         """
         listener.feed(metrics)
         for family in listener.families:
-            family.take(metrics)
+            family.append_values(metrics)
         for computed in listener.computed:
             computed.update(event)
         listener.until_trim -= trims
@@ -371,7 +371,7 @@ class EventFold:
 
     def _remind(self, watch: TriggeredController, event: Event) -> list[RuleWarning]:
         """Warn once of each series that has not appeared after ``MISSING_SERIES_AFTER`` evaluations, and as noted."""
-        state, place, lag = watch.state, place_of(watch, event), lag_of(event)
+        state, place, lag = watch.state, fields_of(watch, event), lag_of(event)
         texts, state.notices = list(state.notices), ()
         if state.unseen:
             state.evaluations += 1

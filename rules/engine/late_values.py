@@ -292,7 +292,7 @@ class StepOrder:
     def _begin(self, event: Event, awaited: frozenset[str], *, is_incomplete: bool) -> Sequence[Outcome]:
         """Put an event into the backlog, and fold the part of it that waits for nothing."""
         fold = self._fold
-        fold.standing.forget()
+        fold.cached.forget()
         if not self.backlog:
             self._behind.become(fold.clock)
             self._awaited = frozenset()
@@ -331,7 +331,7 @@ class StepOrder:
         waiting = next((each for each in backlog if each.event.seq == seq), None) if is_known else None
         if waiting is None or not waiting.is_incomplete:
             # Nobody waits for these values, or nobody has seen their event: they are values all the same.
-            fold.standing.forget()
+            fold.cached.forget()
             fold.greet(event.metrics, event.kind)
             whole = event if fold.own is None else fold.own.whole(event)
             listener = fold.listener(event.kind)

@@ -41,7 +41,7 @@ class FamilyFeed:
         self.family = family
         self.takers: list[tuple[str, Callable[[float], None]]] = []
 
-    def take(self, metrics: Mapping[str, float]) -> None:
+    def append_values(self, metrics: Mapping[str, float]) -> None:
         """Append the numbers of one event, and how many there are to the family as a whole."""
         count = 0
         for name, take in self.takers:
@@ -92,7 +92,7 @@ class Listener:
         self.until_trim = SLACK
 
 
-class StandingAnswers:
+class CachedAnswers:
     """The cached answers of one engine.
 
     Rules that read only controller metrics and series of other kinds of events need no new evaluation until one of
@@ -130,7 +130,7 @@ class SeriesIntake:
         source: The origin of the policy, as messages name it.
         workspace: Its series and families.
         listener: Returns the listener for a kind of event.
-        standing: The cached answers, which end when a series appears.
+        cached: The cached answers, which end when a series appears.
 
     Attributes:
         is_open: Whether an event may bring a series that has not appeared.
@@ -143,7 +143,7 @@ class SeriesIntake:
         source: str,
         workspace: Workspace,
         listener: Callable[[str], Listener],
-        standing: StandingAnswers,
+        cached: CachedAnswers,
     ) -> None:
         self._blueprint = blueprint
         self._source = source
@@ -151,7 +151,7 @@ class SeriesIntake:
         self._series = workspace.series
         self._families = workspace.families
         self._listener = listener
-        self._standing = standing
+        self._cached = cached
         self._told: set[SeriesKey] = set()
         self._gatekeepers: dict[SeriesKey, Gatekeeper] = {}
         self.seen: dict[str, str] = {}
@@ -235,7 +235,7 @@ class SeriesIntake:
 
     def _bind(self, series: Series, name: str, kind: str) -> None:
         """Let events of a kind feed a series and the series computed from it."""
-        self._standing.forget()
+        self._cached.forget()
         listener = self._listener(kind)
         series.bound_kind = kind
         listener.series.append(series)
@@ -266,7 +266,7 @@ class SeriesIntake:
 
     def _join(self, family: SeriesFamily, name: str, kind: str) -> None:
         """Let a metric become a member."""
-        self._standing.forget()
+        self._cached.forget()
         series = family.add(name).series[family.key]
         series.bound_kind = kind
         family.whole.bound_kind = family.whole.bound_kind or kind

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ...store.errors import shortened
 from ...store.events import Event, lag_of
@@ -32,7 +32,7 @@ from ..policy_file.declarations import (
 from ..policy_file.operations import LogControl, LogMessage
 from ..readings.reading import Param, SeriesKey
 from .controller_states import Reading, TriggeredController, readings_at
-from .decisions import Cleared, Decision, Outcome, RuleError
+from .decisions import Cleared, Decision, Outcome, OutcomeFields, RuleError, failure_text, outcome_fields
 
 #: Most characters of a rendered message.
 MAX_MESSAGE_LENGTH: Final = 10_000
@@ -42,22 +42,9 @@ _SEPARATOR: Final = re.compile(r"[/_. -]")
 MISSING_SERIES_AFTER: Final = 100
 
 
-class OutcomeFields(NamedTuple):
-    """The fields that all outcomes share, in their order."""
-
-    controller: str
-    trigger: str
-    attempt: int
-    rank: int
-    seq: int
-    step: int
-    epoch: float | None
-
-
-def place_of(watch: TriggeredController, event: Event) -> OutcomeFields:
-    """Return the outcome fields of a controller at an event."""
-    name = watch.state.declaration.name
-    return OutcomeFields(name, watch.trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
+def fields_of(watch: TriggeredController, event: Event) -> OutcomeFields:
+    """Return the fields that the outcomes of a controller at an event share."""
+    return outcome_fields(watch.state.declaration.name, watch.trigger, event)
 
 
 class LogMessages:
@@ -170,15 +157,15 @@ class OutcomeMaker:
             return self._failure(watch, event, answer, "clear", clear, state.clear)
         state.restraint.past.raised -= 1
         values, raised_at = watch.clear_explanation, state.restraint.raised.raised_at
-        place, lag = place_of(watch, event), lag_of(event)
-        return Cleared(*place, value_lag=lag, member=state.member, values=values, raised_at=raised_at)
+        fields, lag = fields_of(watch, event), lag_of(event)
+        return Cleared(*fields, value_lag=lag, member=state.member, values=values, raised_at=raised_at)
 
     def _decision(self, watch: TriggeredController, event: Event) -> Decision:
         state = watch.state
         declared, escalation = state.declaration, state.declaration.escalation
         operations = declared.operations if escalation is None else escalation.stages[watch.gate.stage].operations
         return Decision(
-            *place_of(watch, event),
+            *fields_of(watch, event),
             value_lag=lag_of(event),
             member=state.member,
             operations=operations,
@@ -209,17 +196,18 @@ class OutcomeMaker:
         """
         if answer is UNAVAILABLE:
             return None
-        what = f"a rule must give True or False, this gave a {type(answer).__name__}"
         if isinstance(answer, Exception):
-            what = f"{type(answer).__name__}: {answer}"
+            what = failure_text(answer)
+        else:
+            what = f"a rule must give True or False, this gave a {type(answer).__name__}"
         state = watch.state
         state.whole.error_count += 1
         if state.whole.error_count > 1:
             return None
         place = rule.place_of_failure(_traceback(function, event))
         where = f"{self._source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
-        error = phrase(shortened(" ".join(what.split()), 300), where=where)
-        return RuleError(*place_of(watch, event), error=error, value_lag=lag_of(event))
+        error = phrase(what, where=where)
+        return RuleError(*fields_of(watch, event), error=error, value_lag=lag_of(event))
 
 
 def _traceback(rule: Callable[[Event], Any], event: Event) -> TracebackType | None:

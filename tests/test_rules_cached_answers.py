@@ -74,14 +74,14 @@ def asked_each_time(policy: Policy, events: Sequence[Event]) -> list[Outcome]:
     engine = Engine(policy)
     outcomes = list(engine.start())
     for event in events:
-        engine._fold.standing.forget()
+        engine._fold.cached.forget()
         outcomes += engine.observe(event)
     return outcomes
 
 
 @pytest.mark.parametrize("policy", [MIXED, CLOCKED, FIG_4], ids=["mixed", "clocked", "fig4"])
 @given(events=streams())
-def test_answers_that_stand_change_no_outcome(policy: Policy, events: list[Event]) -> None:
+def test_cached_answers_change_no_outcome(policy: Policy, events: list[Event]) -> None:
     """This holds when every event is observed, and when idle ones are skipped."""
     engine, replayed = Engine(policy), Engine(policy)
     observed = [*engine.start()]
