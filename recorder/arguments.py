@@ -1,6 +1,7 @@
-"""Defines the groups of a recorder's arguments, checks what a loop declares, and describes the run and its attempt.
+"""Defines the groups of a recorder's arguments, and checks what a loop declares.
 
-Arguments in, values of their types out, or an error. Nothing is written.
+Arguments in, values of their types out, or an error that names what replaces an argument of an earlier release or of
+another tool. Nothing is written.
 """
 
 from __future__ import annotations
@@ -10,25 +11,21 @@ import inspect
 import math
 import os
 import re
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
-from ..store.run_info import Attempt, Plan, RunInfo, redacted
-from .batch_samples import Samples
+from ..store.run_info import Plan, redacted
 from .control import Callbacks
-from .environment import describe_environment
 from .late_values import VALUE_LAG
+from .loop_values import as_config, as_text, as_whole
 from .process.background_pushing import PushSettings
-from .ranks.rank import Rank, this_rank
-from .values import as_config, as_text, as_whole
+from .ranks.rank import this_rank
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
-    from .calls.certified_run import CertifiedRun
+    from .certified_run import CertifiedRun
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -84,6 +81,25 @@ class Journal(NamedTuple):
     seal_wait_s: float = 10.0
 
 
+class Samples(NamedTuple):
+    """The selection of sample losses that a run keeps.
+
+    Attributes:
+        every: Keep those of every n-th step.
+        top: Keep this many of each batch, the highest and NaN first; all when None.
+        tokens_over: Keep token losses of samples whose loss is above this, or NaN; of all when None.
+    """
+
+    every: int = 1
+    top: int | None = None
+    tokens_over: float | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether all sample losses are kept."""
+        return self.every == 1 and self.top is None
+
+
 #: What replaces an argument that ``Recorder`` had; ``{}`` is its value.
 MOVED_ARGUMENTS: Final = {
     **{name: f"plan=Plan({name}={{}})" for name in ("total_epochs", "steps_per_epoch", "constants")},
@@ -96,6 +112,49 @@ MOVED_ARGUMENTS: Final = {
     "token_losses_over": "samples=Samples(tokens_over={})",
     "push_wait_s": "push=Push(to=..., wait_s={})",
     "resume_step": "resume=(run_id, {})",
+}
+
+#: What replaces an argument of another tool's run.
+_ARGUMENTS: Final = {
+    **dict.fromkeys(("project", "experiment"), "Use group= for related runs, name= for this one"),
+    **dict.fromkeys(("entity", "job_type", "team"), "Use group= or tags="),
+    **dict.fromkeys(("run_name", "experiment_name", "display_name"), "Use name="),
+    **dict.fromkeys(("hparams", "params", "hyperparameters"), "Use config="),
+    **dict.fromkeys(("dir", "logdir", "log_dir", "save_dir", "path"), "Give the store's folder as first argument"),
+    **dict.fromkeys(("notes", "description"), "Use annotate(text)"),
+    **dict.fromkeys(("policy", "policies"), "Use rules="),
+    **dict.fromkeys(("silent", "verbose"), "Use quiet="),
+    "id": "Use run_id=",
+}
+
+#: What replaces a method of another tool's run.
+_METHODS: Final = {
+    **dict.fromkeys(("finish", "end", "end_run", "stop", "flush"), "Use close()"),
+    **dict.fromkeys(
+        ("log_metrics", "log_metric", "log_scalar", "log_dict", "add_scalar", "add_scalars", "track", "append"),
+        "Use step(...) for an update, log(...) for other values",
+    ),
+    **dict.fromkeys(
+        ("init", "start", "log_params", "log_param", "log_hyperparams", "log_config", "add_hparams", "config"),
+        "Give config= to Recorder(...)",
+    ),
+    **dict.fromkeys(("log_artifact", "save_checkpoint", "log_model"), "Use save(path) for a checkpoint"),
+    **dict.fromkeys(("summary", "set_summary"), "Use log(...), or annotate(text) for a note"),
+    **dict.fromkeys(("alert", "add_text", "log_text"), "Use annotate(text)"),
+    **dict.fromkeys(("name", "id", "dir", "path", "url"), "Use folder or run_id"),
+}
+
+#: The call for a kind of event that ``Recorder.event`` does not record.
+OWN_METHODS: Final = {
+    "step_end": "Use step(...)",
+    **{kind: f"Use {kind}(...)" for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
+    "annotation": "Use annotate(text)",
+    "failure": "Use fail(error)",
+    "plan": "Use declare(...)",
+    "ranks": "Use agree()",
+    "span": "Use 'with rec.span(name):'",
+    "system": "Use watch_system()",
+    **dict.fromkeys(("init_end", "train_begin", "train_end"), "The recorder records it itself"),
 }
 
 #: Seconds that ``agree`` waits for the other ranks, if the loop says nothing.
@@ -113,29 +172,12 @@ GROUPS: Final[Mapping[str, type[Any]]] = {
 }
 
 
-def described_run(name: str | None, group: str | None, tags: Sequence[str], config: Any, attempt: Attempt) -> RunInfo:
-    """Describe a run and its attempt, as the loop declares them. The run id is still empty.
-
-    Args:
-        name: The script's name when None.
-        group, tags: Labels for sorting runs; a single tag may be text.
-        config: Hyper-parameters, whose secrets are redacted.
-        attempt: The new attempt.
+def declared_tags(tags: Any) -> tuple[str, ...]:
+    """Return the labels of a run; a single one may be text.
 
     Raises:
-        TelemetryError: The tags are no texts, or the config cannot be written as JSON.
+        TelemetryError: They are no texts.
     """
-    return RunInfo(
-        run_id="",
-        name=as_text(name or Path(sys.argv[0] or "run").stem),
-        attempts=(attempt,),
-        group=None if group is None else as_text(group),
-        tags=_texts(tags),
-        config=declared_config(config),
-    )
-
-
-def _texts(tags: Any) -> tuple[str, ...]:
     if isinstance(tags, str):
         return (as_text(tags),)
     try:
@@ -155,17 +197,6 @@ def declared_config(config: Any) -> dict[str, Any]:
     except RecursionError:
         what = "config cannot be recorded: it holds itself, or is nested too deeply"
         raise TelemetryError(what, fix="Give a mapping of values") from None
-
-
-def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
-    """Describe an attempt that begins now. Its number is assigned later."""
-    record = None if policy is None else policy.to_record()
-    environment = describe_environment()
-    if rank.world_size > 1:
-        environment["world_size"] = rank.world_size
-    return Attempt(
-        0, "running", time.time_ns(), plan=plan, policy=record, environment=environment, sync_every_s=sync_every_s
-    )
 
 
 def declared_store(store: Any) -> Path:
@@ -284,7 +315,7 @@ def declared_certificate(certificate: Any, policy: Policy | None, *, strict: boo
     if certificate is None:
         return None
     # A run without a certificate does not load it.
-    from .calls.certified_run import certified_run
+    from .certified_run import certified_run
 
     return certified_run(certificate, policy, strict=strict)
 
@@ -426,3 +457,23 @@ def declared(value: Any, what: str) -> int | None:
         InvalidEvent: The value is something else.
     """
     return None if value is None else as_whole(value, what, least=1)
+
+
+def unknown_argument(name: str, value: object, known: Iterable[str]) -> str:
+    """Return the message for an argument that ``Recorder`` does not take."""
+    if name in MOVED_ARGUMENTS:
+        return f"Recorder takes no argument {name!r}. Write {MOVED_ARGUMENTS[name].format(shortened(repr(value)))}"
+    return f"Recorder takes no argument {name!r}. {_ARGUMENTS.get(name) or _nearest(name, known)}".rstrip()
+
+
+def unknown_attribute(name: str, known: Iterable[str]) -> str:
+    """Return the message for an attribute that a recorder does not have."""
+    public = [each for each in known if not each.startswith("_")]
+    return f"Recorder has no {name!r}. {_METHODS.get(name) or _nearest(name, public)}".rstrip()
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches  # Only a wrong call needs it.
+
+    close = get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""

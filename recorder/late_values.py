@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
-from .values import is_on_device
+from .loop_values import is_on_device
 
 #: Steps that may await values at the same time; the oldest then counts as one that awaits none. Rules give up as early.
-_MOST_TO_BE_BROUGHT: Final = 10_000
+_MOST_AWAITING: Final = 10_000
 
 #: The default lag: updates between a step and the event with its late values.
 VALUE_LAG: Final = 2
@@ -103,7 +103,7 @@ class LateValues:
     def __len__(self) -> int:
         return len(self._awaited)
 
-    def take(
+    def start(
         self,
         event: tuple[str, int, int, int, float | None],
         metrics: Mapping[str, Any],
@@ -140,20 +140,34 @@ class LateValues:
         self._awaited.appendleft(awaited)
 
 
-class ToBeBrought:
-    """The steps whose host values come later, by a call of the loop."""
+class AwaitingStep(NamedTuple):
+    """A step whose host values come later, by a call of the loop.
+
+    Attributes:
+        seq, micro_step, epoch: Of its event.
+        mark: The attributes of both its events.
+    """
+
+    seq: int
+    micro_step: int
+    epoch: float | None
+    mark: Mapping[str, object]
+
+
+class AwaitingSteps:
+    """The steps whose host values come later."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, tuple[int, int, float | None, dict[str, Any]]] = {}
+        self._steps: dict[int, AwaitingStep] = {}
 
-    def take(self, step: int, event: tuple[int, int, float | None, dict[str, Any]]) -> None:
-        """Note a step, with the seq, micro step and epoch of its event, and the attributes of both its events."""
-        self._steps[step] = event
-        if len(self._steps) > _MOST_TO_BE_BROUGHT:
+    def add(self, step: int, awaiting: AwaitingStep) -> None:
+        """Add a step. Of very many the oldest then awaits nothing."""
+        self._steps[step] = awaiting
+        if len(self._steps) > _MOST_AWAITING:
             del self._steps[next(iter(self._steps))]
 
-    def of(self, step: int) -> tuple[int, int, float | None, dict[str, Any]] | None:
-        """Return what was noted of a step, once; None if nothing was."""
+    def pop(self, step: int) -> AwaitingStep | None:
+        """Return what a step awaits, once; None if it awaits nothing."""
         return self._steps.pop(step, None)
 
 

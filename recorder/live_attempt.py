@@ -21,29 +21,27 @@ from ..store.events import PLAN, RANKS
 from ..store.journal.writer import AT_ONCE
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import RunInfo
-from .arguments import Journal
-from .batch_samples import Samples
-from .calls.warnings import CallWarnings
-from .console_lines import ConsoleLines
+from .arguments import Journal, Samples
+from .calls.call_warnings import CallWarnings
 from .control import Callbacks, Control
-from .ending import as_end_status, blocked_failure, failure_of, status_of
-from .opening import steering_of
+from .event_log import EventLog
+from .loop_values import as_text
+from .opening import Opening
 from .process.background_pushing import PUSHING, PushSettings
 from .process.background_sealing import SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, stop_watching, watch_for_sigterm
 from .ranks.agreement import Agreement, Requests
 from .ranks.rank import Rank
-from .resume_point import Opening
 from .run_document import RunDocument
+from .run_end import ConsoleLines, as_end_status, blocked_failure, failure_of, status_of
 from .spans import Spans
-from .tape import Tape
-from .values import as_text
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
-    from .calls.certified_run import CertifiedRun
+    from .certified_run import CertifiedRun
     from .operations.loop_operations import Handlers, Operations
     from .process.system_sampling import SystemSampling
+    from .steering import Steering
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -103,7 +101,7 @@ class LiveAttempt:
         orders: The flags that rules set.
         operations: The operations with arguments; None if neither the rules nor the loop knows any.
         warnings: The warnings about calls.
-        tape: The journal.
+        event_log: The journal.
         spans: Times the phases of the loop.
         system: Samples the machine; None if the loop did not ask for it.
         is_closed: Whether it has ended, or is ending.
@@ -133,8 +131,14 @@ class LiveAttempt:
         self.document = RunDocument(opening.folder, opening.info, is_written=rank.decides)
         callbacks, names = settings.callbacks, opening.read_on_all_ranks
         self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names, opening.calls)
-        self.orders, ask = self.agreement.orders, self.agreement.order_operation
-        self._steering = steering_of(opening.engine, control, callbacks, self.orders, ask)
+        self.orders = self.agreement.orders
+        self._steering: Steering | None = None
+        if opening.engine is not None:
+            # A run without rules does not load the rule engine.
+            from .steering import Steering
+
+            order = self.agreement.order_operation
+            self._steering = Steering(opening.engine, control, callbacks, self.orders, order)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
             read_by_rules=self._steering.reads if self._steering else (),
@@ -145,8 +149,8 @@ class LiveAttempt:
         self._requests = Requests(opening.folder, self.agreement, self.warnings, self.emit)
         if attempt.parent is not None:
             self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
-        self.tape = self._open_tape()
-        self.tape.watch = self.agreement.values.add_event if self.agreement.values else None
+        self.event_log = self._open_event_log()
+        self.event_log.watch = self.agreement.values.add_event if self.agreement.values else None
         self._opening = opening
         self.operations: Operations | None = None
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
@@ -189,7 +193,7 @@ class LiveAttempt:
         if self._handles_sigterm and (self.document.info.last.plan.world_size or 1) > 1:
             watch_for_sigterm(self._end_blocked)
         try:
-            self.apply(self.tape.start())
+            self.apply(self.event_log.start())
             self.emit("train_begin")
         except BaseException as error:  # A callback raised: the loop gets no recorder that it could close.
             self.leave(error)
@@ -218,7 +222,7 @@ class LiveAttempt:
             self.operations.count_unanswered_skip()
         step = self.position.step if step is None else step
         epoch = self.position.epoch_at(step) if epoch is None else epoch
-        outcomes = self.tape.record(
+        outcomes = self.event_log.record(
             kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs, vectors=vectors
         )
         self.apply(outcomes)
@@ -227,7 +231,7 @@ class LiveAttempt:
         """Record an event of the recorder's own making at the loop's position, and apply what rules decide."""
         if not self.has_ended():
             step = self.position.step
-            self.apply(self.tape.record_own(kind, metrics, attrs, step=step, epoch=self.position.epoch_at(step)))
+            self.apply(self.event_log.record_own(kind, metrics, attrs, step=step, epoch=self.position.epoch_at(step)))
 
     def has_ended(self) -> bool:
         """Whether the run has ended, so that a call records nothing. The first such call is warned of."""
@@ -244,7 +248,7 @@ class LiveAttempt:
         if self._requests.waiting:
             self._requests.carry_out()
         if self.system is not None and self.system.found:
-            self.system.carry_out(self.tape, self.warnings.once, self.emit_own)
+            self.system.carry_out(self.event_log, self.warnings.once, self.emit_own)
         return self._control
 
     def sample_system(self, every_s: float) -> None:
@@ -272,7 +276,7 @@ class LiveAttempt:
         PUSHING.drop(str(self.folder))
         self._release()
         self.is_closed = self._is_over = True
-        self.tape.journal.discard()
+        self.event_log.journal.discard()
         if self._settings.rank.decides:
             (self.folder / RUN_JSON).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # The journals of other ranks may still be there. The last one succeeds.
@@ -295,7 +299,9 @@ class LiveAttempt:
         self.is_closed, step = True, self.position.step
         attrs = {"status": "interrupted", "reason": why}
         try:
-            self.tape.record("train_end", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
+            self.event_log.record(
+                "train_end", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs
+            )
             self._write_end("interrupted", None, why, shown=why)
         finally:
             self._release()
@@ -320,15 +326,15 @@ class LiveAttempt:
 
     # --- its journal --------------------------------------------------------------------------------------------------
 
-    def _open_tape(self) -> Tape:
-        settings, attempt, tape = self._settings, self.document.info.last, None
+    def _open_event_log(self) -> EventLog:
+        settings, attempt, event_log = self._settings, self.document.info.last, None
         is_new = not self.folder.exists()
         try:
             self.document.info.to_json()
             # The program may change its working directory.
             self.document.folder = self.folder.absolute()
             self.folder.mkdir(parents=True, exist_ok=True)
-            tape = Tape(
+            event_log = EventLog(
                 self.folder,
                 self.document.info.run_id,
                 attempt=attempt.attempt,
@@ -349,8 +355,8 @@ class LiveAttempt:
             # run.
             self.document.write()
         except (OSError, ValueError, TypeError) as error:
-            if tape is not None:
-                tape.journal.discard()
+            if event_log is not None:
+                event_log.journal.discard()
             if is_new:
                 with contextlib.suppress(OSError):
                     self.folder.rmdir()
@@ -359,7 +365,7 @@ class LiveAttempt:
                 where=str(self.folder),
                 fix="Choose a folder that can be written to",
             ) from error
-        return tape
+        return event_log
 
     def _begin_anew(self, why: str) -> None:
         """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
@@ -393,12 +399,12 @@ class LiveAttempt:
         failure = None if error is None else failure_of(error)
         try:
             self.is_closed = True
-            self.tape.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
+            self.event_log.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if self.system is not None:
-                self.system.finish(self.tape, self.warnings.once, self.emit_own)
+                self.system.finish(self.event_log, self.warnings.once, self.emit_own)
             self._compare_with_certificate(is_end=failure is None)
             if failure is None:
-                counts = dict(self.tape.error_counts)
+                counts = dict(self._steering.error_counts) if self._steering else {}
                 more = {"rule_errors": counts or None, "reason": reason}
                 self.emit("train_end", attrs={"status": status, **{key: it for key, it in more.items() if it}})
             else:
@@ -440,7 +446,7 @@ class LiveAttempt:
         if self._settings.rank.decides:
             self.agreement.warn_if_unreached(is_end=True)
         if steering is not None:
-            kinds = self.tape.kinds if is_whole and attempt.parent is None else set[str]()
+            kinds = self.event_log.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
                 kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
             has_epoch = position.epoch is not None or self.warnings.has_had("epoch")
@@ -453,7 +459,7 @@ class LiveAttempt:
         self.is_closed = True
         failure, step = blocked_failure(frame), self.position.step
         attrs = {**failure, "traceback": failure["traceback"].splitlines()}
-        self.tape.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
+        self.event_log.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
         self._write_end("interrupted", failure)
         PUSHING.end(str(self.folder))
 
@@ -461,11 +467,11 @@ class LiveAttempt:
         self, status: str, failure: dict[str, str] | None, reason: str | None = None, *, shown: str = ""
     ) -> None:
         """Write how the run ended and close the journal, each even if the other fails. Print ``shown`` as status."""
-        steps, digest = self.position.step, self.tape.decision_digest
+        steps, digest = self.position.step, self._steering.decision_digest if self._steering else None
         self._is_over = True
         ends: tuple[Callable[[], None], ...] = (
             lambda: self.document.end(status, steps, failure, reason, digest),
-            self.tape.close,
+            self.event_log.close,
         )
         for end in ends:
             # A failure here must not replace the exception that is leaving the loop.
@@ -475,7 +481,7 @@ class LiveAttempt:
                 self.warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
         asked_at = self._steering.stop_asked_at if self._steering else None
         ignored = 0 if asked_at is None else steps - asked_at
-        self._lines.end(shown or status, steps, self.tape.latest_metrics(), self.tape.lost_events, ignored)
+        self._lines.end(shown or status, steps, self.event_log.latest_metrics(), self.event_log.lost_events, ignored)
 
     def _release(self) -> None:
         """Take back the handlers for the attempt's end."""

@@ -1,29 +1,138 @@
 """Opens an attempt: returns the run's folder, position and rules.
 
-An attempt is the first of a new run, or resumes from a checkpoint. This module writes nothing.
+An attempt is the first of a new run, or resumes from the point that a checkpoint keeps. This module writes nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ..store.errors import TelemetryError
-from ..store.events import Event
+from ..store.errors import TelemetryError, require_version
+from ..store.events import OPERATION_APPLIED, Event
+from ..store.lineage import DECIDING_RANK, lineage_of
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
-from ..store.run_info import Plan, RunInfo
-from .control import Callbacks, Control
+from ..store.run_info import Attempt, Plan, RunInfo
+from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
 from .ranks.rank import Rank
-from .resume_point import Opening, Resume, ResumePoint
 
 if TYPE_CHECKING:
-    from ..rules.engine.decisions import Decision
     from ..rules.engine.engine import Engine
     from ..rules.policy_file.policy import Policy
-    from .steering import Steering
+    from ..store.reading.snapshot import Snapshot
+
+logger = logging.getLogger("steptape")
+
+#: What ``Recorder(resume=...)`` takes.
+Resume: TypeAlias = str | tuple[str, int] | Mapping[str, Any]
+
+#: The format of ``Recorder.state_dict``; it grows when the meaning changes.
+STATE_FORMAT: Final = 1
+
+#: The operation whose receipts count however a run was resumed.
+ROLL_BACK: Final = "rollback.to"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The place in a log from which an attempt resumes.
+
+    Attributes:
+        run_id: The run.
+        attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint covers; None if only a step
+            is known.
+        step: Number of updates that the checkpoint contains; None selects the newest recorded checkpoint.
+        epoch, epoch_began_at, epochs_begun: The loop's position in its epochs, if it was kept.
+    """
+
+    run_id: str
+    attempt: int | None = None
+    seq: int | None = None
+    step: int | None = None
+    epoch: float | None = None
+    epoch_began_at: int = 0
+    epochs_begun: float | None = None
+
+    @classmethod
+    def from_argument(cls, resume: Resume) -> ResumePoint:
+        """Read the user's ``resume`` argument: a run id, a run id with a step, or a ``Recorder.state_dict``.
+
+        Raises:
+            UnsupportedVersion: It is a state of another format.
+            TelemetryError: It is none of them, or holds an invalid value.
+        """
+        if isinstance(resume, str):
+            return cls(resume)
+        if isinstance(resume, (tuple, list)) and len(resume) == 2 and isinstance(resume[0], str):
+            return cls(resume[0], step=as_whole(resume[1], "the step to resume from"))
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if isinstance(resume, Mapping) and "format" in resume:
+            fix = "Resume with the steptape that made it, or with resume=(run_id, step)"
+            require_version("recorder state format", resume["format"], STATE_FORMAT, where="resume", fix=fix)
+        if not isinstance(resume, Mapping) or not {"format", *fields} <= set(resume):
+            what = "resume must be a run id, (run_id, step) or the return value of Recorder.state_dict()"
+            raise TelemetryError(what, got=resume)
+        return cls(
+            as_text(resume["run_id"]),
+            as_whole(resume["attempt"], "the state's attempt"),
+            None if resume["seq"] is None else as_whole(resume["seq"], "the state's seq", least=-1),
+            as_whole(resume["step"], "the state's step"),
+            None if resume["epoch"] is None else as_epoch(resume["epoch"]),
+            as_whole(resume["epoch_began_at"], "the state's epoch_began_at"),
+            as_epoch(resume["epochs_begun"], "the state's epochs_begun"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
+
+
+class Opening(NamedTuple):
+    """The state with which an attempt begins.
+
+    Attributes:
+        folder: The run's folder.
+        info: The run, with this attempt as the last.
+        position: The position of the loop.
+        engine: The rules, in the state in which earlier attempts left them; None without rules.
+        read_on_all_ranks: The metrics that the rules read on all ranks.
+        calls: The operations with arguments that the rules may order.
+        kept: The receipts and checkpoints of the attempts that this one continues, in order. Then the receipts of all
+            rollbacks of the run.
+    """
+
+    folder: Path
+    info: RunInfo
+    position: Position
+    engine: Engine | None
+    read_on_all_ranks: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    kept: tuple[Event, ...] = ()
+
+
+def place_in(run_id: str, step: int, state: Any) -> Resume:
+    """Return the ``resume`` with which a run continues from a checkpoint that the loop has loaded.
+
+    Args:
+        run_id: The run.
+        step: The step of the checkpoint.
+        state: The state that the checkpoint keeps; None without one. Anything else is warned of.
+    """
+    if state is None:
+        return run_id, step
+    try:
+        if ResumePoint.from_argument(state).run_id == run_id:
+            return state  # type: ignore[no-any-return]
+        why = "it belongs to another run"
+    except TelemetryError as error:
+        why = error.what
+    logger.warning("rollback to step %d: its function returned no state of this run: %s", step, why)
+    return run_id, step
 
 
 def open_run(
@@ -59,9 +168,8 @@ def open_run(
             opening = _fresh_run(store, run_id, info, policy)
         else:
             # Reading a run needs pyarrow. A new run does without it.
-            from .resuming import resumed_run
 
-            opening = resumed_run(store, ResumePoint.from_argument(resume), info.last, policy)
+            opening = _resumed_run(store, ResumePoint.from_argument(resume), info.last, policy)
         if opening.engine is not None:
             opening = opening._replace(calls=opening.engine.policy.calls)
     except BaseException as error:
@@ -76,19 +184,17 @@ def open_run(
     return opening
 
 
-def steering_of(
-    engine: Engine | None,
-    control: Control,
-    callbacks: Callbacks,
-    orders: Control,
-    ask: Callable[[str, Decision], None],
-) -> Steering | None:
-    """Return what applies the rules' decisions to the loop; None without rules."""
-    if engine is None:
-        return None
-    from .steering import Steering
+def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
+    """Build the opening of a new run.
 
-    return Steering(engine, control, callbacks, orders, ask)
+    Raises:
+        TelemetryError: The id is not a valid one, or another run has it.
+    """
+    opening = _new_run(store, run_id, info, policy)
+    if (opening.folder / RUN_JSON).exists():
+        fix = "Choose another id, or continue that run with resume="
+        raise TelemetryError("a run with this id already exists", where=str(store), got=run_id, fix=fix)
+    return opening
 
 
 def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
@@ -124,17 +230,116 @@ def _engine(policy: Policy, plan: Plan) -> Engine:
     return Engine(policy, plan)
 
 
-def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
-    """Build the opening of a new run.
+def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
+    """Build the opening of an attempt that resumes from an earlier one.
+
+    Args:
+        store: Folder of runs.
+        point: The place to resume from.
+        attempt: The new attempt, still without number and parent.
+        policy: Its rules.
 
     Raises:
-        TelemetryError: The id is not a valid one, or another run has it.
+        TelemetryError: The run does not exist, is still being written, or has no such checkpoint.
+        UnsupportedVersion: The run was recorded under other rule semantics, and there are rules to continue.
     """
-    opening = _new_run(store, run_id, info, policy)
-    if (opening.folder / RUN_JSON).exists():
-        fix = "Choose another id, or continue that run with resume="
-        raise TelemetryError("a run with this id already exists", where=str(store), got=run_id, fix=fix)
-    return opening
+    # Reading a run needs pyarrow. A new run does without it.
+    from ..store.reading.snapshot import ancestry, read_snapshot, tally_of
+
+    folder = store / point.run_id
+    if not RUN_ID.fullmatch(point.run_id) or not (folder / RUN_JSON).exists():
+        _refuse_name(store, point.run_id)
+    if not RUN_ID.fullmatch(point.run_id):
+        raise TelemetryError("not a valid run id", where=str(store), got=point.run_id)
+    snapshot = read_snapshot(folder)
+    info = snapshot.info
+    if snapshot.is_live:
+        what = "the run is still being written; an attempt must end before the next can begin"
+        raise TelemetryError(what, where=str(folder), fix="Wait until its process ends, or end it")
+    parent, parent_seq, from_step, epoch = _checkpoint(snapshot, point)
+    # A recorder that died before writing run.json has left the journal of an attempt that run.json does not list.
+    journaled = max((journal.attempt for journal in snapshot.listing.journals), default=0)
+    number = max(info.last.attempt, journaled) + 1
+    attempt = dataclasses.replace(attempt, attempt=number, parent=parent, parent_seq=parent_seq, from_step=from_step)
+    engine = None
+    if policy is not None:
+        # A run without rules does not load the rule engine.
+        from ..rules.engine.engine import resumed_engine
+        from ..rules.policy_file.declarations import require_semantics
+
+        for earlier in info.attempts:
+            require_semantics(earlier, folder)
+        engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
+    tally = tally_of(snapshot, DECIDING_RANK, lineage_of(info.attempts, attempt))
+    position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0, tally=tally)
+    if point.epochs_begun is not None:
+        position.epoch, position.epoch_began_at = point.epoch, point.epoch_began_at
+        position.epochs_begun = point.epochs_begun
+    elif epoch is not None:
+        position.epochs_begun = int(epoch) + 1
+    kept = [event for _, events in ancestry(snapshot, attempt) for event in events if _is_continued(event)]
+    kept += filter(_is_rollback, snapshot.events(DECIDING_RANK))  # Those that were themselves rolled back count too.
+    info = dataclasses.replace(info, attempts=(*info.attempts, attempt))
+    return Opening(folder, info, position, engine, kept=tuple(kept))
+
+
+#: The kinds of events that an attempt needs of those that it continues, beyond what rules read.
+_CONTINUED: Final = ("save", OPERATION_APPLIED)
+
+
+def _is_continued(event: Event) -> bool:
+    return event.kind in _CONTINUED and not _is_rollback(event)
+
+
+def _is_rollback(event: Event) -> bool:
+    return event.kind == OPERATION_APPLIED and str(event.attrs.get("operation")).startswith(ROLL_BACK)
+
+
+def _refuse_name(store: Path, name: str) -> None:
+    """Raise an error with the id of the newest run of this name, if there is one."""
+    # Only this error needs the store, whose SQL loads DuckDB.
+    from ..store.store import Store
+
+    # No name is taken: it means another run as soon as a script has run twice.
+    namesakes = Store(store).recent().by_name.get(name) if store.is_dir() else None
+    if namesakes:
+        fix = f"The newest run of this name is {namesakes[-1].folder.name}"
+        raise TelemetryError("resume takes a run's id", where=str(store), got=name, fix=fix)
+
+
+def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:
+    """Return attempt, ``seq``, step and epoch of the checkpoint to resume from."""
+    attempts = snapshot.info.attempts
+    where = str(snapshot.folder)
+    if point.attempt is not None and point.attempt not in {attempt.attempt for attempt in attempts}:
+        raise TelemetryError("the run has no such attempt", where=where, got=point.attempt)
+    if point.attempt is not None and point.seq is not None and point.step is not None:
+        own = [event for event in snapshot.events(DECIDING_RANK) if event.attempt == point.attempt]
+        return point.attempt, _with_its_save(own, point.seq, point.step), point.step, point.epoch
+    events = list(lineage_of(attempts).events(snapshot.events(DECIDING_RANK)))
+    saves = [event for event in events if event.kind == "save" and point.step in (None, event.step)]
+    if saves:
+        last = saves[-1]
+        return last.attempt, last.seq, last.step, last.epoch
+    reached = max((event.step for event in events), default=0)
+    if point.step is None:
+        fix = f"Give the step to continue from, as resume=(run_id, step); the run reached step {reached}"
+        raise TelemetryError("the run recorded no checkpoint", where=where, fix=fix)
+    if point.step > reached:
+        raise TelemetryError(f"the run reached only step {reached}", where=where, got=point.step)
+    epoch = next((event.epoch for event in reversed(events) if event.step <= point.step), None)
+    return attempts[-1].attempt, None, point.step, epoch
+
+
+def _with_its_save(events: Sequence[Event], seq: int, step: int) -> int:
+    """Return the ``seq`` of the ``save`` event that follows ``seq`` and records the checkpoint, else ``seq`` itself."""
+    for event in events:
+        if event.seq > seq:
+            if event.step != step or event.kind == "step_end":
+                break
+            if event.kind == "save":
+                return event.seq
+    return seq
 
 
 def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> Opening:

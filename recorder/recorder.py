@@ -17,6 +17,7 @@ from ..store.errors import TelemetryError
 from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
 from ..store.reading.tally import ProgressCounts
 from .arguments import (
+    OWN_METHODS,
     declared,
     declared_callbacks,
     declared_certificate,
@@ -29,20 +30,19 @@ from .arguments import (
     declared_ranks,
     declared_samples,
     declared_store,
-    described_attempt,
-    described_run,
+    unknown_argument,
+    unknown_attribute,
 )
-from .calls.habits import OWN_METHODS, unknown_argument, unknown_attribute
 from .calls.quick_step import quick_step
 from .control import Control
 from .disabled import disable
 from .live_attempt import LiveAttempt, RecorderSettings
-from .opening import open_run
+from .loop_values import as_epoch, as_whole, path_text
+from .opening import Opening, Resume, ResumePoint, open_run, place_in
 from .probes.probe_values import NO_VALUES, ProbeValues
 from .ranks.rank import this_rank
-from .resume_point import Opening, Resume, ResumePoint, place_in
+from .run_document import described_attempt, described_run
 from .spans import Spans, TimedSpan
-from .values import as_epoch, as_whole, path_text
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from ..rules.certificate import Certificate
     from ..rules.policy_file.policy import Policy
     from ..store.run_info import Plan
-    from .arguments import Journal, Push, Ranks
-    from .batch_samples import Samples
+    from .arguments import Journal, Push, Ranks, Samples
     from .operations.learning_rate import LearningRate
     from .operations.loop_operations import Handler, Handlers, OperationRequest, Operations
     from .probes.watch import Watch
@@ -254,7 +253,7 @@ class Recorder:
             warnings.step_number(step, position)
         if epoch is not None:
             epoch = warnings.taken(as_epoch, epoch, default=position.epoch)
-        with live.tape.lock:  # So that no other thread gets the same number.
+        with live.event_log.lock:  # So that no other thread gets the same number.
             position.step = number = position.step + 1 if step is None else step
             position.is_counting = True
             if epoch is not None:
@@ -269,7 +268,7 @@ class Recorder:
             operations.name_what_is_not_handled()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
         probed = self._values_of_probes() if self._watches else NO_VALUES
-        outcomes = live.tape.record(
+        outcomes = live.event_log.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
             {**probed.numbers, **scalars},
@@ -309,7 +308,7 @@ class Recorder:
             step = live.warnings.taken(as_whole, step, "step", default=reached)
             given = (metrics, *unnamed) if unnamed else metrics
             epoch = live.position.epoch_at(step)
-            live.apply(live.tape.bring(step, given, scalars, reached=reached, epoch=epoch))
+            live.apply(live.event_log.bring(step, given, scalars, reached=reached, epoch=epoch))
         return self.control
 
     def event(
@@ -454,7 +453,7 @@ class Recorder:
         The next ``log`` or ``evaluate`` has this step.
         """
         step = self._live.warnings.taken(as_whole, step, "step", default=self._live.position.step)
-        with self._live.tape.lock:
+        with self._live.event_log.lock:
             self._live.position.step = max(self._live.position.step, step)
             self._live.position.is_counting = True
 
@@ -659,8 +658,8 @@ class Recorder:
         Call it when the checkpoint is made, before ``save`` records the checkpoint.
         """
         live, position = self._live, self._live.position
-        live.tape.settle(position.step)
-        seq = live.tape.journal.seq - 1 if self.decides else None
+        live.event_log.settle(position.step)
+        seq = live.event_log.journal.seq - 1 if self.decides else None
         return ResumePoint(
             self.run_id,
             live.document.info.last.attempt,
@@ -684,7 +683,7 @@ class Recorder:
             TelemetryError: Something was recorded already, or the run cannot be resumed.
         """
         live, own = self._live, self._settings
-        if live.is_closed or live.position.is_counting or live.tape.kinds - {"train_begin", PLAN, SPAN, SYSTEM}:
+        if live.is_closed or live.position.is_counting or live.event_log.kinds - {"train_begin", PLAN, SPAN, SYSTEM}:
             what = "a state can be loaded only before anything is recorded"
             raise TelemetryError(what, fix="Give it to Recorder(resume=state)")
         if live.document.info.last.parent is not None:
@@ -753,7 +752,7 @@ class Recorder:
         finally:
             self._close_watches()
         if seal and os.getpid() == self._live.pid:
-            self._live.tape.seal()
+            self._live.event_log.seal()
 
     if not TYPE_CHECKING:
 
@@ -774,7 +773,7 @@ class Recorder:
     def _record_span(self, metrics: dict[str, float], attrs: dict[str, Any], began_ns: int) -> None:
         """Record the end of a span, in the attempt that is recorded now: a rollback may have begun another."""
         live = self._live
-        live.emit_own(SPAN, metrics, {**attrs, "began_ns": began_ns - live.tape.started_ns})
+        live.emit_own(SPAN, metrics, {**attrs, "began_ns": began_ns - live.event_log.started_ns})
 
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
@@ -795,7 +794,7 @@ class Recorder:
 
     def _values_of_probes(self) -> ProbeValues:
         """Return the values that watches add to the update that has just ended."""
-        self._live.tape.expect_probes(are_due=False)
+        self._live.event_log.expect_probes(are_due=False)
         return ProbeValues.joined(watch.values_of_update() for watch in self._watches)
 
     def _roll_back(self) -> None:
@@ -835,7 +834,7 @@ class Recorder:
         is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.samples.is_everything
-            parts = (live.tape, live.position, self.control, self._log_every)
+            parts = (live.event_log, live.position, self.control, self._log_every)
             self._quick_step = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
             self.__dict__["step"] = self._quick_step
         _OPEN.append(self)

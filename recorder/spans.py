@@ -9,12 +9,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from .values import path_text
+from .loop_values import path_text
 
 if TYPE_CHECKING:
     import os
 
-    from .calls.warnings import CallWarnings
+    from .calls.call_warnings import CallWarnings
 
 #: Records the event of a span: its metrics, its attributes, and when it began.
 RecordSpan: TypeAlias = "Callable[[dict[str, float], dict[str, Any], int], None]"

@@ -1,5 +1,7 @@
 """Passes live events to the rule engine and applies its decisions to the loop's control flags and callbacks.
 
+At the end of a run it warns of rules that never decided, and of requests that the loop never served.
+
 Loaded only when rules are given: the rule engine is more than half of the modules that a recorder with rules loads.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..rules.checks.finding_codes import FindingCode
@@ -17,24 +19,44 @@ from ..rules.control import Effect, in_order, is_call
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames
+from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
 from ..store.errors import TelemetryError
-from ..store.events import Event
+from ..store.events import INIT_END, RANKS, Event, is_loop_kind
 from .control import FLAGS, Callbacks, Control
-from .vain_rules import unserved, vain_in_a_whole_run
 
 logger = logging.getLogger("steptape.rules")
 
 _ORDER: Final = "step %d, %s: controller '%s' orders %s"
 _CLEARED: Final = "step %d, %s: controller '%s', raised at step %d, is cleared"
 _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
+
 #: The logging level of a decision's message, by its severity.
 _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "critical": logging.CRITICAL}
 
-
 #: Updates after which a loop that continues is taken to ignore a stop.
 _IGNORED_STEPS: Final = 10
+
+#: The call that records each kind of event.
+_CALLS: Final = {
+    "step_end": "step",
+    "ranks": "agree",
+    "span": "span",
+    "system": "watch_system",
+    **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
+}
+
+#: Kinds that need no call of the loop.
+_RECORDERS_OWN: Final = ("train_begin", "train_end")
+
+_REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
+    Effect.SAVE: ("a checkpoint", "Save one when rec.step(...).should_save is true and call rec.save(path)"),
+    Effect.EVALUATE: (
+        "an evaluation",
+        "Evaluate when rec.step(...).should_evaluate is true and call rec.evaluate(...)",
+    ),
+}
 
 
 class Steering:
@@ -48,7 +70,7 @@ class Steering:
         control: The flags that the loop reads.
         callbacks: Called when an operation with their effect is decided, after its flag is set.
         orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
-        ask: Asks the loop for an operation with arguments that a decision orders.
+        order_operation: Orders the loop an operation with arguments.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
@@ -66,7 +88,7 @@ class Steering:
         control: Control,
         callbacks: Callbacks,
         orders: Control,
-        ask: Callable[[str, Decision], None],
+        order_operation: Callable[[str, Decision], None],
     ) -> None:
         self._engine = engine
         self._policy = engine.policy
@@ -83,7 +105,7 @@ class Steering:
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
         self._digest = DecisionDigest()
-        self._control, self._orders, self._ask = control, orders, ask
+        self._control, self._orders, self._order_operation = control, orders, order_operation
         self._is_agreed, self._callbacks = orders is not control, callbacks
         self._operations = {
             entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
@@ -114,8 +136,8 @@ class Steering:
         try:
             lines = [
                 *self._engine.never_recorded(),
-                *vain_in_a_whole_run(self._policy.controllers, kinds, has_epoch=has_epoch),
-                *(() if step is None else unserved(waiting, step)),
+                *unfired_rules(self._policy.controllers, kinds, has_epoch=has_epoch),
+                *(() if step is None else unserved_requests(waiting, step)),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -175,7 +197,7 @@ class Steering:
             if effect is Effect.STOP and not self._is_agreed:
                 self.await_stop(decision.step + decision.value_lag)
             if is_call(operation):
-                self._ask(operation, decision)
+                self._order_operation(operation, decision)
             failures += self._act(operation, decision)
             if not self._is_agreed:
                 self._callbacks.serve(effect)
@@ -189,9 +211,9 @@ class Steering:
         if self.stop_asked_at is None:
             self.stop_asked_at = step
             if Effect.STOP not in self._callbacks:
-                self.observe = self._observe_unheeded
+                self.observe = self._observe_ignored_stop
 
-    def _observe_unheeded(self, event: Event) -> Sequence[Outcome]:
+    def _observe_ignored_stop(self, event: Event) -> Sequence[Outcome]:
         """Observe an event after a stop, and warn once when the loop has ignored it for some steps."""
         asked_at = self.stop_asked_at or 0
         if event.step >= asked_at + _IGNORED_STEPS and event.kind == "step_end":
@@ -216,18 +238,6 @@ class Steering:
         return []
 
 
-def _warn_of(policy: Policy) -> None:
-    """Log the findings of a policy as warnings, except the advice about NaN, which most rules of one line would get."""
-    try:
-        findings = findings_of(policy)
-    except Exception:  # The policy has loaded: no failure of its lint may keep a training from beginning.
-        logger.exception("the policy could not be checked")
-        return
-    for finding in findings:
-        if finding.code is not FindingCode.NAN_GUARD:
-            logger.warning("%s", finding)
-
-
 def policy_of(rules: Any) -> Policy:
     """Return the policy that a ``rules`` argument gives: itself, a file, or the name of a shipped one.
 
@@ -245,3 +255,84 @@ def policy_of(rules: Any) -> Policy:
         what = "rules must be a policy file, the name of a shipped policy or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
     return load_policy(existing(policy_path(str(rules))))
+
+
+def _warn_of(policy: Policy) -> None:
+    """Log the findings of a policy as warnings, except the advice about NaN, which most rules of one line would get."""
+    try:
+        findings = findings_of(policy)
+    except Exception:  # The policy has loaded: no failure of its lint may keep a training from beginning.
+        logger.exception("the policy could not be checked")
+        return
+    for finding in findings:
+        if finding.code is not FindingCode.NAN_GUARD:
+            logger.warning("%s", finding)
+
+
+def unfired_rules(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
+    """Yield a line for the controllers that decided nothing for want of a trigger, an epoch or the values of ranks.
+
+    Args:
+        controllers: Of the policy.
+        kinds: The kinds of events that the run has; nothing is yielded if the loop recorded none.
+        has_epoch: Whether the loop gave epochs.
+    """
+    if not any(is_loop_kind(kind) for kind in kinds if kind not in _RECORDERS_OWN):
+        return
+    yield from _never_triggered(controllers, kinds)
+    if not has_epoch:
+        yield from _without_epoch(controllers)
+    names = [each.name for each in controllers if each.ranks and {*each.triggers} != {"on_ranks"}]
+    if names and RANKS not in kinds:
+        what = f"{_subject(names)}: the values of all ranks are read, but this run never gathered any"
+        yield f"{what}. Call rec.agree() on every rank, in a process group"
+
+
+def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -> Iterator[str]:
+    """Yield a line for the controllers whose triggers did not occur, one for each choice of triggers."""
+    named: dict[tuple[str, ...], list[str]] = {}
+    for controller in controllers:
+        awaited = tuple(trigger.removeprefix("on_") for trigger in controller.triggers)
+        if not {INIT_END, *kinds}.intersection(awaited):
+            named.setdefault(awaited, []).append(controller.name)
+    for awaited, names in named.items():
+        fix = f"Call {' or '.join(map(_call, awaited))}"
+        triggers = " and ".join(f"on_{kind}" for kind in awaited)
+        yield f"{_subject(names)}: {triggers} did not occur in this run, so {_they(names)} decided nothing. {fix}"
+
+
+def _call(kind: str) -> str:
+    """Return the call that records a kind of event."""
+    return f"rec.{_CALLS[kind]}(...)" if kind in _CALLS else f"rec.event({kind!r})"
+
+
+def _without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
+    """Yield a line for the controllers whose rules read the epoch of a run that has none."""
+    names = [
+        each.name for each in controllers if any(read.fact == "epoch" for read in each.rule.bound.references.values())
+    ]
+    if names:
+        what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
+        yield f"{what}. Call rec.epoch_begin(), or rec.step(epoch=...)"
+
+
+def unserved_requests(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
+    """Yield a line for each kind of request that waited for the loop until the end.
+
+    Args:
+        asked_at: The step of each request that nobody served.
+        step: The last step. A loop may end at once when asked there.
+    """
+    for effect, (what, fix) in _REQUESTS.items():
+        if asked_at.get(effect, step) < step:
+            asked = f"a rule asked for {what} at step {asked_at[effect]}"
+            fix += f", or give callbacks={{{effect.value!r}: ...}}"
+            yield f"{asked}, but the run ended at step {step} without one. {fix}"
+
+
+def _subject(names: list[str]) -> str:
+    return f"controller{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+
+
+def _they(names: list[str]) -> str:
+    return "they" if len(names) > 1 else "it"

@@ -10,8 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .recorder.arguments import Journal, Push, Ranks
-    from .recorder.batch_samples import Samples
+    from .recorder.arguments import Journal, Push, Ranks, Samples
     from .recorder.recorder import Recorder, active
     from .replay.backtests.backtesting import backtest
     from .replay.runs.verification import verify
@@ -50,7 +49,7 @@ _MODULES: Final = {
     "Push": ".recorder.arguments",
     "Ranks": ".recorder.arguments",
     "Recorder": ".recorder.recorder",
-    "Samples": ".recorder.batch_samples",
+    "Samples": ".recorder.arguments",
     "TelemetryError": ".store.errors",
     "active": ".recorder.recorder",
     "backtest": ".replay.backtests.backtesting",

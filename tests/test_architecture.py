@@ -184,7 +184,6 @@ PUBLIC: dict[str, set[str]] = {
     },
     "recorder": {
         "arguments",
-        "batch_samples",
         "operations/learning_rate",
         "process/termination",
         "ranks/rank",
@@ -305,7 +304,6 @@ WIDE_CLASSES = {
     "LiveAttempt": "It holds every way in which an attempt begins and ends.",
     "Recorder": "Users call it: a method for each fact that a loop records.",
     "Segment": "It computes each view of one segment's bytes at its first use.",
-    "Tape": "Every path into one journal takes the same lock.",
     "Translator": "It visits syntax trees: a method for each kind of node.",
 }
 

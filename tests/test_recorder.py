@@ -581,11 +581,11 @@ def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(store, rules=policy) as rec:
         rec.step(loss=1.0)
-        before = rec._live.tape.journal._size
+        before = rec._live.event_log.journal._size
         rec.step(loss=1.0)
-        size_of_event = rec._live.tape.journal._size - before
-        full_at = rec._live.tape.journal._size + size_of_event + 8
-        next_segment = rec.folder / journal_name(0, 0, rec._live.tape.journal.seq + 1)
+        size_of_event = rec._live.event_log.journal._size - before
+        full_at = rec._live.event_log.journal._size + size_of_event + 8
+        next_segment = rec.folder / journal_name(0, 0, rec._live.event_log.journal.seq + 1)
         next_segment.touch()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))

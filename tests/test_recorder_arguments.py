@@ -228,7 +228,7 @@ def test_a_run_is_let_go_of_even_when_its_end_cannot_be_written(
     (rec.folder / "run.json").mkdir()
     rec.close(seal=True)
 
-    assert rec._live.tape.journal._fd == -1
+    assert rec._live.event_log.journal._fd == -1
     assert "could not be recorded completely" in caplog.text
     assert "could not be sealed" in caplog.text
 

@@ -69,12 +69,12 @@ def journals(store: Path) -> list[Path]:
 def test_a_loop_with_a_thousand_open_files_is_sealed_while_it_runs(tmp_path: Path) -> None:
     """Loaders that share tensors by descriptors have that many."""
     with Recorder(tmp_path) as rec:
-        rec._live.tape.journal._segment_bytes = 2_000
+        rec._live.event_log.journal._segment_bytes = 2_000
         for step in range(200):
             rec.step(loss=float(step))
         until(lambda: list(rec.folder.glob("events-*.parquet")))
 
-    assert rec._live.tape.lost_events == 0
+    assert rec._live.event_log.lost_events == 0
     assert open_run(rec.folder).series("loss")["value"].to_pylist() == [float(step) for step in range(200)]
 
 

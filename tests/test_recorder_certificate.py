@@ -11,7 +11,7 @@ import pytest
 from test_rules_certificate import CERTIFICATE, POLICY
 
 from steptape import Recorder, TelemetryError, open_run
-from steptape.recorder.calls.certified_run import CertifiedRun
+from steptape.recorder.certified_run import CertifiedRun
 from steptape.rules.certificate import write_certificate
 from steptape.rules.policy_file.policy import parse_policy
 

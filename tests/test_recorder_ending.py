@@ -380,7 +380,7 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: 
         tmp_path,
         """
         with Recorder(sys.argv[1]) as rec:
-            rec._live.tape.lock.acquire()
+            rec._live.event_log.lock.acquire()
             def record():
                 if os.fork() == 0:
                     rec.step(loss=666.0)
@@ -389,7 +389,7 @@ def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: 
             thread.start()
             thread.join()
             print(os.waitstatus_to_exitcode(os.wait()[1]))
-            rec._live.tape.lock.release()
+            rec._live.event_log.lock.release()
         """,
     )
 

@@ -321,7 +321,7 @@ def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_devic
         for _ in range(3):
             for step, loss in enumerate(LOSSES):
                 rec.step(step=step, loss=device(loss))
-                assert len(rec._live.tape._late) <= VALUE_LAG
+                assert len(rec._live.event_log._late) <= VALUE_LAG
 
     run = open_run(rec.folder)
 
@@ -377,7 +377,7 @@ def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
             rec.step(loss=1.0, samples=torch.tensor([1.0]))
         rec.step(loss=1.0, samples=Losses([2.0]))
 
-        assert len(rec._live.tape._late) == 1
+        assert len(rec._live.event_log._late) == 1
     assert open_run(rec.folder).samples()["loss"].to_pylist() == [1.0, 1.0, 1.0, 2.0]
 
 

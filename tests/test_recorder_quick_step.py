@@ -26,7 +26,7 @@ from measuring import not_measured
 
 from steptape import Plan, Recorder, open_run, verify
 from steptape.recorder.control import Control
-from steptape.recorder.tape import Tape
+from steptape.recorder.event_log import EventLog
 from steptape.store.events import Event
 
 _Call = TypeVar("_Call")
@@ -111,13 +111,13 @@ def without_clocks(event: Event) -> str:
 def general_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that collects the kinds of events on the general path from now on; the one-second check is off."""
     kinds: list[str] = []
-    record = Tape.record
+    record = EventLog.record
 
-    def noted(tape: Tape, kind: str, *given: Any, **more: Any) -> Any:
+    def noted(tape: EventLog, kind: str, *given: Any, **more: Any) -> Any:
         kinds.append(kind)
         return record(tape, kind, *given, **more)
 
-    monkeypatch.setattr(Tape, "record", noted)
+    monkeypatch.setattr(EventLog, "record", noted)
     monkeypatch.setattr("steptape.store.journal.writer.LOOK_EVERY_NS", 10**18)
     return kinds
 
@@ -311,7 +311,7 @@ def test_quick_steps_go_on_from_segment_to_segment(tmp_path: Path) -> None:
     """Each new segment gets the layouts that its events refer to."""
     with Recorder(tmp_path) as rec:
         rec.step(loss=0.0)
-        rec._live.tape.journal._segment_bytes = 2_000
+        rec._live.event_log.journal._segment_bytes = 2_000
         for step in range(1, 200):
             rec.step(loss=float(step))
             if step % 50 == 0:

@@ -19,7 +19,7 @@ import pytest
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
-from steptape.recorder.resume_point import STATE_FORMAT
+from steptape.recorder.opening import STATE_FORMAT
 from steptape.rules import certificate
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.store.errors import UnsupportedVersion

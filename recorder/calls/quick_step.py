@@ -1,6 +1,6 @@
 """The fast path of ``Recorder.step``: a closure that writes repeated calls in less than half the time.
 
-It compares a call's names and types with those of earlier calls (``shape.py``). Every unusual call takes the
+It compares a call's names and types with those of earlier calls (``call_shapes.py``). Every unusual call takes the
 general path: values on a device, nested mappings, token losses, events that are due before or after the step. A
 property test compares the two paths byte for byte.
 """
@@ -19,15 +19,15 @@ from ...store.events import Event, SampleLosses
 from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, event_tail, samples_block
 from ...store.journal.writer import Layout
 from ...store.reading.tally import DATA_ORDER, RankTally, samples_in, tokens_in, tokens_of
-from ..batch_samples import order_noted, sample_losses
-from ..values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
-from .shape import NO_TEXTS, CallShape, CallShapes, Texts
+from ..loop_values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
+from .call_shapes import NO_TEXTS, CallShape, CallShapes, Texts
+from .packing import data_order, sample_losses
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Outcome
     from ..control import Control
+    from ..event_log import EventLog, Latest
     from ..position import Position
-    from ..tape import Latest, Tape
 
 _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
 
@@ -51,7 +51,7 @@ _Write: TypeAlias = "Callable[[Layout, tuple[str, ...], Iterable[float], _Detail
 def quick_step(
     general: Callable[..., Control],
     apply: Callable[[Sequence[Outcome]], Control],
-    tape: Tape,
+    event_log: EventLog,
     position: Position,
     control: Control,
     log_every: int | None,
@@ -63,11 +63,11 @@ def quick_step(
     Args:
         general: ``Recorder.step`` itself.
         apply: Carries out decisions and returns ``control``.
-        tape, position, control, log_every: The recorder's own.
+        event_log, position, control, log_every: The recorder's own.
         keeps_samples: Whether the recorder keeps all sample losses of all steps.
     """
     by_name, by_mapping = CallShapes(_ARGUMENTS), CallShapes(())
-    layout_of, write = tape.journal.layout, _writer(tape, position, log_every)
+    layout_of, write = event_log.journal.layout, _writer(event_log, position, log_every)
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
@@ -105,13 +105,18 @@ def quick_step(
     return functools.update_wrapper(step, general)
 
 
-def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
+def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _Write:
     """Make the function that writes a step and lets rules judge it, or returns None if the general path must do so."""
-    journal, lock, started_ns = tape.journal, tape.lock, tape.started_ns
+    journal, lock, started_ns = event_log.journal, event_log.lock, event_log.started_ns
     append, now_ns, monotonic_ns = journal.append_payload, time.time_ns, time.monotonic_ns
     end_update = position.tally.end_update
-    attempt, rank, is_steered, reads_samples = tape.attempt, tape.rank, tape.is_steered, tape.reads_samples
-    # Three cells cost a step a few ns. An attribute of the tape would cost 20.
+    attempt, rank, is_steered, reads_samples = (
+        event_log.attempt,
+        event_log.rank,
+        event_log.is_steered,
+        event_log.reads_samples,
+    )
+    # Three cells cost a step a few ns. An attribute of the event log would cost 20.
     latest_seq, latest_payload = -1, b""
     latest_names: tuple[str, ...] = ()
 
@@ -120,7 +125,7 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
         values = struct.unpack(f"<{count}d", latest_payload[len(latest_payload) - 8 * count :])
         return latest_seq, latest_names, values
 
-    tape.latest_quick_step = latest
+    event_log.latest_quick_step = latest
 
     def write(
         layout: Layout, names: tuple[str, ...], floats: Iterable[float], details: _Details
@@ -128,10 +133,10 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
         nonlocal latest_seq, latest_names, latest_payload
         step, epoch, micro_step, samples, attrs, flags, tail = details
         with lock:
-            if not tape.is_clear:
+            if not event_log.is_clear:
                 return None
             # From here on, events from signal handlers are postponed, so none can come in between.
-            tape.is_clear = False
+            event_log.is_clear = False
             time_ns, elapsed_ns, seq = now_ns(), monotonic_ns() - started_ns, journal.seq
             if step is None:
                 step = position.step + 1
@@ -160,11 +165,11 @@ def _writer(tape: Tape, position: Position, log_every: int | None) -> _Write:
             if epoch is not None:
                 position.epoch, position.epoch_began_at = epoch, step
             if not is_steered:
-                tape.is_clear = not tape.postponed
+                event_log.is_clear = not event_log.postponed
                 return ()
             envelope = ("step_end", step, seq, attempt, rank, micro_step, at, time_ns, elapsed_ns, 0)
             seen = samples if reads_samples else None
-            return tape.decide(Event(*envelope, dict(zip(names, floats, strict=True)), attrs, seen))
+            return event_log.decide(Event(*envelope, dict(zip(names, floats, strict=True)), attrs, seen))
 
     return write
 
@@ -211,7 +216,7 @@ def _samples_of(
             losses = sample_losses(samples, ids, arguments.get("sample_tokens"))
             flags, block = (HAS_SAMPLES, samples_block(losses)) if losses else (0, b"")
             return losses, texts.attrs, texts.flags | flags, texts.tail + block
-        count, digest = order = order_noted(ids)
+        count, digest = order = data_order(ids)
     except TelemetryError:
         return None
     if texts.values or arguments.get("sample_tokens") is not None:

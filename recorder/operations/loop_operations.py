@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ...rules.control import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
 from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
-from ..calls.warnings import CallWarnings
+from ..calls.call_warnings import CallWarnings
 from ..control import Control
+from ..opening import ROLL_BACK
 from ..position import Position
-from ..resume_point import ROLL_BACK
 from .learning_rate import IDLE_UPDATES, LearningRate
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class OperationRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderedOperation:
     """An operation that a rule orders.
 
     Attributes:
@@ -92,7 +92,7 @@ class Order:
     from_attempt: int | None = None
 
     @classmethod
-    def from_text(cls, operation: str, decision: Decision | None) -> Order:
+    def from_text(cls, operation: str, decision: Decision | None) -> OrderedOperation:
         """Parse a call."""
         return cls(operation, parse_call(operation), decision)
 
@@ -191,10 +191,10 @@ class Operations:
         self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
-        self._skips: list[Order] = []
-        self._waiting: list[Order] = []
+        self._skips: list[OrderedOperation] = []
+        self._waiting: list[OrderedOperation] = []
         self._unanswered = 0
-        self.rollback: tuple[Order, SavePoint | str] | None = None
+        self.rollback: tuple[OrderedOperation, SavePoint | str] | None = None
         if handlers.learning_rate is not None:
             handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
 
@@ -206,7 +206,7 @@ class Operations:
             decision: The decision that orders it; None on other ranks than 0.
             outlives: Whether a rollback that waits must not undo it.
         """
-        order = Order.from_text(operation, decision)
+        order = OrderedOperation.from_text(operation, decision)
         name = order.call.name
         if not self.handlers.has(name):
             self._refuse(order, "the loop has no handler for it")
@@ -235,12 +235,12 @@ class Operations:
         """Whether what a decision orders holds after a rollback: it does if it orders the rollback, too."""
         return rolls_back(decision.operations)
 
-    def pop_waiting(self) -> list[Order]:
+    def pop_waiting(self) -> list[OrderedOperation]:
         """Return the operations on the learning rate that wait for a rollback, which would undo them, once."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
-    def change_rate(self, orders: Iterable[Order]) -> None:
+    def change_rate(self, orders: Iterable[OrderedOperation]) -> None:
         """Carry out operations on the learning rate."""
         rate = self.handlers.learning_rate
         for order in orders:
@@ -314,7 +314,7 @@ class Operations:
             for order in (rollback, *self.pop_waiting()):
                 self._refuse(order, "the run ended before the next rec.step")
 
-    def record_rollback(self, order: Order, save: SavePoint, attempt: int, step: int) -> None:
+    def record_rollback(self, order: OrderedOperation, save: SavePoint, attempt: int, step: int) -> None:
         """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
         place = {"save_step": save.step, "path": save.path, "from_attempt": attempt, "from_step": step}
         self._record_receipt(order, place)
@@ -342,7 +342,7 @@ class Operations:
         if self.handlers.learning_rate is not None:
             self.handlers.learning_rate.detach()
 
-    def load_checkpoint(self) -> tuple[Order, SavePoint, Mapping[str, Any] | None] | None:
+    def load_checkpoint(self) -> tuple[OrderedOperation, SavePoint, Mapping[str, Any] | None] | None:
         """Let the loop load the checkpoint that a rollback asks for. Collective in a job with a process group.
 
         Returns:
@@ -378,11 +378,11 @@ class Operations:
 
     def refuse(self, operation: str, decision: Decision | None, why: str) -> None:
         """Record that an operation was not carried out."""
-        self._refuse(Order.from_text(operation, decision), why)
+        self._refuse(OrderedOperation.from_text(operation, decision), why)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _answer(self, order: Order, carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
+    def _answer(self, order: OrderedOperation, carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
         try:
             answer = carry_out()
         except Exception as error:  # As in load_checkpoint.
@@ -394,7 +394,7 @@ class Operations:
         else:
             self._record_receipt(order, answer or {})
 
-    def _prepare_rollback(self, order: Order) -> None:
+    def _prepare_rollback(self, order: OrderedOperation) -> None:
         if self.rollback is not None:
             self._refuse(order, "another rollback comes first")
             return
@@ -409,12 +409,12 @@ class Operations:
     def _of_all(self, own: Any) -> list[Any]:
         return [own] if self._gather is None else self._gather(own)
 
-    def _record_receipt(self, order: Order, details: Mapping[str, Any]) -> None:
+    def _record_receipt(self, order: OrderedOperation, details: Mapping[str, Any]) -> None:
         attrs = {**order.to_attrs(), **details}
         self._emit(OPERATION_APPLIED, attrs=attrs)
         self._receipts.append(Event(OPERATION_APPLIED, step=self._position.step, attrs=attrs))
 
-    def _refuse(self, order: Order, why: str) -> None:
+    def _refuse(self, order: OrderedOperation, why: str) -> None:
         why = shortened(why, 500)
         logger.warning("step %d: %s is refused: %s", self._position.step, order.operation, why)
         self._emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ..values import is_distributed
+from ..loop_values import is_distributed
 
 #: Finds a tensor among arguments by name; None if there is none.
 Finder: TypeAlias = Callable[[Mapping[str, Any]], Tensor | None]

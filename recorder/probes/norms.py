@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..late_values import Bundle
-from ..values import is_distributed
+from ..loop_values import is_distributed
 
 #: The numbers of one emission: by what was measured, then by the name of the tensor.
 Numbers: TypeAlias = Mapping[str, Mapping[str, float]]

@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ...store.errors import TelemetryError
-from ..values import is_distributed
+from ..loop_values import is_distributed
 from .batch_counts import IGNORED, LABELS
 from .probe_values import ProbeGroup, Readings
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..late_values import Bundle
-from ..values import is_distributed
+from ..loop_values import is_distributed
 from .hooks import Hook
 from .model_structure import ModelStructure
 from .norms import Measurements, Numbers, histogram, is_measurable

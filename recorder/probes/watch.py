@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ...rules.metric_catalogue import LEVELS
 from ...store.errors import TelemetryError
+from ..loop_values import is_distributed
 from ..operations.learning_rate import unwrapped
-from ..values import is_distributed
 from .activations import Activations, AttentionScores
 from .data_and_time import DataAndTime, Totals
 from .hooks import Hook
@@ -210,7 +210,7 @@ class Watch:
             self._is_armed_late = self._tensors is None and not self._has_seen_forward
             self._arm_if_due(step + 1)
             if self._tensors is not None:
-                self._live().tape.expect_probes(are_due=True)
+                self._live().event_log.expect_probes(are_due=True)
                 self._tensors.before_update(optimizer)
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
@@ -267,7 +267,7 @@ class Watch:
             self._readings.absent |= dict.fromkeys(("LR", "Updates/*", "Optimizer/*"), _NO_OPTIMIZER)
         for group in self._groups:
             group.arm(self._readings)
-        self._live().tape.expect_probes(are_due=True)
+        self._live().event_log.expect_probes(are_due=True)
         return True
 
     def _find_structure(self, model: nn.Module) -> None:
@@ -293,7 +293,7 @@ class Watch:
         self._rate_before, self._rate = self._rate, steered.get(FIRST_GROUP, self._scheduled)
         if abs(self._rate - self._rate_before) > _JUMP * max(abs(self._rate), abs(self._rate_before)):
             self._has_jumped = True
-            self._live().tape.expect_probes(are_due=True)
+            self._live().event_log.expect_probes(are_due=True)
 
     # --- the recorder's side ------------------------------------------------------------------------------------------
 

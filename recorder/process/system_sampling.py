@@ -25,7 +25,7 @@ from ...store.own_process import inode_of
 from .locking import forkable_lock
 
 if TYPE_CHECKING:
-    from ..tape import Tape
+    from ..event_log import EventLog
 
 
 #: Records an event: kind, metrics and attributes.
@@ -114,28 +114,28 @@ class SystemSampling:
         except (BrokenFrame, TelemetryError, OSError, ValueError, TypeError, KeyError) as error:
             self._give_up(f"the pipe of the sampling process broke ({type(error).__name__}: {error})")
 
-    def carry_out(self, tape: Tape, warn: Callable[[str], None], emit: EmitOwn) -> None:
+    def carry_out(self, event_log: EventLog, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record what has come, once the loop has recorded something: before, it may load a checkpoint.
 
         Args:
-            tape: Of the attempt.
+            event_log: Of the attempt.
             warn: Logs a warning, once per message.
             emit: Records an event.
         """
-        if tape.kinds <= _OPENING:
+        if event_log.kinds <= _OPENING:
             return
         found, self.found = self.found, []
         for kind, metrics, attrs in found:
             if kind == SYSTEM:
-                attrs["sampled_ns"] -= tape.started_ns
+                attrs["sampled_ns"] -= event_log.started_ns
             elif "GPU/*" not in attrs.get("absent", ()) or len(attrs["absent"]) > 1:
                 warn(attrs["text"])  # A machine without a GPU is no news.
             emit(kind, metrics, attrs)
 
-    def finish(self, tape: Tape, warn: Callable[[str], None], emit: EmitOwn) -> None:
+    def finish(self, event_log: EventLog, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record the last samples of a run that ends, and end the process."""
         self.look()
-        self.carry_out(tape, warn, emit)
+        self.carry_out(event_log, warn, emit)
         self.close()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from ...store.annotations import REQUEST, Annotation, RequestWatch
 from ...store.errors import TelemetryError
 from ...store.events import LATE_FOR, STEP_TIME, Event
 from ...store.reading.tally import NewestValues
-from ..calls.warnings import CallWarnings
+from ..calls.call_warnings import CallWarnings
 from ..control import FLAGS, Callbacks, Control
 from ..position import Position
 from .rank import Rank

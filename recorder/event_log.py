@@ -5,7 +5,6 @@ Failures are counted, logged once, and written down when writing works again. Wi
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ..store.errors import InvalidEvent, TelemetryError
+from ..store.errors import InvalidEvent
 from ..store.event_json import encoded_attrs
 from ..store.events import (
     AWAITED,
@@ -31,19 +30,19 @@ from ..store.events import (
 )
 from ..store.journal.writer import JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
-from .arguments import Journal
-from .batch_samples import Samples
-from .calls.vectors import fitting_vectors, packed_vectors
-from .calls.warnings import CallWarnings, values_by_name
-from .environment import describe_process
-from .late_values import Awaited, Bundle, LateValues, ToBeBrought, bundled_names, start_copy
+from .arguments import Journal, Samples
+from .calls.call_warnings import CallWarnings, values_by_name
+from .calls.packing import fitting_vectors, packed_vectors, samples_to_record
+from .late_values import Awaited, AwaitingStep, AwaitingSteps, Bundle, LateValues, bundled_names, start_copy
+from .loop_values import Payload, is_on_device, payload_of
 from .process.background_sealing import SEALING
 from .process.locking import forkable_lock
-from .values import Payload, is_on_device, payload_of
+from .run_document import describe_process
 
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .steering import Steering
+
 
 #: Kinds whose device values may be recorded late. Events of other kinds are rare, so recording waits for their values.
 _MAY_BE_LATE: Final = ("step_end", "log", "ranks")
@@ -71,7 +70,7 @@ class _Carried(NamedTuple):
 _NOTHING_CARRIED: Final = _Carried()
 
 
-class Tape:
+class EventLog:
     """The journal of one attempt and rank, with the rules that watch it. Threads may share it.
 
     Every event is in the journal before a rule sees it, and every decision is in the journal before the loop sees it.
@@ -81,7 +80,7 @@ class Tape:
         run_id, attempt, rank: Of the events.
         started_ns: The monotonic clock at the start of the attempt.
         steering: The live rules, if any.
-        strict: Raise failures of the tape instead of counting them.
+        strict: Raise failures of the event log instead of counting them.
         warnings: The warnings about calls.
         samples: The selection of sample losses to keep.
         settings: How the log reaches the disk.
@@ -139,13 +138,13 @@ class Tape:
         self._tally = tally
         self._strict = strict
         self._warnings = warnings
-        self._choice = samples
+        self._selection = samples
         self._gap = 0
         self._gap_error = ""
         self._decided: list[Outcome] = []
         self._written: list[Outcome] = []
         self._late = LateValues(settings.value_lag)
-        self._to_be_brought = ToBeBrought()
+        self._awaiting = AwaitingSteps()
         self._newest_brought = -1
         self.journal = JournalWriter(
             folder,
@@ -170,16 +169,6 @@ class Tape:
     def reads_samples(self) -> bool:
         """Whether its rules read sample losses or vectors."""
         return self._steering is not None and self._steering.reads_samples
-
-    @property
-    def error_counts(self) -> Mapping[str, int]:
-        """Rule errors so far, by controller."""
-        return {} if self._steering is None else self._steering.error_counts
-
-    @property
-    def decision_digest(self) -> str | None:
-        """Digest of the decisions that are in the journal; None without rules."""
-        return None if self._steering is None else self._steering.decision_digest
 
     def latest_metrics(self) -> dict[str, float]:
         """Return the values of the latest step, then those of the latest evaluation and log."""
@@ -216,7 +205,7 @@ class Tape:
 
         Args:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
-            samples: The arguments of ``Samples.kept``, by name.
+            samples: The sample arguments of ``Recorder.step``, by name.
             vectors: The vectors of a call. Those that do not fit leave the event itself recorded.
             awaits: Names of values that ``bring`` will bring.
             bundles: Metrics that are computed from tensors.
@@ -228,8 +217,42 @@ class Tape:
         Raises:
             Exception: With ``strict`` only. Otherwise a failure loses the event, is counted, and is logged once.
         """
-        event = (kind, metrics, scalars, step, epoch, micro_step, attrs, samples, vectors, awaits, bundles)
-        return self._in_turn(functools.partial(self._guarded, kind, functools.partial(self._take, *event)))
+
+        def write() -> Sequence[Outcome]:
+            may_be_late = kind in _MAY_BE_LATE and not awaits
+            given, computed = values_by_name(kind, metrics, scalars, self._warnings), bundles
+            if bundles and not may_be_late:
+                for bundle in bundles:
+                    given = {**bundle.derive(start_copy(bundle.tensors).wait()), **given}
+                computed = ()
+            payload = payload_of(given, attrs, reads_devices=not may_be_late)
+            self._warnings.values(kind, payload)
+            fit = fitting_vectors(vectors, self._warnings)
+            late = _on_device(samples, fit) if may_be_late else _NO_ARGUMENTS
+            at_hand = {name: value for name, value in samples.items() if name not in late}
+            here = {name: values for name, values in fit.items() if _VECTOR + name not in late}
+            payload, carried = _with_carried(payload, step, at_hand, here, self._selection, self._warnings)
+            with self.lock:
+                if not self.is_clear:
+                    self._catch_up(kind, step, epoch)
+                self.is_clear = False
+                if payload.on_device or late or computed:
+                    names = [*payload.on_device, *bundled_names(computed), *_kinds_of(late)]
+                    present = payload._replace(attrs={**payload.attrs, AWAITED: names})
+                    seq = self._append(kind, present, step, epoch, micro_step, carried)
+                    self._late.start((kind, seq, step, micro_step, epoch), payload.on_device, late, computed)
+                elif awaits:
+                    mark = {AWAITED: [*awaits], BY_CALL: True}
+                    present = payload._replace(attrs={**payload.attrs, **mark})
+                    seq = self._append(kind, present, step, epoch, micro_step, carried)
+                    self._awaiting.add(step, AwaitingStep(seq, micro_step, epoch, mark))
+                else:
+                    self._append(kind, payload, step, epoch, micro_step, carried)
+                while (due := self._late.next_due(step)) is not None:
+                    self._append_late(due, step)
+                return self._hand_out()
+
+        return self._in_turn(kind, write)
 
     def record_own(
         self, kind: str, metrics: Mapping[str, float], attrs: dict[str, Any], *, step: int, epoch: float | None
@@ -239,9 +262,16 @@ class Tape:
         Its values are floats and JSON values, which need no check. That saves half of the time.
         """
         payload = Payload(tuple(metrics), [*metrics.values()], attrs)
-        return self._in_turn(
-            functools.partial(self._guarded, kind, functools.partial(self._take_own, kind, payload, step, epoch))
-        )
+
+        def write() -> Sequence[Outcome]:
+            with self.lock:
+                if not self.is_clear:
+                    self._catch_up(kind, step, epoch)
+                self.is_clear = False
+                self._append(kind, payload, step, epoch, 0)
+                return self._hand_out()
+
+        return self._in_turn(kind, write)
 
     def bring(
         self, step: int, metrics: Any, scalars: Mapping[str, Any], *, reached: int, epoch: float | None
@@ -260,15 +290,48 @@ class Tape:
         Raises:
             Exception: With ``strict`` only.
         """
-        late = functools.partial(self._bring, step, metrics, scalars, reached, epoch)
-        return self._in_turn(functools.partial(self._guarded, "late", late))
 
-    def _in_turn(self, call: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
-        """Call what writes an event: now, or after the event that this thread is writing."""
+        def write() -> Sequence[Outcome]:
+            payload = payload_of(values_by_name("late", metrics, scalars, self._warnings))
+            self._warnings.values("late", payload)
+            with self.lock:
+                awaiting = self._awaiting.pop(step)
+                if not self.is_clear:
+                    self._catch_up("log", reached, epoch)
+                self.is_clear = False
+                lag = max(reached - step, 0)
+                if awaiting is None:
+                    self._append("log", payload, step, epoch, 0, value_lag=lag)
+                else:
+                    if awaiting.seq < self._newest_brought:
+                        what = "late: a step comes after a later one, so rules do not read its values"
+                        self._warnings.object_to(what, got=f"step {step}", fix="Call late in the order of the steps")
+                    self._newest_brought = max(awaiting.seq, self._newest_brought)
+                    late = payload._replace(attrs={**payload.attrs, **awaiting.mark, LATE_FOR: awaiting.seq})
+                    self._append("step_end", late, step, awaiting.epoch, awaiting.micro_step, value_lag=lag)
+                return self._hand_out()
+
+        return self._in_turn("late", write)
+
+    def _in_turn(self, kind: str, write: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
+        """Write an event of this kind: now, or after the event that this thread is writing.
+
+        The guard covers everything, because a bug or a full disk here must not end a training run.
+        """
+
+        def guarded() -> Sequence[Outcome]:
+            try:
+                return write()
+            except Exception as error:
+                if self._strict:
+                    raise
+                self._count_loss(kind, error)
+                return ()
+
         if self.is_busy():
-            self.postponed.append(call)
+            self.postponed.append(guarded)
             return ()
-        outcomes = call()
+        outcomes = guarded()
         while self.postponed:
             outcomes = [*outcomes, *self.postponed.pop(0)()]
         return outcomes
@@ -293,7 +356,7 @@ class Tape:
                 if self._strict:
                     raise
                 self._count_loss("", error)
-            self._note_whether_clear()
+            self._update_clearness()
 
     def _move(self, folder: Path) -> None:
         self._folder = folder
@@ -313,98 +376,7 @@ class Tape:
         """Wait until the closed run is sealed."""
         SEALING.finish_run(self._sealed_as)
 
-    def _guarded(self, kind: str, write: Callable[[], Sequence[Outcome]]) -> Sequence[Outcome]:
-        # The guard covers everything, because a bug or a full disk here must not end a training run.
-        try:
-            return write()
-        except Exception as error:
-            if self._strict:
-                raise
-            self._count_loss(kind, error)
-            return ()
-
-    def _take(
-        self,
-        kind: str,
-        metrics: Any,
-        scalars: Mapping[str, Any],
-        step: int,
-        epoch: float | None,
-        micro_step: int,
-        attrs: Mapping[str, Any] | None,
-        samples: Mapping[str, Any],
-        vectors: Any,
-        awaits: Collection[str],
-        bundles: Sequence[Bundle],
-    ) -> Sequence[Outcome]:
-        """Take the event of a call, with what must precede and follow it."""
-        may_be_late = kind in _MAY_BE_LATE and not awaits
-        given = values_by_name(kind, metrics, scalars, self._warnings)
-        if bundles and not may_be_late:
-            for bundle in bundles:
-                given = {**bundle.derive(start_copy(bundle.tensors).wait()), **given}
-            bundles = ()
-        payload = payload_of(given, attrs, reads_devices=not may_be_late)
-        self._warnings.values(kind, payload)
-        fit = fitting_vectors(vectors, self._object_to)
-        late = _on_device(samples, fit) if may_be_late else _NO_ARGUMENTS
-        at_hand = {name: value for name, value in samples.items() if name not in late}
-        kept, noted = self._kept(step, at_hand) if at_hand else (None, {})
-        here = {name: values for name, values in fit.items() if _VECTOR + name not in late}
-        carried = _Carried(kept, packed_vectors(here, self._object_to) if here else NO_VECTORS)
-        if noted:
-            payload = payload._replace(attrs={**payload.attrs, **noted})
-        with self.lock:
-            if not self.is_clear:
-                self._catch_up(kind, step, epoch)
-            self.is_clear = False
-            if payload.on_device or late or bundles:
-                self._begin_late(kind, payload, step, epoch, micro_step, carried, late, bundles)
-            elif awaits:
-                mark = {AWAITED: [*awaits], BY_CALL: True}
-                present = payload._replace(attrs={**payload.attrs, **mark})
-                seq = self._record(kind, present, step, epoch, micro_step, carried)
-                self._to_be_brought.take(step, (seq, micro_step, epoch, mark))
-            else:
-                self._record(kind, payload, step, epoch, micro_step, carried)
-            if self._late:
-                self._record_due(step)
-            return self._hand_out()
-
-    def _take_own(self, kind: str, payload: Payload, step: int, epoch: float | None) -> Sequence[Outcome]:
-        """Take an event whose values are all there."""
-        with self.lock:
-            if not self.is_clear:
-                self._catch_up(kind, step, epoch)
-            self.is_clear = False
-            self._record(kind, payload, step, epoch, 0)
-            return self._hand_out()
-
-    def _bring(
-        self, step: int, metrics: Any, scalars: Mapping[str, Any], reached: int, epoch: float | None
-    ) -> Sequence[Outcome]:
-        """Take the values that a step awaits, or those of a step that awaits none."""
-        payload = payload_of(values_by_name("late", metrics, scalars, self._warnings))
-        self._warnings.values("late", payload)
-        with self.lock:
-            awaited = self._to_be_brought.of(step)
-            if not self.is_clear:
-                self._catch_up("log", reached, epoch)
-            self.is_clear = False
-            lag = max(reached - step, 0)
-            if awaited is None:
-                self._record("log", payload, step, epoch, 0, value_lag=lag)
-            else:
-                seq, micro_step, own_epoch, mark = awaited
-                if seq < self._newest_brought:
-                    what = "late: a step comes after a later one, so rules do not read its values"
-                    self._warnings.object_to(what, got=f"step {step}", fix="Call late in the order of the steps")
-                self._newest_brought = max(seq, self._newest_brought)
-                late = payload._replace(attrs={**payload.attrs, **mark, LATE_FOR: seq})
-                self._record("step_end", late, step, own_epoch, micro_step, value_lag=lag)
-            return self._hand_out()
-
-    def _record(
+    def _append(
         self,
         kind: str,
         payload: Payload,
@@ -453,53 +425,21 @@ class Tape:
             self._decided += outcomes
             self._write_decided()
 
-    def _kept(self, step: int, samples: Mapping[str, Any]) -> tuple[SampleLosses | None, dict[str, Any]]:
-        """Return the sample losses to record and the attribute in place of those that are not; nothing if unfit.
-
-        Losses that do not fit leave the step itself recorded.
-        """
-        try:
-            kept = self._choice.kept(step, **samples)
-            return kept, self._choice.noted(step, samples.get("samples"), samples.get("sample_ids"))
-        except TelemetryError as error:
-            if self._strict:
-                raise
-            self._warnings.once(f"sample losses were not recorded: {error}", about=error.what)
-            return None, {}
-
-    def _object_to(self, what: str, got: Any, fix: str) -> None:
-        self._warnings.object_to(what, got=got, fix=fix)
-
     # --- what is due before or after an event ------------------------------------------------------------------------
 
     def _catch_up(self, kind: str, step: int, epoch: float | None) -> None:
         """Write everything that must precede an event of this kind."""
         if self._gap:
-            self._write_gap(step, epoch)
+            attrs = {LOST: self._gap, "first_error": self._gap_error}
+            self._append_own("gap", attrs, step, epoch)
+            self._gap = 0
         if self._decided:
             self._write_decided()
         if kind not in _MAY_COME_BETWEEN:
             while (awaited := self._late.next_of_all()) is not None:
-                self._record_late(awaited, step)
+                self._append_late(awaited, step)
 
-    def _begin_late(
-        self,
-        kind: str,
-        payload: Payload,
-        step: int,
-        epoch: float | None,
-        micro_step: int,
-        carried: _Carried,
-        late: Mapping[str, Any],
-        bundles: Sequence[Bundle],
-    ) -> None:
-        """Write the host values of an event, and start to copy the rest."""
-        awaited = [*payload.on_device, *bundled_names(bundles), *_kinds_of(late)]
-        present = payload._replace(attrs={**payload.attrs, AWAITED: awaited})
-        seq = self._record(kind, present, step, epoch, micro_step, carried)
-        self._late.take((kind, seq, step, micro_step, epoch), payload.on_device, late, bundles)
-
-    def _record_late(self, awaited: Awaited, step: int) -> None:
+    def _append_late(self, awaited: Awaited, step: int) -> None:
         """Write the late values of an earlier event, now that the loop has reached this step."""
         try:
             try:
@@ -512,45 +452,30 @@ class Tape:
             self._warnings.values("late", payload)
             samples = {name: value for name, value in late.items() if not name.startswith(_VECTOR)}
             vectors = {name[len(_VECTOR) :]: value for name, value in late.items() if name.startswith(_VECTOR)}
-            kept, noted = self._kept(awaited.step, samples) if samples else (None, {})
-            if noted:
-                payload = payload._replace(attrs={**payload.attrs, **noted})
-            carried = _Carried(kept, packed_vectors(vectors, self._object_to))
-            self._record(
-                awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, carried, step - awaited.step
-            )
+            payload, carried = _with_carried(payload, awaited.step, samples, vectors, self._selection, self._warnings)
+            lag = step - awaited.step
+            self._append(awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, carried, lag)
         except Exception as error:
             if self._strict:
                 raise
             self._count_loss(awaited.kind, error)
-
-    def _record_due(self, step: int) -> None:
-        while (awaited := self._late.next_due(step)) is not None:
-            self._record_late(awaited, step)
 
     def _write_decided(self) -> None:
         """Write pending decisions in order. Keep those that cannot be written for the next call."""
         while self._steering is not None and self._decided:
             outcome = self._decided[0]
             kind, attrs = self._steering.event_of(outcome)
-            self._append_note(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
+            self._append_own(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
             self._steering.note_written(outcome)
             self._written.append(self._decided.pop(0))
 
     def _hand_out(self) -> Sequence[Outcome]:
         """Return the decisions that are written and not yet handed to the loop."""
         written, self._written = self._written, []
-        self._note_whether_clear()
+        self._update_clearness()
         return written
 
-    def _write_gap(self, step: int, epoch: float | None) -> None:
-        attrs = {LOST: self._gap, "first_error": self._gap_error}
-        self._append_note("gap", attrs, step, epoch)
-        self._gap = 0
-
-    def _append_note(
-        self, kind: str, attrs: dict[str, Any], step: int, epoch: float | None, value_lag: int = 0
-    ) -> None:
+    def _append_own(self, kind: str, attrs: dict[str, Any], step: int, epoch: float | None, value_lag: int = 0) -> None:
         self.journal.append(
             kind,
             (),
@@ -569,7 +494,7 @@ class Tape:
         if are_due:
             self.is_clear = False
 
-    def _note_whether_clear(self) -> None:
+    def _update_clearness(self) -> None:
         self.is_clear = not (
             self._gap or self._decided or self._written or self._late or self.postponed or self.expects_probes
         )
@@ -579,7 +504,7 @@ class Tape:
         if not self._gap:
             self._gap_error = f"{type(error).__name__}: {error}"
         self._gap += 1
-        self._note_whether_clear()
+        self._update_clearness()
         what = f"steptape could not record an event of kind {kind!r} in {self._folder}"
         if why := self.journal.why_closed():
             self._warnings.once(f"{what}: {why}. Training continues, unrecorded", about="closed")
@@ -590,6 +515,21 @@ class Tape:
             "Further lost events are counted, and the count is recorded once recording works again",
             about=error.what if isinstance(error, InvalidEvent) else "lost events",
         )
+
+
+def _with_carried(
+    payload: Payload,
+    step: int,
+    samples: Mapping[str, Any],
+    vectors: Mapping[str, Any],
+    selection: Samples,
+    warnings: CallWarnings,
+) -> tuple[Payload, _Carried]:
+    """Return the sample losses and vectors to record, and the payload with what is said of those that are not."""
+    kept, order = samples_to_record(selection, step, samples, warnings) if samples else (None, None)
+    if order:
+        payload = payload._replace(attrs={**payload.attrs, **order})
+    return payload, _Carried(kept, packed_vectors(vectors, warnings) if vectors else NO_VECTORS)
 
 
 def _on_device(samples: Mapping[str, Any], vectors: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ...rules.certificate import Certificate, read_certificate
-from ...store.errors import TelemetryError
-from ...store.run_info import Plan
+from ..rules.certificate import Certificate, read_certificate
+from ..store.errors import TelemetryError
+from ..store.run_info import Plan
 
 if TYPE_CHECKING:
-    from ...rules.policy_file.policy import Policy
+    from ..rules.policy_file.policy import Policy
+
 
 logger = logging.getLogger("steptape")
 

@@ -18,7 +18,7 @@ from ...store.event_json import encoded_attrs
 from ...store.journal.format import event_tail
 from ...store.journal.writer import Layout
 from ...store.reading.tally import NUM_SAMPLES, NUM_TOKENS
-from ..values import EXACT_INTEGER, are_texts, as_text, float_at_hand, is_distributed, may_be_masked
+from ..loop_values import EXACT_INTEGER, are_texts, as_text, float_at_hand, is_distributed, may_be_masked
 
 #: Maximum cached shapes of each form of call; the oldest is evicted.
 _MOST_SHAPES: Final = 16

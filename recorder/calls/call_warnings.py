@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 from ...store.annotations import INCIDENT, labelled_steps
 from ...store.errors import InvalidEvent, counted
 from ...store.run_info import RunInfo
+from ..loop_values import Payload, json_value
 from ..position import Position
-from ..values import Payload, json_value
 
 _Taken = TypeVar("_Taken")
 
@@ -42,7 +42,7 @@ class CallWarnings:
         total_steps: The planned length of the run, if it is known.
 
     Attributes:
-        total_steps: The same.
+        is_strict, total_steps: The same.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CallWarnings:
         read_at_evaluations: Collection[str] = (),
         total_steps: int | None = None,
     ) -> None:
-        self._strict = strict
+        self.is_strict = strict
         self._read_by_rules = read_by_rules
         self._read_at_evaluations = read_at_evaluations
         self.total_steps = total_steps
@@ -73,7 +73,7 @@ class CallWarnings:
         Raises:
             InvalidEvent: With ``strict``.
         """
-        if self._strict:
+        if self.is_strict:
             raise InvalidEvent(_WHAT_IS_RECORDED.sub("", what), got=got, fix=fix)
         self.once(str(InvalidEvent(what, got=got, fix=fix)), about=what)
 
@@ -82,7 +82,7 @@ class CallWarnings:
         try:
             return convert(*arguments)
         except InvalidEvent as error:
-            if self._strict:
+            if self.is_strict:
                 raise
             self.once(f"{error}; using {default!r} instead", about=error.what)
             return default
