@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from ..rules.errors import PolicyError
-from ..shipping.errors import BadFrames, ForeignRun, IntakeBusy, OutOfStep, QuotaExceeded, RunConflict
+from ..shipping.push_protocol import BadFrames, ForeignRun, IntakeBusy, OutOfStep, QuotaExceeded, RunConflict
 from ..store.errors import (
     DamagedLog,
     InvalidEvent,

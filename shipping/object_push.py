@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import Columns, columns_json, columns_of, read_columns
-from ..store.errors import DamagedLog, StoreNotFound, UnsupportedVersion
+from ..store.errors import DamagedLog, StoreAway, StoreNotFound, UnsupportedVersion
 from ..store.objects.access import fetch
-from ..store.objects.bucket import ObjectChanged
+from ..store.objects.bucket import Bucket, ObjectChanged
 from ..store.objects.manifest import (
     PARTS,
     LogPart,
@@ -33,13 +33,20 @@ from ..store.objects.manifest import (
 from ..store.parquet.digests import DIGESTS_JSON, FORMAT, Digests, digests_of, read_digests
 from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
-from .chunks import CHUNK_BYTES, Stream, header_of
-from .ending import check_equal, why_unsealed
-from .errors import PushRefused, RunConflict, TargetAway
-from .object_target import ObjectTarget, translated
-from .run_push import PushProgress, streams_of
-from .run_state import OTHER_ID, StreamDigest, is_news, live_streams
-from .stream_frames import StreamFrames
+from .push_protocol import (
+    CHUNK_BYTES,
+    OTHER_ID,
+    PushProgress,
+    PushRefused,
+    RunConflict,
+    Stream,
+    StreamDigest,
+    TargetAway,
+    header_of,
+    is_news,
+    live_streams,
+)
+from .run_source import StreamFrames, check_equal, streams_of, why_unsealed
 
 #: Seconds between two commits of a run that grows: each is two requests or more, which cost money.
 COMMIT_EVERY_S: Final = 5.0
@@ -66,12 +73,12 @@ class ObjectPush:
 
     Args:
         folder: The run's folder.
-        target: Where it goes.
+        bucket: Where it goes.
         rank: Push only the streams of this rank. ``run.json`` goes with rank 0.
     """
 
-    def __init__(self, folder: Path, target: ObjectTarget, *, rank: int | None = None) -> None:
-        self._folder, self._bucket, self._rank = folder, target.bucket, rank
+    def __init__(self, folder: Path, bucket: Bucket, *, rank: int | None = None) -> None:
+        self._folder, self._bucket, self._rank = folder, bucket, rank
         self._streams: dict[Stream, StreamFrames] = {}
         self._known: tuple[Manifest, str] | None = None
         self._sha256: dict[tuple[str, int, int], str] = {}
@@ -104,7 +111,7 @@ class ObjectPush:
         why = "" if live else why_unsealed(self._folder)
         self._until_s = time.monotonic() + _LOOK_S
         try:
-            with translated():
+            with _translated():
                 events, manifest = self._commit(frozenset(live))
                 if not live:
                     self._sweep(manifest)
@@ -338,3 +345,14 @@ class ObjectPush:
 def _stream_of(part: LogPart) -> Stream:
     attempt, rank = part.name.split("-")[1:3]
     return int(attempt), int(rank)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the errors of a bucket into those of a target."""
+    try:
+        yield
+    except StoreAway as error:
+        raise TargetAway(error.what, where=error.where, fix=error.fix) from None
+    except StoreNotFound as error:
+        raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None

@@ -18,9 +18,8 @@ from typing import Final
 
 from ..store.child_protocol import frames, write_frame
 from ..store.errors import RunChanging, TelemetryError
-from .errors import PushRefused, TargetAway
-from .store_push import LOOK_EVERY_S, Backoff, push_of
-from .target import target_of
+from .push_protocol import PushRefused, TargetAway
+from .store_push import LOOK_EVERY_S, Backoff, push_of, target_of
 
 #: Environment variable with the token of the target.
 TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +18,23 @@ from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import read_columns
 from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
 from ..store.run_info import Attempt, RunInfo, run_info_of
-from .chunks import CHUNK_BYTES, Stream
-from .ending import check_equal, why_unsealed
-from .errors import OutOfStep, PushRefused, RunConflict, TargetAway
-from .run_state import RunPapers, RunState, StreamDigest, attempt_states, check_attempts, live_streams
-from .stream_frames import StreamFrames
-from .target import Target
+from .push_protocol import (
+    CHUNK_BYTES,
+    OutOfStep,
+    PushProgress,
+    PushRefused,
+    RunConflict,
+    RunPapers,
+    RunState,
+    Stream,
+    StreamDigest,
+    Target,
+    TargetAway,
+    attempt_states,
+    check_attempts,
+    live_streams,
+)
+from .run_source import StreamFrames, check_equal, streams_of, why_unsealed
 
 #: Seconds between two words to the target about a run without new events. The target's lease is longer.
 _ALIVE_EVERY_S: Final = 5.0
@@ -40,25 +50,6 @@ _END_EVERY_S: Final = 30.0
 
 #: Times that a position is asked for anew within one look.
 _MOST_TRIES: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PushProgress:
-    """The progress of one look at a run.
-
-    Attributes:
-        events: Number of events sent.
-        is_live: Whether a process still writes to the run.
-        is_done: Whether the run has ended and the target has all of it, sealed.
-        uncompared: Why the digests of a done run could not be compared; empty where they are equal.
-        is_whole: Whether the look came to its end. Otherwise the next one continues at once.
-    """
-
-    events: int
-    is_live: bool
-    is_done: bool
-    uncompared: str = ""
-    is_whole: bool = True
 
 
 class RunPush:
@@ -251,9 +242,3 @@ def _begun(attempt: Attempt) -> Attempt:
     return dataclasses.replace(
         attempt, status="running", ended_ns=None, steps=None, failure=None, reason=None, decision_digest=None
     )
-
-
-def streams_of(listing: Listing, rank: int | None) -> set[Stream]:
-    """Return the streams of a folder, of all ranks or of one."""
-    streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
-    return {stream for stream in streams if rank in (None, stream[1])}

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
 from ..store.errors import RunChanging, TelemetryError
 from ..store.run_folder import RUN_JSON, has_journal, run_names, states_of_files
-from .errors import LineLost, PushRefused, TargetAway
-from .object_target import ObjectTarget
+from .push_protocol import LineLost, PushRefused, Target, TargetAway
 from .run_push import RunPush
-from .target import Target
+from .targets import FolderTarget, HttpTarget, ObjectTarget
 
 if TYPE_CHECKING:
     from .object_push import ObjectPush
+
+_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 #: Seconds between two looks at a store that does not change.
 LOOK_EVERY_S: Final = 0.2
@@ -187,7 +190,7 @@ def push_of(folder: Path, target: Target | ObjectTarget, rank: int | None = None
     if isinstance(target, ObjectTarget):
         from .object_push import ObjectPush  # Needs pyarrow, which other pushers do without.
 
-        return ObjectPush(folder, target, rank=rank)
+        return ObjectPush(folder, target.bucket, rank=rank)
     return RunPush(folder, target, rank=rank)
 
 
@@ -215,3 +218,23 @@ def _stamp(folder: Path) -> list[tuple[str, int, int]]:
         return states_of_files(folder)
     except OSError:
         return []
+
+
+def target_of(address: str, token: str = "") -> Target | ObjectTarget:
+    """Return the target of an address.
+
+    Addresses are ``http(s)://HOST[:PORT]``, ``s3://BUCKET[/PREFIX]``, ``file://PATH`` and the paths of folders.
+
+    Raises:
+        TelemetryError: The address names no target.
+    """
+    match = _ADDRESS.match(address)
+    scheme = match[1].lower() if match else "file"
+    if scheme == "file":
+        return FolderTarget(Path(unquote(urlsplit(address).path) if match else address).expanduser())
+    if scheme in ("http", "https"):
+        return HttpTarget(address, token)
+    if scheme == "s3":
+        return ObjectTarget(address)
+    fix = "Targets are http://, https://, s3://, file:// and folders"
+    raise TelemetryError("no target has this kind of address", got=address, fix=fix)

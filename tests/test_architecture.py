@@ -123,6 +123,7 @@ PUBLIC: dict[str, set[str]] = {
         "parquet/event_rows",
         "parquet/sealing",
         "parquet/tables",
+        "parquet/to_journal",
         "reading/catalog",
         "reading/diagnosis",
         "reading/plot_data",
@@ -176,11 +177,9 @@ PUBLIC: dict[str, set[str]] = {
         "scenarios/run",
     },
     "shipping": {
-        "errors",
         "intake",
-        "run_state",
+        "push_protocol",
         "store_push",
-        "target",
     },
     "recorder": {
         "arguments",
@@ -264,7 +263,7 @@ OWNERS = {
     "duckdb": {"store"},
     "isal": {"store"},
     # Importers use it to read tables that other tools exported.
-    "pyarrow": {"store", "importers", "shipping/sealed_frames"},
+    "pyarrow": {"store", "importers"},
     # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
     # Stable-Baselines3's evaluations are numpy's arrays.

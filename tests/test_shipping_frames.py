@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from shipped_runs import RUN, Loop
 
-from steptape.shipping.chunks import Chunk, Recording, checked_chunk, chunk_of
-from steptape.shipping.errors import BadFrames
-from steptape.shipping.stream_frames import StreamFrames
+from steptape.shipping.push_protocol import BadFrames, Chunk, Recording, checked_chunk, chunk_of
+from steptape.shipping.run_source import StreamFrames
 from steptape.store.journal.format import EVENT, framed, layout_record
 from steptape.store.journal.reading import read_segment
 from steptape.store.parquet.sealing import seal

@@ -18,11 +18,10 @@ from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.shipping import object_push
-from steptape.shipping.errors import PushRefused, TargetAway
 from steptape.shipping.object_push import ObjectPush
-from steptape.shipping.object_target import ObjectTarget
-from steptape.shipping.run_push import PushProgress
-from steptape.shipping.target import target_of
+from steptape.shipping.push_protocol import PushProgress, PushRefused, TargetAway
+from steptape.shipping.store_push import target_of
+from steptape.shipping.targets import ObjectTarget
 from steptape.store.annotations import Annotation, append_annotation, read_annotations
 from steptape.store.parquet.sealing import seal
 from steptape.store.run import Run
@@ -30,7 +29,7 @@ from steptape.store.run import Run
 
 def pushed(folder: Path, place: Place, *, rank: int | None = None) -> PushProgress:
     """Push a run by a pusher that begins anew."""
-    push = ObjectPush(folder, ObjectTarget(place.address), rank=rank)
+    push = ObjectPush(folder, ObjectTarget(place.address).bucket, rank=rank)
     try:
         return push.look()
     finally:
@@ -89,7 +88,7 @@ def test_a_run_that_grows_is_read_while_it_does(bucket: Place, tmp_path: Path, m
     monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)
     monkeypatch.setattr("steptape.store.objects.mirror._RUN_EVERY_S", 0.0)
     loop = Loop(tmp_path / "a")
-    push = ObjectPush(loop.folder, ObjectTarget(bucket.address))
+    push = ObjectPush(loop.folder, ObjectTarget(bucket.address).bucket)
     loop.steps(5)
     push.look()
     run = at(bucket)
@@ -122,7 +121,7 @@ def test_a_run_without_new_events_stays_live_by_its_beat(
     monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)
     loop = Loop(tmp_path / "a")
     loop.steps(5)
-    push = ObjectPush(loop.folder, ObjectTarget(bucket.address))
+    push = ObjectPush(loop.folder, ObjectTarget(bucket.address).bucket)
     push.look()
     monkeypatch.setattr(object_push, "_BEAT_EVERY_S", 0.0)
     push.look()
@@ -221,7 +220,7 @@ def test_two_pushers_of_one_run_are_one(bucket: Place, tmp_path: Path, monkeypat
     """Each sees by the etag that the other was faster, and begins from what is there."""
     monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)
     loop = Loop(tmp_path / "a")
-    pushes = [ObjectPush(loop.folder, ObjectTarget(bucket.address)) for _ in range(2)]
+    pushes = [ObjectPush(loop.folder, ObjectTarget(bucket.address).bucket) for _ in range(2)]
     events = 0
     for _ in range(6):
         loop.steps(10)
@@ -297,7 +296,7 @@ def test_what_another_try_would_not_help_is_refused(
     """A missing bucket, a bucket without permission, no credentials, a damaged manifest, an address that is none."""
     folder = ended(tmp_path / "a")
     with pytest.raises(PushRefused, match="there is no such bucket"):
-        ObjectPush(folder, ObjectTarget("s3://nowhere-at-all/runs")).look()
+        ObjectPush(folder, ObjectTarget("s3://nowhere-at-all/runs").bucket).look()
     bucket.service.fault = failing(1000, status="403 Access Denied")
     with pytest.raises(PushRefused, match=r"refuses access \(status 403, AccessDenied\)"):
         pushed(folder, bucket)

@@ -13,22 +13,26 @@ import pytest
 from shipped_runs import RUN, Loop, digests_of
 
 from steptape import Recorder, open_run
-from steptape.shipping.chunks import Recording, Stream, chunk_of
-from steptape.shipping.ending import check_equal
-from steptape.shipping.errors import (
+from steptape.shipping.intake import Intake, IntakeLimits
+from steptape.shipping.push_protocol import (
     BadFrames,
     ForeignRun,
     IntakeBusy,
     OutOfStep,
+    PushProgress,
     PushRefused,
     QuotaExceeded,
+    Recording,
     RunConflict,
+    RunPapers,
+    Stream,
+    StreamDigest,
     TargetAway,
+    chunk_of,
 )
-from steptape.shipping.folder_target import FolderTarget
-from steptape.shipping.intake import Intake, IntakeLimits
-from steptape.shipping.run_push import PushProgress, RunPush
-from steptape.shipping.run_state import RunPapers, StreamDigest
+from steptape.shipping.run_push import RunPush
+from steptape.shipping.run_source import check_equal
+from steptape.shipping.targets import FolderTarget
 from steptape.store.annotations import Annotation, append_annotation, read_annotations
 from steptape.store.errors import NotWritten
 from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, framed, layout_record

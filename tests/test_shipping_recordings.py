@@ -16,14 +16,9 @@ from waiting import until
 
 from steptape import Recorder, open_run, open_store
 from steptape.shipping import object_push
-from steptape.shipping.errors import OutOfStep, PushRefused, RunConflict
-from steptape.shipping.folder_target import FolderTarget
-from steptape.shipping.http_target import HttpTarget
-from steptape.shipping.object_target import ObjectTarget
-from steptape.shipping.run_push import PushProgress
-from steptape.shipping.run_state import RunPapers
+from steptape.shipping.push_protocol import OutOfStep, PushProgress, PushRefused, RunConflict, RunPapers, Target
 from steptape.shipping.store_push import push_of
-from steptape.shipping.target import Target
+from steptape.shipping.targets import FolderTarget, HttpTarget, ObjectTarget
 from steptape.store.parquet.sealing import seal
 
 

@@ -19,12 +19,11 @@ from api_serving import SMALL, served
 from steptape import Recorder, open_run
 from steptape.api.limits import Limits
 from steptape.api.middleware.tokens import parse_tokens
-from steptape.shipping.errors import PushRefused, TargetAway
-from steptape.shipping.http_target import HttpTarget
 from steptape.shipping.intake import IntakeLimits
-from steptape.shipping.run_push import PushProgress, RunPush
-from steptape.shipping.run_state import RunPapers
-from steptape.shipping.target import target_of
+from steptape.shipping.push_protocol import PushProgress, PushRefused, RunPapers, TargetAway
+from steptape.shipping.run_push import RunPush
+from steptape.shipping.store_push import target_of
+from steptape.shipping.targets import HttpTarget
 
 TOKENS = parse_tokens(
     "record-token-0123456789 record cluster\nrecord-token-9876543210 record other\n"

@@ -14,8 +14,8 @@ from object_storage import Answer, Fault, Place, cutting, failing
 from waiting import until
 
 from steptape import TelemetryError, backtest, load_policy, open_run, open_store, verify
-from steptape.shipping.object_target import ObjectTarget
 from steptape.shipping.store_push import Backoff, push_once
+from steptape.shipping.targets import ObjectTarget
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.errors import DamagedLog, ReadOnlyStore, StoreAway, StoreNotFound
 from steptape.store.events import Event

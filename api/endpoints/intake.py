@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from ...shipping.intake import Intake
-from ...shipping.run_state import RunPapers
+from ...shipping.push_protocol import RunPapers
 from ..models import Model, Problem
 
 router = APIRouter(responses={507: {"model": Problem}})

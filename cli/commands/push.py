@@ -12,9 +12,8 @@ from typing import Final
 import typer
 
 from ...api.logs import LogFormat, LogLevel, write_log
-from ...shipping.errors import TargetAway
-from ...shipping.store_push import Backoff, RunPushed, push_on, push_once
-from ...shipping.target import target_of
+from ...shipping.push_protocol import TargetAway
+from ...shipping.store_push import Backoff, RunPushed, push_on, push_once, target_of
 from ...store.errors import StoreNotFound, TelemetryError, counted
 from ..arguments import PushArguments
 from ..lookup import store_named

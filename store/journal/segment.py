@@ -100,6 +100,22 @@ NOTHING: Final[tuple[Codes, Flags, Integers, Integers]] = (
 )  # fmt: skip
 
 
+class Frames(NamedTuple):
+    """Consecutive events of one segment.
+
+    Attributes:
+        first_seq: ``seq`` of the first.
+        next_seq: The ``seq`` after the last.
+        layouts: The records of the layouts that they use.
+        events: Their frames.
+    """
+
+    first_seq: int
+    next_seq: int
+    layouts: bytes
+    events: bytes
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """The readable part of one journal segment.

@@ -27,8 +27,7 @@ from steptape.replay.choosing.risks import risk_of
 from steptape.replay.ray_pool import RETRIES, RayPool
 from steptape.replay.run_pool import Progress
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.shipping.store_push import Backoff, RunPushed, push_once
-from steptape.shipping.target import target_of
+from steptape.shipping.store_push import Backoff, RunPushed, push_once, target_of
 from steptape.store.events import Event
 from steptape.store.run import Run
 
@@ -385,7 +384,7 @@ from steptape.replay.ray_pool import RayPool
 from steptape.rules.policy_file.metrics import Metric
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.shipping.store_push import Backoff, RunPushed, push_once
-from steptape.shipping.target import target_of
+from steptape.shipping.store_push import target_of
 from steptape.rules.policy_file.metrics import register_metric
 
 @register_metric

@@ -1,4 +1,4 @@
-"""Writes sealed events as journal frames again, for a target that was away when their segment was deleted.
+"""Writes sealed events as journal frames again, for the target of a push that was away when their segment was deleted.
 
 The frames hold the values to the bit, so a sealer at the target takes the same log digest from them.
 """
@@ -16,13 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.columns import Columns, read_columns
-from ..store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, Vectors, vector_of
-from ..store.journal.format import EVENT, TAG_EVENT, event_tail, framed, layout_record
-from ..store.parquet.tables import read_long_values, row_groups_of
-from ..store.run_folder import Listing, SealedFile
-from .chunks import Stream
-from .growing_segment import Frames
+from ..columns import Columns, read_columns
+from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, Vectors, vector_of
+from ..journal.format import EVENT, TAG_EVENT, event_tail, framed, layout_record
+from ..journal.segment import Frames
+from ..run_folder import Listing, SealedFile
+from .tables import read_long_values, row_groups_of
 
 #: Cells of events that are converted at a time.
 _CELLS: Final = 200_000
@@ -31,7 +30,7 @@ _NUMBERS: Final = ("seq", "step", "micro_step", "value_lag", "time_ns", "elapsed
 
 
 def sealed_frames(
-    folder: Path, listing: Listing, stream: Stream, seq: int, stop: int, most_bytes: int
+    folder: Path, listing: Listing, stream: tuple[int, int], seq: int, stop: int, most_bytes: int
 ) -> Iterator[Frames]:
     """Yield the sealed events of a stream from ``seq`` up to ``stop``, in pieces of about ``most_bytes``.
 
