@@ -299,7 +299,6 @@ LONGEST_CHAIN = 44
 
 #: The classes with more than 25 methods, and why each has them. The list only shrinks.
 WIDE_CLASSES = {
-    "EventFold": "It is the only live fold: all state of one policy over one run.",
     "LiveAttempt": "It holds every way in which an attempt begins and ends.",
     "Recorder": "Users call it: a method for each fact that a loop records.",
     "Segment": "It computes each view of one segment's bytes at its first use.",

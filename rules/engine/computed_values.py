@@ -35,11 +35,6 @@ class Gauge(Protocol):
         """Take an event; return what is reported for the first time."""
 
 
-def compute_all(gauges: Iterable[Gauge], event: Event) -> list[RuleError | RuleWarning]:
-    """Compute controller metrics; return what is reported about them for the first time."""
-    return [reported for gauge in gauges for reported in gauge.update(event)]
-
-
 # --- controller metrics ---------------------------------------------------------------------------------------------
 
 

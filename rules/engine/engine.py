@@ -51,7 +51,7 @@ class Engine:
         if self._has_started:
             return _NOTHING
         self._has_started = True
-        return self._fold.fold_values(self._fold.listener(INIT_END), _BEFORE_STREAM)
+        return self._fold.fold_values(self._fold.listeners[INIT_END], _BEFORE_STREAM)
 
     def observe(self, event: Event) -> Sequence[Outcome]:
         """Fold the next event into the state; return its outcomes in order, almost always none."""

@@ -7,6 +7,7 @@ rule, then patience, then the decision.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -24,9 +25,9 @@ from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
 from ..readings.reading import SeriesKey
-from .computed_values import MetricRunner, StateRunner, compute_all, expected_keys
+from .computed_values import MetricRunner, StateRunner, expected_keys
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
-from .decisions import Outcome, RuleError, RuleWarning
+from .decisions import Outcome, RuleWarning
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
 from .listeners import CachedAnswers, Listener, SeriesIntake
 from .outcomes import (
@@ -77,7 +78,7 @@ class EventFold:
         self._series = self._workspace.series
         self.clock = self._workspace.clock
         self.needs_clock = blueprint.needs_clock
-        self.listeners: dict[str, Listener] = {}
+        self.listeners: defaultdict[str, Listener] = defaultdict(Listener)
         self._gauges: list[MetricRunner] = []
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
@@ -86,9 +87,9 @@ class EventFold:
         # A training of one process has no agreements: its own values are those of all ranks.
         self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
-            self.listener(RANKS).gauges.append(self._workspace.ranks)
+            self.listeners[RANKS].gauges.append(self._workspace.ranks)
         self.cached = CachedAnswers()
-        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listener, self.cached)
+        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listeners, self.cached)
         self._first_plan = plan
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._of_members: dict[str, MemberControllers] = {}
@@ -107,7 +108,7 @@ class EventFold:
             self._gauges.append(gauge)
             self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
             for kind in metric.kinds:
-                self.listener(kind).gauges.append(gauge)
+                self.listeners[kind].gauges.append(gauge)
 
     def _build_state(self, declaration: StateDeclaration) -> StateRunner:
         cell, held = self._workspace.cells[declaration.name], self._workspace.held_states[declaration.name]
@@ -115,7 +116,7 @@ class EventFold:
         runner = StateRunner(declaration, conditions, cell, held, self.policy.source)
         self._reads[declaration.name] = frozenset(trigger.removeprefix("on_") for trigger in declaration.triggers)
         for kind in self._reads[declaration.name]:
-            self.listener(kind).gauges.append(runner)
+            self.listeners[kind].gauges.append(runner)
         return runner
 
     def declare(self, event: Event, concerns: Callable[[str], bool] = lambda _: True, *, is_whole: bool = True) -> None:
@@ -164,7 +165,7 @@ class EventFold:
 
     def _build_watches(self) -> None:
         for kind, asked in self.policy.blueprint.asked.items():
-            listener = self.listener(kind)
+            listener = self.listeners[kind]
             for index, trigger in zip(asked.controllers, asked.triggers, strict=True):
                 state = self._states[index]
                 declared = state.declaration
@@ -196,13 +197,6 @@ class EventFold:
         series = (self._series[key] for key in controller.series_read if not key.is_of_member)
         return tuple(each for each in series if not each.key.is_derived and each.bound_kind is None)
 
-    def listener(self, kind: str) -> Listener:
-        """Return what an event of this kind updates and asks."""
-        listener = self.listeners.get(kind)
-        if listener is None:
-            listener = self.listeners[kind] = Listener()
-        return listener
-
     # --- input --------------------------------------------------------------------------------------------------
 
     def observe(self, event: Event) -> Sequence[Outcome]:
@@ -226,7 +220,7 @@ class EventFold:
         if kind == INIT_END:
             return _NOTHING
         outcomes = self.fold_values(listener, event)
-        return outcomes if listener.admissions is None else self.admit(listener, event, outcomes)
+        return outcomes if listener.admissions is None else listener.admit(event, outcomes)
 
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
@@ -264,7 +258,7 @@ class EventFold:
             self.cached.forget()
         if listener.series:
             self.append(listener, event.metrics, event)
-        failures = self.compute(listener, event) if listener.gauges else _NOTHING
+        failures = listener.compute(event) if listener.gauges else _NOTHING
         if listener.ask is None:
             if not changes:
                 self._rest(event.kind)
@@ -280,11 +274,6 @@ class EventFold:
             return failures
         outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
         return [*failures, *outcomes] if failures else outcomes
-
-    def admit(self, listener: Listener, event: Event, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Let series of admitted values take theirs, after the outcomes of an event; return these, and failures."""
-        failures = () if listener.admissions is None else listener.admissions.admit_values(event)
-        return [*outcomes, *failures] if failures else outcomes
 
     def _lacks(self, controller: Controller) -> bool:
         """Whether a metric that a controller requires has had no value."""
@@ -310,10 +299,6 @@ class EventFold:
         if not listener.until_trim:
             listener.until_trim = SLACK
             self._workspace.trim(listener.series)
-
-    def compute(self, listener: Listener, event: Event) -> Sequence[RuleError | RuleWarning]:
-        """Compute the controller metrics of an event's kind; return first failures and warnings."""
-        return compute_all(listener.gauges, event)
 
     def _judge(
         self,
@@ -356,7 +341,7 @@ class EventFold:
 
     def reading(self, kind: str, names: frozenset[str]) -> tuple[int, ...]:
         """Return the numbers of the rules that read one of these values of an event of this kind, or its metrics."""
-        listener = self.listener(kind)
+        listener = self.listeners[kind]
         computed = {gauge.name for gauge in listener.gauges}
         return tuple(
             number

@@ -308,12 +308,12 @@ class StepOrder:
             fold.clock.take(event)
         kept = held.names.within(event.metrics)
         metrics = {name: value for name, value in event.metrics.items() if name not in kept}
-        listener = fold.listener(event.kind)
+        listener = fold.listeners[event.kind]
         fold.greet(metrics, event.kind)
         # Values of the waiting part are read at an earlier position than that of the clock: none is dropped here.
         fold.append(listener, metrics, event, trims=False)
         outcomes = fold.ask(listener, self._rules(event.kind, held, waits=False), event)
-        return fold.admit(listener, event, outcomes)
+        return listener.admit(event, outcomes)
 
     def _arrive(self, event: Event) -> Sequence[Outcome]:
         """Complete an event with its late values. Values arrive in the order of their events: older ones are lost.
@@ -334,9 +334,9 @@ class StepOrder:
             fold.cached.forget()
             fold.greet(event.metrics, event.kind)
             whole = event if fold.own is None else fold.own.whole(event)
-            listener = fold.listener(event.kind)
+            listener = fold.listeners[event.kind]
             fold.append(listener, event.metrics, whole)
-            return fold.admit(listener, whole, ())
+            return listener.admit(whole, ())
         for earlier in backlog:
             if earlier is waiting:
                 break
@@ -384,7 +384,7 @@ class StepOrder:
     def _fold_waiting(self, waiting: _Waiting, at: Event, *, asks: bool = False) -> Sequence[Outcome]:
         """Fold the part of an event that waited."""
         fold, event, held = self._fold, waiting.seen_at(at), waiting.held
-        listener = fold.listener(event.kind)
+        listener = fold.listeners[event.kind]
         kept = held.names.within(event.metrics)
         metrics = {name: value for name, value in event.metrics.items() if name in kept}
         with fold.clock.behind(self._behind):
@@ -397,15 +397,15 @@ class StepOrder:
                 event = fold.own.whole(event)
             fold.greet({**dict.fromkeys(held.names.within(waiting.awaited)), **metrics}, event.kind)
             fold.append(listener, metrics, event)
-            failures = () if waiting.is_lost else fold.compute(listener, event)
+            failures = () if waiting.is_lost else listener.compute(event)
             if not asks:
-                fold.admit(listener, event, ())
+                listener.admit(event, ())
                 return ()
             # The rules that read what is lost do not judge its event.
             unjudged = fold.reading(event.kind, waiting.awaited) if waiting.is_lost else ()
             numbers = self._rules(event.kind, held, waits=True)
             judged = tuple(number for number in numbers if number not in unjudged) if unjudged else numbers
-            return [*failures, *fold.admit(listener, event, fold.ask(listener, judged, event))]
+            return [*failures, *listener.admit(event, fold.ask(listener, judged, event))]
 
     def _rules(self, kind: str, held: Held, *, waits: bool) -> tuple[int, ...]:
         """Return the numbers of the rules at this kind of event that wait, or of those that do not."""

@@ -6,11 +6,12 @@ and of the constants that the loop declares. Answers are cached for as long as a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from ...store.events import PLAN, MetricsOfTable
+from ...store.events import PLAN, Event, MetricsOfTable
 from ..compiled.family_members import Member, SeriesFamily
 from ..compiled.feeding import Feed, feed
 from ..compiled.series import SLACK, Series
@@ -20,6 +21,7 @@ from ..policy_file.blueprint import Admission, Blueprint, Computation
 from ..readings.reading import ALSO_CALLED, SeriesKey
 from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge
 from .controller_states import Ask, TriggeredController
+from .decisions import Outcome, RuleError, RuleWarning
 
 #: Most names of metrics that are remembered for the warning about series that never appear.
 REMEMBERED_NAMES: Final = 1_000
@@ -91,6 +93,15 @@ class Listener:
         self.parts: dict[tuple[int, ...], Ask] = {}
         self.until_trim = SLACK
 
+    def compute(self, event: Event) -> Sequence[RuleError | RuleWarning]:
+        """Compute the controller metrics and states of an event's kind; return first failures and warnings."""
+        return [reported for gauge in self.gauges for reported in gauge.update(event)]
+
+    def admit(self, event: Event, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Let series of admitted values take theirs, after the outcomes of an event; return these, and failures."""
+        failures = () if self.admissions is None else self.admissions.admit_values(event)
+        return [*outcomes, *failures] if failures else outcomes
+
 
 class CachedAnswers:
     """The cached answers of one engine.
@@ -129,7 +140,7 @@ class SeriesIntake:
         blueprint: What engines of the policy share.
         source: The origin of the policy, as messages name it.
         workspace: Its series and families.
-        listener: Returns the listener for a kind of event.
+        listeners: What an event of each kind updates and asks; kinds join as series appear.
         cached: The cached answers, which end when a series appears.
 
     Attributes:
@@ -142,7 +153,7 @@ class SeriesIntake:
         blueprint: Blueprint,
         source: str,
         workspace: Workspace,
-        listener: Callable[[str], Listener],
+        listeners: defaultdict[str, Listener],
         cached: CachedAnswers,
     ) -> None:
         self._blueprint = blueprint
@@ -150,7 +161,7 @@ class SeriesIntake:
         self._workspace = workspace
         self._series = workspace.series
         self._families = workspace.families
-        self._listener = listener
+        self._listeners = listeners
         self._cached = cached
         self._told: set[SeriesKey] = set()
         self._gatekeepers: dict[SeriesKey, Gatekeeper] = {}
@@ -219,7 +230,7 @@ class SeriesIntake:
                 self._bind(series, name, kind)
         self._note_unseen()
         if len(self._unseen) < count:
-            listener = self._listener(kind)
+            listener = self._listeners[kind]
             listener.feed = feed([name for name, _ in listener.feeds], [taker for _, taker in listener.feeds])
 
     def _name_among(self, key: SeriesKey, metrics: Collection[str]) -> str | None:
@@ -236,7 +247,7 @@ class SeriesIntake:
     def _bind(self, series: Series, name: str, kind: str) -> None:
         """Let events of a kind feed a series and the series computed from it."""
         self._cached.forget()
-        listener = self._listener(kind)
+        listener = self._listeners[kind]
         series.bound_kind = kind
         listener.series.append(series)
         listener.feeds.append((name, series.values.append if series.is_plain else series.append))
@@ -272,7 +283,7 @@ class SeriesIntake:
         family.whole.bound_kind = family.whole.bound_kind or kind
         self._kinds.setdefault((family.key.whole, ""), {})[kind] = None
         if kind != PLAN:
-            listener = self._listener(kind)
+            listener = self._listeners[kind]
             listener.series.append(series)
             fed = next((each for each in listener.families if each.family is family), None)
             if fed is None:
@@ -322,7 +333,7 @@ class SeriesIntake:
         for kind in new:
             kinds[kind] = None
             target.bound_kind = target.bound_kind or kind
-            listener = self._listener(kind)
+            listener = self._listeners[kind]
             held = listener.computed
             if computation.is_after_admission and listener.admissions is not None:
                 held = listener.admissions.computed
@@ -346,7 +357,7 @@ class SeriesIntake:
             assert gatekeeper is not None
             kinds[kind] = None
             target.bound_kind = target.bound_kind or kind
-            listener = self._listener(kind)
+            listener = self._listeners[kind]
             listener.series.append(target)
             listener.admissions = listener.admissions or Admissions()
             listener.admissions.gatekeepers.append(gatekeeper)
