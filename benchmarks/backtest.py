@@ -32,8 +32,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from steptape import Policy, Recorder, load_policy, open_store
+from steptape.replay.runs.judging import facts_of_run
 from steptape.replay.runs.replaying import replay_stream
-from steptape.replay.runs.run_result import facts_of_run
 from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.parquet.sealing import seal

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple, TypedDict
 import typer
 
 from ..replay.ray_pool import RayPool
-from ..replay.runs.objective import Objective, declared_objective
-from ..replay.runs.saves import Saves
+from ..replay.runs.objective import Objective, Saves, declared_objective
 from ..rules.policy_file.policy import Policy
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steptape.replay.runs.replaying import replay_events
-from steptape.replay.runs.saves import Saves
-from steptape.replay.runs.validity import Validity, clocked_controllers
+from steptape.replay.runs.objective import Saves
+from steptape.replay.runs.replaying import Validity, clocked_controllers, replay_events
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run_info import Plan

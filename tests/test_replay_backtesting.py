@@ -16,8 +16,7 @@ from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.terminal_tables import table_rows
-from steptape.replay.runs.objective import declared_objective
-from steptape.replay.runs.saves import Saves
+from steptape.replay.runs.objective import Saves, declared_objective
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run

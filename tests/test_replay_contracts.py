@@ -25,9 +25,9 @@ from shipped_rules import RuleFiles
 
 from steptape import Policy, Recorder, open_run, verify
 from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.judging import judge_run
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
-from steptape.replay.runs.run_result import judge_run
 from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results, sweep_stream
 from steptape.replay.sweeps.variants import variants_of

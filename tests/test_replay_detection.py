@@ -11,9 +11,16 @@ import pytest
 from steptape import TelemetryError, backtest, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.runs.detection import Alarm, detect, middle_and_p90, together
-from steptape.replay.runs.incidents import Incident, IncidentLabels, read_labels
-from steptape.replay.runs.run_result import BacktestSettings, judge_run
+from steptape.replay.runs.incidents import (
+    Alarm,
+    Incident,
+    IncidentLabels,
+    detect,
+    middle_and_p90,
+    read_labels,
+    together,
+)
+from steptape.replay.runs.judging import BacktestSettings, judge_run
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event

@@ -20,8 +20,8 @@ from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.label_placement import CHARACTER, LINE, LabelPlacement
 from steptape.replay.reports.scales import Scale, scale_of, tick_text
-from steptape.replay.runs.curves import POINTS, curves_of
 from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.history import POINTS, curves_of
 from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import Excluded

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Recorder, backtest, open_run, verify
-from steptape.replay.runs.saves import Saves
+from steptape.replay.runs.objective import Saves
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

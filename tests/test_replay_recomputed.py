@@ -15,9 +15,8 @@ from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
 from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.baseline_rows import comparison
-from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.objective import Saves, declared_objective
 from steptape.replay.runs.results import RunResult
-from steptape.replay.runs.saves import Saves
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.events import Event
 from steptape.store.run import Run

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, Recorder, load_policy, open_run, verify
-from steptape.replay.runs.replaying import LabelledOutcome, replay
-from steptape.replay.runs.validity import Validity
+from steptape.replay.runs.replaying import LabelledOutcome, Validity, replay
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.judging import BacktestSettings, judge_run
 from steptape.replay.runs.metric_names import Mode
-from steptape.replay.runs.objective import Objective
+from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.runs.run_result import BacktestSettings, judge_run
-from steptape.replay.runs.saves import Saves
 from steptape.replay.sweeps import column_replay
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.firings import RunFirings, batches_of

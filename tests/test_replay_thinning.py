@@ -10,8 +10,8 @@ import pytest
 from steptape import Policy, backtest, load_policy, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.runs.judging import judge_run
 from steptape.replay.runs.replaying import Replay, replay_events
-from steptape.replay.runs.run_result import judge_run
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.run_info import Plan

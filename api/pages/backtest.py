@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
-from ...replay.runs.saves import asks_for_checkpoints
+from ...replay.runs.objective import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded

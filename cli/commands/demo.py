@@ -18,8 +18,8 @@ from ...examples.settings import Settings
 from ...replay.backtests.backtesting import backtest
 from ...replay.reports.sentences import summary_lines
 from ...replay.reports.terminal_tables import TABLE_HEADINGS, TABLE_LEGEND, table_rows
+from ...replay.runs.objective import Saves
 from ...replay.runs.results import RunResult
-from ...replay.runs.saves import Saves
 from ...replay.runs.verification import verify
 from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
 from ...store.errors import TelemetryError

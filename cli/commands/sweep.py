@@ -16,8 +16,7 @@ from ...replay.reports.family_sentences import families_text, family_notice, rep
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
 from ...replay.reports.sweep_page import front_title, sample_sentences, sweep_page
-from ...replay.runs.regret import FEWEST_EVALUATIONS
-from ...replay.runs.saves import asks_for_checkpoints
+from ...replay.runs.objective import FEWEST_EVALUATIONS, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.errors import counted

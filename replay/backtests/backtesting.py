@@ -19,15 +19,21 @@ from ...store.run_info import read_run_info
 from ..policies.conduct import Conduct
 from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
+from ..runs.event_stream import check_recorded
 from ..runs.families import check_family_key, family_of
+from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
-from ..runs.objective import Declared, Objective, check_evaluated, declared_objectives, shared_objective
-from ..runs.regret import FEWEST_EVALUATIONS
-from ..runs.renaming import check_recorded
+from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
+from ..runs.objective import (
+    FEWEST_EVALUATIONS,
+    Declared,
+    Objective,
+    Saves,
+    check_evaluated,
+    declared_objectives,
+    shared_objective,
+)
 from ..runs.results import Excluded, RunResult
-from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
-from ..runs.same_series import Knowledge, repeated_by, repeats
-from ..runs.saves import Saves
 from ..sweeps.column_replay import replay_by_columns
 from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
 from .frames import decisions_frame, runs_frame

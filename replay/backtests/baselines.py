@@ -21,11 +21,10 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...store.run import Run
 from ..run_pool import RunPool
+from ..runs.judging import BacktestSettings, facts_under, result_of
 from ..runs.metric_names import Mode
-from ..runs.objective import Evaluation, Objective, best
-from ..runs.regret import relative
+from ..runs.objective import Evaluation, Objective, best, relative
 from ..runs.results import RunResult
-from ..runs.run_result import BacktestSettings, facts_under, result_of
 from ..sweeps.column_replay import replay_by_columns
 from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
 

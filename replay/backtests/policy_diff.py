@@ -17,11 +17,10 @@ from ...rules.policy_file.policy import Policy
 from ...store.run import Run
 from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
-from ..runs.objective import Declared, Objective, declared_objectives
+from ..runs.judging import BacktestSettings
+from ..runs.objective import Declared, Objective, Saves, declared_objectives
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, RunResult
-from ..runs.run_result import BacktestSettings
-from ..runs.saves import Saves
 from .backtesting import Backtest, Request, backtest_runs
 
 

@@ -26,10 +26,8 @@ from ..columns.stream import Floats, Ints
 from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.families import Family
-from ..runs.objective import Declared, Objective, declared_objectives
-from ..runs.regret import NEAR_ZERO
+from ..runs.objective import NEAR_ZERO, Declared, Objective, Saves, declared_objectives
 from ..runs.results import Excluded
-from ..runs.saves import Saves
 from ..sweeps.sweeping import Sweep, sweep
 from .bounds import (
     fewest_runs,

@@ -19,7 +19,7 @@ from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
 from ..intervals import numbers
 from ..runs.families import Family, family_of, is_of_one_run
-from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.results import Excluded
 from ..sweeps.outcomes import SweptRun
 from ..sweeps.sweeping import Sweep

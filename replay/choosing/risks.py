@@ -14,7 +14,7 @@ import numpy as np
 from ...store.errors import TelemetryError
 from ..columns.stream import Floats, Truths
 from ..runs.metric_names import Mode
-from ..runs.regret import NEAR_ZERO
+from ..runs.objective import NEAR_ZERO
 from ..sweeps.outcomes import NO_STEP, Outcomes, SweptRun
 
 _RISK: Final = re.compile(

@@ -18,8 +18,8 @@ from ...rules.functions.table import FUNCTIONS
 from ...rules.readings.fact import ContextValue
 from ...rules.readings.reading import Extent, Param, Reading, SeriesReading
 from ...rules.readings.window import Window
+from .gates import AskedPast
 from .metric_values import MetricValues
-from .past import AskedPast
 from .series_readings import SeriesReadings
 from .stream import Ints, Stream, Truths, Values
 from .terms import MAX_EXACT, OF_NUMBERS, ComputedReading, NotColumnar, SeriesOfTerm, Term

@@ -1,28 +1,161 @@
-"""Turns a rule's answers into the events at which its controller fires, using only the few true answers.
+"""Controllers over columns: the questions that they ask, their answers, and the events at which they fire.
 
-Takes the answers of controllers at their triggers; returns, for each controller and trigger, the events at which it
-fires. Patience is arithmetic on streaks of true answers: here for one controller, in ``sweeps/firings.py`` for those of
-all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at several triggers) goes through the
-engine's own gates, which receive the true answers and the end of each streak.
+Firings need only the few true answers. Patience is arithmetic on streaks of true answers: here for one controller, in
+``sweeps/firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at
+several triggers) goes through the engine's own gates, which receive the true answers and the end of each streak. What
+rules ask of past decisions (``fired``, ``steps_since``, ``holding``) is a vector over the rows of the rule that asks:
+they see what happened at earlier events, and of controllers above them also what happens at the same event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from ...rules.engine.gates import FiringGate, FiringLimits
 from ...rules.language.context import Clock, Past
 from ...rules.language.patience import RESET_ON_FAILURE
-from ...rules.language.timing import SpanTimer
+from ...rules.language.timing import SpanTimer, StepWindow
 from ...rules.policy_file.declarations import Controller
-from ...store.events import Event
+from ...rules.policy_file.metrics import METRIC_CLASSES
+from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import Param, SeriesKey
+from ...store.events import BEFORE_STREAM, PLAN, Event
 from .stream import Ints, Stream, Truths
+from .terms import Term
+from .vectors import Vector
 
 _FIRST: Final[Ints] = np.zeros(1, np.int64)
+
+
+#: Questions about the answers of a rule; those of ``OF_FIRINGS`` depend on what holds its controller back.
+OF_ANSWERS: Final = frozenset({"holding", "true_now", "streak"})
+
+
+OF_FIRINGS: Final = frozenset({"fired", "times_fired", "steps_since", "fired_now"})
+
+
+#: The questions whose answer is True or False.
+OF_TRUTH: Final = frozenset({"fired", "holding", "true_now", "fired_now"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watcher:
+    """One controller of a variant's policy.
+
+    Attributes:
+        declaration: The controller.
+        condition: Its rule; None if it has no exact columnar form.
+        reason: Why it has none.
+        stops: Whether its decisions end the run.
+        saves: Whether they ask for a checkpoint.
+        evaluates: Whether they ask for an evaluation.
+    """
+
+    declaration: Controller
+    condition: Term | None
+    reason: str
+    stops: bool
+    saves: bool
+    evaluates: bool
+
+
+class Asking(NamedTuple):
+    """At which of the events of a trigger a rule is asked.
+
+    Attributes:
+        between: The steps.
+        requires: The series that must have had a value.
+        driver: The series that must have a new value since the last event of the trigger; None without this condition.
+    """
+
+    between: StepWindow
+    requires: tuple[SeriesKey, ...]
+    driver: SeriesKey | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRule:
+    """A rule at a trigger with the values of its params; variants that ask the same share one object.
+
+    Attributes:
+        condition: The rule.
+        kind: Kind of the events at which it is asked.
+        asking: At which of these.
+        params: At least the params that the rule looks up.
+        key: Equal for questions that have the same answers.
+    """
+
+    condition: Term
+    kind: str
+    asking: Asking
+    params: Mapping[str, Param]
+    key: tuple[object, ...]
+
+
+class VariantController(NamedTuple):
+    """One controller at one of its triggers, in one variant."""
+
+    watcher: Watcher
+    trigger: str
+    question: SharedRule
+
+
+class SharedRules:
+    """Makes the questions of variants; equal questions share one object."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], SharedRule] = {}
+
+    def asked(self, group: Sequence[Watcher], params: Mapping[str, Param]) -> Iterator[VariantController]:
+        """Yield each controller at each of its triggers, in file order."""
+        for watcher in group:
+            condition, asking = watcher.condition, asking_of(watcher.declaration)
+            assert condition is not None
+            told = [params[name] for name in condition.params]
+            for trigger in watcher.declaration.triggers:
+                kind = trigger.removeprefix("on_")
+                # The params of one policy keep their types, so 1 and True cannot be confused.
+                key = (id(condition), kind, asking, *told)
+                if key not in self._made:
+                    self._made[key] = SharedRule(condition, kind, asking, params, key)
+                yield VariantController(watcher, trigger, self._made[key])
+
+
+def asking_of(controller: Controller) -> Asking:
+    """Return at which events of its triggers a controller asks its rule."""
+    driver = controller.rule.bound.driver if controller.awaits_value else None
+    return Asking(controller.between, controller.requires, driver)
+
+
+def kinds_fed(controller: Controller, policy: Policy, stream: Stream) -> Iterator[tuple[int, str]]:
+    """Yield the kinds of events that bring what a controller's conditions read: its series, metrics and states.
+
+    Each comes with the event from which it counts: a series takes the kind of its first value.
+
+    Args:
+        controller: The controller; it reads no family.
+        policy: Its policy.
+        stream: The run.
+    """
+    metrics = {each.name: METRIC_CLASSES[each.class_name](each.arguments, stream.plan).reads for each in policy.metrics}
+    states = {each.name: {name.removeprefix("on_") for name in each.triggers} for each in policy.states}
+    sources = {each.key: each.driver for each in policy.admitted}
+    sources |= {key: each.driver for rule in controller.bound_rules for key, each in rule.derived.items()}
+    for bound in (rule.bound for rule in controller.conditions):
+        for name in bound.metrics:
+            yield from ((BEFORE_STREAM, kind) for kind in metrics.get(name, states.get(name, ())))
+        for key in bound.series:
+            if key.kind:
+                yield BEFORE_STREAM, key.kind
+            while key.is_derived:
+                key = sources[key]
+            at = stream.series(key).at
+            if len(at):
+                yield int(at[0]), PLAN if at[0] < 0 else stream.names[stream.codes[at[0]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,3 +287,79 @@ def _merged(every: Sequence[Answers]) -> list[tuple[int, int, bool]]:
         merged += [(index, number, True) for index in answers.events[answers.true_at].tolist()]
         merged += [(index, number, False) for index in answers.events[ends[ends < len(answers.events)]].tolist()]
     return sorted(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPast:
+    """A question about the past decisions of a controller.
+
+    Attributes:
+        question: The function.
+        group: The controllers that are decided together: those that share its cooldown, or it alone.
+        place: Its index among them.
+        is_above: Whether it is above the controller that asks.
+    """
+
+    question: str
+    group: tuple[Watcher, ...]
+    place: int
+    is_above: bool
+
+    @property
+    def watcher(self) -> Watcher:
+        """The controller that is asked about."""
+        return self.group[self.place]
+
+
+def of_answers(asked: AskedPast, every: Sequence[Answers], rows: Ints) -> Vector:
+    """Return what a question of ``OF_ANSWERS`` gives at each row.
+
+    Args:
+        asked: The question.
+        every: The answers of the controller at its triggers.
+        rows: The events at which the question is asked.
+    """
+    events = np.concatenate([answers.events for answers in every])
+    truths = np.concatenate([_truths(answers) for answers in every])
+    if len(every) > 1:
+        order = np.argsort(events, kind="stable")
+        events, truths = events[order], truths[order]
+    if asked.question == "true_now":
+        return Vector(np.isin(rows, events[truths]), None)
+    before = np.searchsorted(events, rows, side="right" if asked.question == "streak" and asked.is_above else "left")
+    if asked.question == "holding":
+        # Index 0 is the state before the first answer.
+        return Vector(np.append(False, truths)[before], None)
+    counts = np.arange(len(truths))
+    streaks = counts - np.maximum.accumulate(np.where(truths, -1, counts)) if len(truths) else counts
+    return Vector(np.append(0, streaks)[before].astype(np.float64), None)
+
+
+def of_firings(asked: AskedPast, every: Sequence[Ints], rows: Ints, steps: Ints) -> Vector:
+    """Return what a question of ``OF_FIRINGS`` gives at each row.
+
+    Args:
+        asked: The question.
+        every: The events at which the controller fires, at each of its triggers.
+        rows: The events at which the question is asked.
+        steps: The step of each event.
+    """
+    events = every[0] if len(every) == 1 else np.sort(np.concatenate(every))
+    if asked.question == "fired_now":
+        return Vector(np.isin(rows, events), None)
+    times = np.searchsorted(events, rows, side="left")
+    match asked.question:
+        case "fired":
+            return Vector(times > 0, None)
+        case "times_fired":
+            return Vector(times.astype(np.float64), None)
+    if not len(events):
+        return Vector(np.zeros(len(rows)), np.zeros(len(rows), np.bool_))
+    since = steps[rows] - steps[events[np.maximum(times - 1, 0)]]
+    return Vector(since.astype(np.float64), times > 0)
+
+
+def _truths(answers: Answers) -> Truths:
+    truths = np.zeros(len(answers.events), np.bool_)
+    truths[answers.true_at] = True
+    return truths

@@ -20,10 +20,9 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ...store.store import Store
+from ..runs.event_stream import Renames, renamed_columns
 from ..runs.metric_names import Mode
-from ..runs.objective import Objective, objective_among, objective_of_study, shared_objective
-from ..runs.regret import NEAR_ZERO
-from ..runs.renaming import Renames, renamed_columns
+from ..runs.objective import NEAR_ZERO, Objective, objective_among, objective_of_study, shared_objective
 from .evidence import Floats, lower_end, more_runs_needed, paired_e_value, rank_e_value
 from .groups import Selector, members, seed_of, selector_of, tries_before
 from .readings import FINISHED, Axis, MetricCourse, Standing, evaluated_metrics, read_course

@@ -17,8 +17,8 @@ from ...store.errors import TelemetryError
 from ...store.lineage import DECIDING_RANK
 from ...store.reading.snapshot import Snapshot, events_table_along
 from ...store.reading.tally import NUM_TOKENS
+from ..runs.event_stream import Renames, renamed_columns
 from ..runs.metric_names import mode_of
-from ..runs.renaming import Renames, renamed_columns
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,8 +22,7 @@ from ...store.errors import counted
 from ...store.event_json import encoded
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..runs.event_stream import newest_plan, stream_for
-from ..runs.renaming import Renames, check_recorded
+from ..runs.event_stream import Renames, check_recorded, newest_plan, stream_for
 from .alarms import Conclusion, RuleAlarm, conclusions
 from .health_state import HealthState
 from .missing_metrics import MissingMetrics, needs

@@ -18,9 +18,7 @@ from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..run_pool import RunPool
-from ..runs.event_stream import EventStream
-from ..runs.history import read_lineage
-from ..runs.renaming import Renames
+from ..runs.event_stream import EventStream, Renames, read_lineage
 from ..runs.replaying import observed_in
 from .conduct import Conduct, Observer
 from .probes import ClauseAnswer, Probe, clauses, probed

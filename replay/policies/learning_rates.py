@@ -14,8 +14,7 @@ from ...store.errors import TelemetryError
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.run import Run
-from ..runs.replaying import Replay
-from ..runs.validity import Validity
+from ..runs.replaying import Replay, Validity
 
 #: The metrics that may hold what the loop's schedule gives, best first: the recorder's own, and what loops log.
 BASES: Final = ("lr.base", "lr", "learning_rate")

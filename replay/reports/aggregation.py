@@ -11,9 +11,9 @@ from typing import Any
 from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.backtesting import Backtest
 from ..intervals import interval, trimmed_mean
-from ..runs.detection import middle_and_p90, together
 from ..runs.families import SOURCE_FOLDER, Family
-from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.incidents import middle_and_p90, together
+from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.results import Excluded, RunResult
 from .stop_costs import NOTABLE_REGRET, stops_by_cost
 

@@ -12,9 +12,8 @@ from ...rules.engine.decisions import Decision
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
 from ..policies.conduct import Conduct
-from ..runs.replaying import LabelledOutcome
+from ..runs.replaying import LabelledOutcome, Validity
 from ..runs.results import RunResult
-from ..runs.validity import Validity
 
 #: Explanation of each validity label.
 NOTES: Final = MappingProxyType(

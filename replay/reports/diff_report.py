@@ -13,8 +13,8 @@ from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.policy_diff import Order, PolicyDiff, RunDiff, StopChange
 from ..runs.history import UPDATES
+from ..runs.objective import asks_for_checkpoints
 from ..runs.results import RunResult
-from ..runs.saves import asks_for_checkpoints
 from .aggregation import families_json
 from .amounts import duration
 from .family_sentences import family_sentence, repeated_sentence

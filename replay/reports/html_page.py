@@ -23,9 +23,9 @@ from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.families import Family
+from ..runs.objective import asks_for_checkpoints, saving_controllers
+from ..runs.replaying import Validity
 from ..runs.results import Excluded, RunResult
-from ..runs.saves import asks_for_checkpoints, saving_controllers
-from ..runs.validity import Validity
 from ..sweeps.swept_front import SweptFront
 from .aggregation import aggregate, detection_json, human_json, without_regret
 from .amounts import short_duration

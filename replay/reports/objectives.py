@@ -11,9 +11,9 @@ from typing import Any, Final
 from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..backtests.lacked_metrics import LackedMetric
+from ..runs.event_stream import Renames
 from ..runs.metric_names import Mode
 from ..runs.objective import Objective, Origin
-from ..runs.renaming import Renames
 
 #: Most metrics that one sentence lists.
 _LISTED: Final = 6

@@ -12,7 +12,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from ..runs.curves import TRAINING_SERIES, Curve
+from ..runs.history import TRAINING_SERIES, Curve
 from ..runs.objective import Objective, best
 from ..runs.results import RunResult
 from .label_placement import LabelPlacement, Placed

@@ -11,10 +11,9 @@ from typing import Any, Final
 from ...store.errors import counted
 from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
-from ..runs.regret import FEWEST_EVALUATIONS
-from ..runs.saves import Saves, asks_for_checkpoints
-from ..runs.thinning import thinning_note
-from ..runs.validity import Validity
+from ..runs.appearances import thinning_note
+from ..runs.objective import FEWEST_EVALUATIONS, Saves, asks_for_checkpoints
+from ..runs.replaying import Validity
 from .aggregation import (
     absolute_regrets,
     aggregate,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.results import RunResult
 
 #: Relative regrets above this are counted separately.

@@ -11,8 +11,8 @@ from ..backtests.backtesting import Backtest
 from ..intervals import FEWEST_FAMILIES
 from ..runs.families import SOURCE_FOLDER
 from ..runs.history import UPDATES
+from ..runs.objective import saving_controllers
 from ..runs.results import RunResult
-from ..runs.saves import saving_controllers
 from .aggregation import part_of
 from .amounts import hours, percent
 from .family_sentences import all_of, family_warning, is_told_apart

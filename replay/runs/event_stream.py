@@ -1,33 +1,45 @@
-"""A recorded stream as replays read it: facts apart from recorded rule outcomes, with columns such as kinds and steps.
+"""A recorded stream as replays and sweeps read it: facts apart from recorded rule outcomes, with columns such as kinds.
 
-Most events of a long run matter only by kind, step and time. Only the others are built as event objects from the rows
-of a table.
+Takes snapshots of runs, or events in memory. Most events of a long run matter only by kind, step and time: only the
+others are built as event objects from the rows of a table. Metrics are renamed while they are read, as policies call
+them; files stay as they are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ...rules.errors import suggestion
 from ...rules.policy_file.policy import Policy
-from ...store.events import LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event
+from ...store.errors import TelemetryError
+from ...store.events import AWAITED, LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event, awaited_names
 from ...store.lineage import DECIDING_RANK
+from ...store.own_process import collection_paused
 from ...store.parquet.event_rows import EventList, EventRows, Numbers, with_columns
 from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of, rows_along
 from ...store.reading.tally import NewestValues, OwnValues, made_up
+from ...store.run import Run
 from ...store.run_info import Plan
-from .renaming import Renames, renamed_columns, renamed_events, renames_in
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
+
 #: The events of each other rank.
 Others = Callable[[], Mapping[int, Iterable[Event]]]
+
+
+#: Pairs of an old and a new name, in the user's order.
+Renames: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class EventStream:
@@ -284,10 +296,46 @@ def _by_update(
     return found
 
 
-def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
-    """Return the effective events of all ranks of a run but the deciding one."""
-    ranks = [rank for rank in ranks_of(snapshot) if rank != DECIDING_RANK]
-    return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Work that was lost because the run resumed from an earlier checkpoint.
+
+    Attributes:
+        steps: Optimizer updates by attempt; attempts without any are left out.
+        elapsed_ns: Time they took; 0 when the log has no times.
+    """
+
+    steps: Mapping[int, int]
+    elapsed_ns: int
+
+
+NOTHING_ROLLED_BACK = RolledBack({}, 0)
+
+
+def read_lineage(
+    snapshot: Snapshot, *, samples: bool = False, renames: Renames = (), ranks: Collection[str] = ()
+) -> tuple[EventStream, RolledBack]:
+    """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
+
+    Args:
+        snapshot: The run.
+        samples: Whether to load the events' sample losses and vectors.
+        renames: The metrics to rename.
+        ranks: The metrics that rules read on all ranks.
+    """
+    called = renames_in(snapshot.columns.by_metric, renames)
+    events, rolled_back = _lineage(snapshot, samples=samples)
+
+    def others() -> dict[int, Sequence[Event]]:
+        return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
+
+    info = snapshot.info
+    return event_stream(renamed_events(events, called), others, ranks, info.last.plan, info.earlier_plans), rolled_back
+
+
+def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
+    """Return the effective events of the deciding rank over which a policy is folded."""
+    return read_lineage(snapshot, samples=policy.reads_samples, renames=renames, ranks=policy.reads_ranks)[0]
 
 
 def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> EventStream:
@@ -307,13 +355,114 @@ def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames 
     return event_stream(rows, plan=snapshot.info.last.plan, plans=snapshot.info.earlier_plans)
 
 
-def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
-    """Return the effective events of the deciding rank over which a policy is folded."""
-    called = renames_in(snapshot.columns.by_metric, renames)
-    events = renamed_events(deciding_stream(snapshot, samples=policy.reads_samples), called)
-    info = snapshot.info
+def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:
+    lineage = snapshot.lineage
+    if not lineage.cuts:
+        return deciding_stream(snapshot, samples=samples), NOTHING_ROLLED_BACK
+    with collection_paused():
+        recorded = list(snapshot.events(DECIDING_RANK, samples=samples))
+    held = list(lineage.events(recorded))
+    steps = _steps(recorded)
+    for attempt, count in _steps(held).items():
+        steps[attempt] -= count
+    elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
+    rolled_back = RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
+    return held, rolled_back
 
-    def others() -> dict[int, Sequence[Event]]:
-        return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
 
-    return event_stream(events, others, policy.reads_ranks, info.last.plan, info.earlier_plans)
+def _steps(events: Iterable[Event]) -> Counter[int]:
+    return Counter(event.attempt for event in events if event.kind == "step_end" and not event.is_late)
+
+
+def _spans(events: Iterable[Event]) -> dict[int, int]:
+    """Return the time from the begin of each attempt to its last event, in ns, in order of attempts."""
+    spans: dict[int, int] = {}
+    for event in events:
+        if event.elapsed_ns > spans.setdefault(event.attempt, 0):
+            spans[event.attempt] = event.elapsed_ns
+    return spans
+
+
+def other_ranks(snapshot: Snapshot) -> dict[int, list[Event]]:
+    """Return the effective events of all ranks of a run but the deciding one."""
+    ranks = [rank for rank in ranks_of(snapshot) if rank != DECIDING_RANK]
+    return {rank: list(events_along(snapshot, rank, "effective")) for rank in ranks}
+
+
+def renames_in(names: Collection[str], renames: Renames) -> dict[str, str]:
+    """Return the renames that apply to a run: new names by old ones.
+
+    A run that recorded the new name keeps its own. Of several metrics for one new name, the first in the user's order
+    gets it.
+
+    Args:
+        names: The metrics that the run recorded.
+        renames: What the user asked for.
+
+    >>> renames_in({"val_loss", "valid_loss"}, (("valid_loss", "eval_loss"), ("val_loss", "eval_loss")))
+    {'valid_loss': 'eval_loss'}
+    """
+    found: dict[str, str] = {}
+    for old, new in renames:
+        if old in names and new not in names and new not in found.values():
+            found[old] = new
+    return found
+
+
+def renamed_at_import(source: Mapping[str, Any] | None) -> Renames:
+    """Return the metrics that the import of a run was asked to rename.
+
+    Args:
+        source: What the run was imported from; None for a recorded run.
+    """
+    renamed = (source or {}).get("renamed")
+    return tuple((str(old), str(new)) for old, new in renamed.items()) if isinstance(renamed, dict) else ()
+
+
+def renamed_columns(snapshot: Snapshot, renames: Renames) -> dict[str, str]:
+    """Return the column of each metric that a run recorded, by the metric's new name."""
+    columns = snapshot.columns.by_metric
+    called = renames_in(columns, renames)
+    return {called.get(name, name): column for name, column in columns.items()}
+
+
+def check_recorded(runs: Iterable[Run], renames: Renames) -> None:
+    """Check that some run recorded each metric that is to be renamed; without any run, all pass.
+
+    Raises:
+        TelemetryError: No run did. The error suggests a metric.
+    """
+    if not renames:
+        return
+    asked, names = {old for old, _ in renames}, set[str]()
+    for run in runs:
+        if asked <= names:
+            return
+        with suppress(TelemetryError):
+            names.update(run.snapshot().columns.by_metric)
+    for old, new in renames:
+        if names and old not in names:
+            fix = suggestion(old, names).replace("Known here:", "They recorded:")
+            raise TelemetryError("no run recorded the metric to rename", got=f"{old}={new}", fix=fix)
+
+
+def renamed_events(events: Sequence[Event], called: Mapping[str, str]) -> Sequence[Event]:
+    """Return the events with their metrics, and the names that they await, under the new names."""
+    if not called:
+        return events
+    if isinstance(events, EventRows) and not events.mentions_late_values and RANKS not in events.coded_kinds[1]:
+        rows = events.renamed(called)
+        if rows is not None:
+            return rows
+    return [_renamed(event, called) for event in events]
+
+
+def _renamed(event: Event, called: Mapping[str, str]) -> Event:
+    if event.kind == RANKS:
+        parts = ((*label.rpartition("@"), value) for label, value in event.metrics.items())
+        return event._replace(metrics={f"{called.get(name, name)}@{rank}": value for name, _, rank, value in parts})
+    if any(old in event.metrics for old in called):
+        event = event._replace(metrics={called.get(name, name): value for name, value in event.metrics.items()})
+    if awaited := awaited_names(event.attrs):
+        event = event._replace(attrs={**event.attrs, AWAITED: [called.get(name, name) for name in sorted(awaited)]})
+    return event

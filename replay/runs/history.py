@@ -1,24 +1,52 @@
-"""The history of a recorded run: its length, checkpoints, evaluations and curves, and what resumes rolled back.
+"""The history of a recorded run: its length, checkpoints, evaluations and curves, and which logs hold one training.
 
 Streams follow one lineage: the events of each attempt are contiguous, and those that a resume rolled back are absent.
+Several logs of one training, such as a tracker's and a CSV logger's, hold the same series, which digests find.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ...store.events import Event
-from ...store.lineage import DECIDING_RANK
-from ...store.own_process import collection_paused
-from ...store.reading.snapshot import Snapshot, deciding_stream
+from ...store.parquet.event_rows import Numbers
 from ...store.run_info import Attempt
-from .curves import Curve, curves_of
-from .event_stream import EventStream, event_stream, other_ranks
+from .event_stream import EventStream
+from .metric_names import mode_of
 from .objective import Evaluation, Objective
-from .renaming import Renames, renamed_events, renames_in
+
+#: Maximum number of points in a curve: about one per pixel of a plot's width.
+POINTS: Final = 600
+
+
+#: The training series that is drawn with the evaluations.
+TRAINING_SERIES: Final = "loss"
+
+
+#: What the steps of a recorded run count.
+UPDATES: Final = "updates"
+
+
+#: A series of fewer values, or of fewer distinct ones, may equal another training's by chance.
+FEWEST_VALUES: Final = 20
+
+
+FEWEST_DISTINCT: Final = 10
+
+
+#: Number of values that usually show that a series has enough distinct ones.
+_FIRST: Final = 64
+
+
+#: Maximum number of metrics of a run that are digested: one in common suffices.
+MOST_METRICS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +78,23 @@ class EvaluatedValues(NamedTuple):
     steps: tuple[int, ...]
     values: tuple[float, ...]
     times_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of one run, as points.
+
+    Attributes:
+        metric: Name of the metric.
+        kind: Kind of event that carries it.
+        steps: Steps of the points, in event order.
+        values: One value per step; non-finite values are kept as gaps.
+    """
+
+    metric: str
+    kind: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,60 +181,48 @@ def _evaluations(stream: EventStream) -> dict[str, EvaluatedValues]:
     return evaluations
 
 
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """Work that was lost because the run resumed from an earlier checkpoint.
-
-    Attributes:
-        steps: Optimizer updates by attempt; attempts without any are left out.
-        elapsed_ns: Time they took; 0 when the log has no times.
-    """
-
-    steps: Mapping[int, int]
-    elapsed_ns: int
+def size_of(attrs: Mapping[str, Any]) -> int | None:
+    """Return the size of a checkpoint in bytes from its ``save`` event; None if the event does not give it."""
+    size = attrs.get("size_bytes")
+    return size if isinstance(size, int) else None
 
 
-NOTHING_ROLLED_BACK = RolledBack({}, 0)
+def curves_of(stream: EventStream) -> tuple[Curve, ...]:
+    """Return curves of the training loss (of ``step_end`` events, else of ``log``) and of each evaluation metric."""
+    found: list[tuple[str, str, Numbers]] = []
+    for kind in ("step_end", "log"):
+        losses = stream.values_at(kind, TRAINING_SERIES)
+        if len(losses.rows):
+            found.append((TRAINING_SERIES, kind, losses))
+            break
+    if len(stream.rows("evaluate")):
+        every = ((name, "evaluate", stream.values_at("evaluate", name)) for name in stream.facts.metrics)
+        found += [each for each in every if len(each[2].rows)]
+    found.sort(key=lambda each: int(each[2].rows[0]))
+    return tuple(
+        _thinned(name, kind, stream.steps[own.rows].tolist(), own.values.tolist()) for name, kind, own in found
+    )
 
 
-def read_lineage(
-    snapshot: Snapshot, *, samples: bool = False, renames: Renames = (), ranks: Collection[str] = ()
-) -> tuple[EventStream, RolledBack]:
-    """Return the deciding rank's events along the lineage of a run's newest attempt, and what was rolled back.
-
-    Args:
-        snapshot: The run.
-        samples: Whether to load the events' sample losses and vectors.
-        renames: The metrics to rename.
-        ranks: The metrics that rules read on all ranks.
-    """
-    called = renames_in(snapshot.columns.by_metric, renames)
-    events, rolled_back = _lineage(snapshot, samples=samples)
-
-    def others() -> dict[int, Sequence[Event]]:
-        return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
-
-    info = snapshot.info
-    return event_stream(renamed_events(events, called), others, ranks, info.last.plan, info.earlier_plans), rolled_back
-
-
-def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:
-    lineage = snapshot.lineage
-    if not lineage.cuts:
-        return deciding_stream(snapshot, samples=samples), NOTHING_ROLLED_BACK
-    with collection_paused():
-        recorded = list(snapshot.events(DECIDING_RANK, samples=samples))
-    held = list(lineage.events(recorded))
-    steps = _steps(recorded)
-    for attempt, count in _steps(held).items():
-        steps[attempt] -= count
-    elapsed_ns = sum(_spans(recorded).values()) - sum(_spans(held).values())
-    rolled_back = RolledBack({attempt: count for attempt, count in steps.items() if count}, elapsed_ns)
-    return held, rolled_back
-
-
-#: What the steps of a recorded run count.
-UPDATES: Final = "updates"
+def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]) -> Curve:
+    """Keep the first and last value, and the minimum, maximum and first gap of each of ``POINTS / 2`` stretches."""
+    if len(values) <= POINTS:
+        return Curve(name, kind, tuple(steps), tuple(values))
+    kept = {0, len(values) - 1}
+    stretches = POINTS // 2
+    for number in range(stretches):
+        start, end = number * len(values) // stretches, (number + 1) * len(values) // stretches
+        stretch = values[start:end]
+        if all(map(math.isfinite, stretch)):
+            kept |= {start + stretch.index(min(stretch)), start + stretch.index(max(stretch))}
+            continue
+        kept.add(next(index for index in range(start, end) if not math.isfinite(values[index])))
+        finite = [index for index in range(start, end) if math.isfinite(values[index])]
+        if finite:
+            kept.add(min(finite, key=values.__getitem__))
+            kept.add(max(finite, key=values.__getitem__))
+    order = sorted(kept)
+    return Curve(name, kind, tuple(steps[index] for index in order), tuple(values[index] for index in order))
 
 
 def step_unit_of(source: Mapping[str, Any] | None) -> str:
@@ -208,20 +241,88 @@ def restored_steps(attempts: Iterable[Attempt]) -> frozenset[int]:
     return frozenset(a.from_step for a in attempts if a.parent is not None and a.from_step is not None)
 
 
-def _steps(events: Iterable[Event]) -> Counter[int]:
-    return Counter(event.attempt for event in events if event.kind == "step_end" and not event.is_late)
+class Knowledge(NamedTuple):
+    """How much a log of a training knows, in an order that no path decides.
+
+    Attributes:
+        evaluations: Number of evaluations of the objective.
+        clocks: Number of its clocks: of the training, and of the wall.
+        events: Number of events.
+        log_digest: Digest of the log.
+    """
+
+    evaluations: int
+    clocks: int
+    events: int
+    log_digest: str
 
 
-def _spans(events: Iterable[Event]) -> dict[int, int]:
-    """Return the time from the begin of each attempt to its last event, in ns, in order of attempts."""
-    spans: dict[int, int] = {}
-    for event in events:
-        if event.elapsed_ns > spans.setdefault(event.attempt, 0):
-            spans[event.attempt] = event.elapsed_ns
-    return spans
+def digested(metrics: Iterable[str]) -> list[str]:
+    """Return the metrics whose series are digested: losses and scores.
+
+    Schedules and counters, which different trainings share, are left out: their names tell no direction.
+    """
+    return sorted(name for name in metrics if mode_of(name) is not None)[:MOST_METRICS]
 
 
-def size_of(attrs: Mapping[str, Any]) -> int | None:
-    """Return the size of a checkpoint in bytes from its ``save`` event; None if the event does not give it."""
-    size = attrs.get("size_bytes")
-    return size if isinstance(size, int) else None
+def stream_digests(stream: EventStream, metrics: Iterable[str]) -> frozenset[str]:
+    """Return a digest of each series of a stream, whatever its name: of its steps and its values.
+
+    Values are compared at 32 bits, because TensorBoard stores no more; NaN counts as no value. Evaluations of a name
+    and its other values are two series.
+
+    Args:
+        stream: The stream.
+        metrics: The metrics to digest, from ``digested``.
+    """
+    is_evaluation = np.zeros(len(stream), np.bool_)
+    is_evaluation[stream.rows("evaluate")] = True
+    return frozenset(digest for name in metrics for digest in _digests(stream, is_evaluation, stream.numbers(name)))
+
+
+def _digests(stream: EventStream, is_evaluation: npt.NDArray[np.bool_], logged: Numbers) -> Iterator[str]:
+    is_known = ~np.isnan(logged.values)
+    of_evaluations = is_evaluation[logged.rows]
+    for own in (of_evaluations & is_known, ~of_evaluations & is_known):
+        is_long = np.count_nonzero(own) >= FEWEST_VALUES
+        if is_long and (digest := _digest(stream.steps[logged.rows[own]], logged.values[own])):
+            yield digest
+
+
+def _digest(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> str:
+    """Return the digest of a series; empty for one of few distinct values."""
+    with np.errstate(over="ignore"):
+        singles = values.astype(np.float32) + np.float32(0)  # One bit pattern for zero.
+    if _distinct(singles[:_FIRST]) < FEWEST_DISTINCT and _distinct(singles) < FEWEST_DISTINCT:
+        return ""
+    return hashlib.sha256(steps.tobytes() + singles.tobytes()).hexdigest()[:32]
+
+
+def _distinct(values: npt.NDArray[np.float32]) -> int:
+    """Count the distinct values of a series without NaN. ``np.unique`` would load ``numpy.ma``, in 45 ms."""
+    ordered = np.sort(values)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + 1
+
+
+def repeated_by(series: Sequence[frozenset[str]], weights: Sequence[Knowledge]) -> dict[int, int]:
+    """Return for each run that repeats another's series the run that counts for both, by index.
+
+    Args:
+        series: The digests of each run. Runs with one in common hold the same training.
+        weights: How much each run knows. The one of a training that knows most counts.
+    """
+    chosen: dict[str, int] = {}
+    repeats: dict[int, int] = {}
+    for index in sorted(range(len(series)), key=weights.__getitem__, reverse=True):
+        same = {chosen[digest] for digest in series[index] if digest in chosen}
+        first = max(same, key=weights.__getitem__, default=index)
+        if first != index:
+            repeats[index] = first
+        for digest in series[index]:
+            chosen.setdefault(digest, first)
+    return repeats
+
+
+def repeats(name: str, run_id: str) -> str:
+    """Return why a run that repeats the series of the named one does not count."""
+    return f"it repeats the series of {name} ({run_id})"

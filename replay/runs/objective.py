@@ -1,4 +1,7 @@
-"""The objective: the evaluation metric by which a run is judged, and whether lower or higher is better."""
+"""What a run is judged by: the evaluation metric and its mode, regret, and whether the loop's checkpoints remain.
+
+Regret is how much worse the best value up to a stop is than the best of the whole run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
+from ...rules.control import Effect
 from ...rules.errors import suggestion
+from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from .metric_names import Mode, Split, is_loss, is_plain_loss, mode_of, rank_of, split_of
 
@@ -31,7 +36,16 @@ class Origin(StrEnum):
 #: The loss that judges a run wherever it is evaluated, before the losses on other data.
 _SURE: Final = "eval_loss"
 
+
 _VALUE: Final = attrgetter("value")
+
+
+#: Magnitudes below this are too near zero to divide a regret by.
+NEAR_ZERO: Final = 1e-12
+
+
+#: Runs with fewer evaluations are left out of means of regret: with one evaluation, no stop after it costs anything.
+FEWEST_EVALUATIONS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +215,44 @@ def best_value(values: Iterable[float], objective: Objective) -> float:
     """Return the best of some values; NaN if none is a number."""
     numbers = [value for value in values if not math.isnan(value)]
     return (min if objective.mode is Mode.MIN else max)(numbers, default=math.nan)
+
+
+def regret_of(objective: Objective, reached: float | None, reference: float | None) -> float | None:
+    """Compute how much worse a value is than the reference: negative where it is better, None where one is missing."""
+    return None if reached is None or reference is None else objective.loss_of(reached, reference)
+
+
+def relative(regret: float | None, scale: float | None) -> float | None:
+    """Divide a regret by the magnitude of its reference; None where that is too near zero to divide by."""
+    return None if regret is None or scale is None or abs(scale) < NEAR_ZERO else regret / abs(scale)
+
+
+class Saves(StrEnum):
+    """The checkpoints of a run under a policy.
+
+    Attributes:
+        KEEP: The loop's own up to the stop, and those that the policy asks for at other steps.
+        REPLACE: If rules of the policy save, only those that they ask for; else the loop's own.
+    """
+
+    KEEP = "keep"
+    REPLACE = "replace"
+
+
+def saving_controllers(policy: Policy) -> list[int]:
+    """Return the indices of the controllers that save."""
+    return [
+        index
+        for index, controller in enumerate(policy.controllers)
+        if not controller.is_shadow and any(policy.effects(name) is Effect.SAVE for name in controller.operations)
+    ]
+
+
+def asks_for_checkpoints(policy: Policy) -> bool:
+    """Whether rules of the policy save."""
+    return bool(saving_controllers(policy))
+
+
+def drops_own_checkpoints(policy: Policy, saves: Saves) -> bool:
+    """Whether the policy's checkpoints replace the loop's own."""
+    return saves is Saves.REPLACE and asks_for_checkpoints(policy)

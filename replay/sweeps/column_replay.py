@@ -26,13 +26,13 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import SeriesKey, ValueType
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.run_info import Plan
+from ..columns.gates import SharedRule, kinds_fed
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.stream import Ints, Stream
 from ..columns.terms import ComputedReading, NotColumnar, Term
-from ..columns.watchers import SharedRule, kinds_fed
 from ..runs.event_stream import EventStream
+from ..runs.objective import Saves
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
-from ..runs.saves import Saves
 from .firings import RunFirings
 from .variants import Reader, StructureCompiler, Variant, metrics_of, metrics_read, sole_variant
 

@@ -19,21 +19,26 @@ from ...rules.control import Effect
 from ...rules.readings.reading import Param
 from ..columns.conditions import Conditions
 from ..columns.gates import (
+    OF_ANSWERS,
     Answers,
+    AskedPast,
+    SharedRule,
+    SharedRules,
+    VariantController,
     answers_needed,
     answers_of,
     firings_in_a_row,
     gated_firings,
     is_plain,
+    of_answers,
+    of_firings,
     plain_firings,
     starts_anew,
 )
 from ..columns.metric_values import MetricValues
-from ..columns.past import OF_ANSWERS, AskedPast, of_answers, of_firings
 from ..columns.stream import Ints, Stream, Truths
 from ..columns.terms import NotColumnar
 from ..columns.vectors import Vector, both
-from ..columns.watchers import SharedRule, SharedRules, VariantController
 from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events
 from .variants import Structure, Variant

@@ -22,20 +22,16 @@ from ...rules.readings.reading import Appearances
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN
 from ...store.run_info import Plan
+from ..columns.gates import kinds_fed
 from ..columns.stream import Floats, Ints, Stream, Truths
-from ..columns.watchers import kinds_fed
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.families import Family
-from ..runs.history import UPDATES, history_of
-from ..runs.objective import Objective
-from ..runs.regret import FEWEST_EVALUATIONS
+from ..runs.history import UPDATES, Knowledge, history_of
+from ..runs.judging import BacktestSettings, judge_run
+from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import Ending, ending_after, is_shown
-from ..runs.results import Prediction, RunResult
-from ..runs.run_result import BacktestSettings, judge_run
-from ..runs.same_series import Knowledge
-from ..runs.saves import Saves
-from ..runs.scoring import RunScorer, why_right_censored
+from ..runs.results import Prediction, RunResult, RunScorer, why_right_censored
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
 from .variants import Structure, metrics_read
 

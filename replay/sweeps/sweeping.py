@@ -23,25 +23,22 @@ from ...store.run_info import RunInfo
 from ..columns.stream import Floats
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.appearances import nan_filtered_in
-from ..runs.event_stream import EventStream, read_metrics
+from ..runs.event_stream import EventStream, Renames, check_recorded, read_lineage, read_metrics, renamed_columns
 from ..runs.families import check_family_key, configuration_of, family_of
-from ..runs.history import read_lineage, step_unit_of
-from ..runs.human_action import is_end_stated
+from ..runs.history import Knowledge, digested, repeated_by, repeats, step_unit_of, stream_digests
+from ..runs.judging import study_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
     Objective,
+    Saves,
     best_value,
     check_evaluated,
     declared_objectives,
     objective_among,
     shared_objective,
 )
-from ..runs.renaming import Renames, check_recorded, renamed_columns
-from ..runs.results import Excluded
-from ..runs.run_result import study_of
-from ..runs.same_series import Knowledge, digested, repeated_by, repeats, stream_digests
-from ..runs.saves import Saves
+from ..runs.results import Excluded, is_end_stated
 from .firings import batches_of
 from .outcomes import Outcomes, SweptRun, sweep_stream
 from .totals import RunFold, Winner, pareto_front, stopped_counts

@@ -25,12 +25,20 @@ from ...rules.readings.past_decisions import PastDecisions
 from ...rules.readings.reading import ALSO_CALLED, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
+from ..columns.gates import (
+    OF_ANSWERS,
+    OF_FIRINGS,
+    OF_TRUTH,
+    AskedPast,
+    SharedRules,
+    VariantController,
+    Watcher,
+    asking_of,
+)
 from ..columns.metric_readings import ListReading, MetricReadings, ValueReading
-from ..columns.past import OF_ANSWERS, OF_FIRINGS, OF_TRUTH, AskedPast
 from ..columns.positions import COUNTED_BY
 from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
 from ..columns.terms import NotColumnar, Term, Terms
-from ..columns.watchers import SharedRules, VariantController, Watcher, asking_of
 
 #: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000

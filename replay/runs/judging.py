@@ -13,44 +13,53 @@ from typing import Final
 
 import numpy as np
 
+from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.control import Effect
+from ...rules.language.families import is_pattern, matches
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.reading import ALSO_CALLED
 from ...store.events import Event
 from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt, Plan
-from .appearances import StreamAppearances, nan_filtered_in
-from .detection import Alarm, Detection, detect
-from .event_stream import EventStream, event_stream
-from .families import UNKNOWN_FAMILY, Family, family_of
-from .history import (
+from .appearances import StreamAppearances, early_end_note, early_ends, nan_filtered_in, thinning_note
+from .event_stream import (
     NOTHING_ROLLED_BACK,
-    UPDATES,
-    History,
+    EventStream,
+    Renames,
     RolledBack,
-    history_of,
+    event_stream,
     read_lineage,
-    restored_steps,
-    step_unit_of,
+    renamed_at_import,
+    renamed_columns,
+    renames_in,
 )
-from .human_action import Lead, is_end_stated, is_terminated, lead_over
-from .identity import UNKNOWN, RunIdentity, identity_of
-from .incidents import Incident, IncidentLabels, incidents_in, incidents_noted
-from .objective import Objective, objective_among, objective_of_study
-from .renaming import Renames, lacked_metrics, renamed_at_import, renames_in
-from .replaying import Replay, Replayer, replay_stream
-from .results import Outlay, RunResult
-from .same_series import digested, stream_digests
-from .saves import Saves, drops_own_checkpoints
-from .scoring import RunScorer, why_right_censored
-from .thinning import early_end_note, early_ends, thinning_note
-from .validity import Validity
+from .families import UNKNOWN_FAMILY, Family, family_of
+from .history import UPDATES, History, digested, history_of, restored_steps, step_unit_of, stream_digests
+from .incidents import Alarm, Detection, Incident, IncidentLabels, detect, incidents_in, incidents_noted
+from .metric_names import nearest_metric
+from .objective import Objective, Saves, drops_own_checkpoints, objective_among, objective_of_study
+from .replaying import Replay, Replayer, Validity, replay_stream
+from .results import (
+    UNKNOWN,
+    Lead,
+    Outlay,
+    RunIdentity,
+    RunResult,
+    RunScorer,
+    identity_of,
+    is_end_stated,
+    is_terminated,
+    lead_over,
+    why_right_censored,
+)
 
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3
+
 
 _BY_RULES: Final = "stopped by its own rules"
 
@@ -465,3 +474,18 @@ def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:
         of = ", ".join(f"{count} of attempt {attempt}" for attempt, count in rolled_back.steps.items())
         steps = sum(rolled_back.steps.values())
         yield f"{steps} steps{spent} were rolled back by resumes and count in no number: {of}"
+
+
+def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict[str, str]:
+    """Return the metrics that rules read and the run lacks, each with the closest one that it has; "" without any."""
+    names = renamed_columns(snapshot, renames)
+    known = {*names, *snapshot.info.last.newest_plan.constants}
+    keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
+    read = {key.name for key in keys} | evaluations_read(policy)
+    lacked = sorted(name for name in read if not any(_is_named(each, name) for each in known))
+    return {name: nearest_metric(name, names) for name in lacked}
+
+
+def _is_named(metric: str, name: str) -> bool:
+    """Whether rules find a metric under a name, or as a member of a family."""
+    return metric in (name, ALSO_CALLED.get(name)) or (is_pattern(name) and matches(metric, name))
