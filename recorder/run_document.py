@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..store.own_process import boot_id, host_name
+from ..store.own_process import WriterIdentity, boot_id, host_name
 from ..store.run_info import Attempt, Plan, RunInfo, redacted_arguments, write_run_info
 from .arguments import declared_config, declared_tags
 from .loop_values import as_text
@@ -130,7 +130,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def describe_process() -> dict[str, Any]:
+def describe_process() -> WriterIdentity:
     """Return host, boot id and process id, which suffice to distinguish a live writer from a dead one."""
     return {"host": host_name(), "boot_id": boot_id(), "pid": os.getpid()}
 

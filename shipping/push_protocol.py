@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from ..store.errors import DamagedLog, TelemetryError
-from ..store.events import is_kind
+from ..store.events import JsonObject, is_kind
 from ..store.journal.format import (
     EVENT,
     EVENT_FIELDS,
@@ -36,6 +36,7 @@ from ..store.journal.format import (
 from ..store.journal.reading import is_being_written, segment_of
 from ..store.journal.segment import Segment
 from ..store.objects.access import is_live
+from ..store.own_process import WriterIdentity
 from ..store.run_folder import list_files
 from ..store.run_info import RunInfo
 
@@ -131,7 +132,7 @@ class Chunk:
     first_seq: int
     after: int
     recording: Recording
-    writer: dict[str, Any]
+    writer: WriterIdentity
     layouts: dict[int, bytes]
     segment: Segment
 
@@ -155,7 +156,7 @@ def chunk_of(
     *,
     after: int,
     recording: Recording,
-    writer: Mapping[str, Any],
+    writer: WriterIdentity,
     layouts: bytes = b"",
     events: bytes = b"",
 ) -> bytes:
@@ -165,11 +166,11 @@ def chunk_of(
     return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, **known, "writer": dict(writer)}) + layouts + events
 
 
-def header_of(chunk: bytes) -> dict[str, Any]:
+def header_of(chunk: bytes) -> JsonObject:
     """Return the header of a chunk that a pusher has encoded."""
     length = FRAME.unpack_from(chunk, PREAMBLE.size)[0]
     start = PREAMBLE.size + FRAME.size
-    header: dict[str, Any] = json.loads(chunk[start + 1 : start + length])
+    header: JsonObject = json.loads(chunk[start + 1 : start + length])
     return header
 
 
@@ -234,24 +235,30 @@ def _with_header(segment: Segment, layouts: dict[int, bytes], run_id: str) -> Ch
     return Chunk((attempt, rank), first, after, recording, _writer(header.get("writer") or {}), layouts, segment)
 
 
-def _number(header: Mapping[str, Any], name: str, most: int) -> int:
+def _number(header: Mapping[str, object], name: str, most: int) -> int:
     value = header.get(name)
     if type(value) is not int or not 0 <= value <= most:
         raise BadFrames(f"{name} must be a whole number from 0 to {most}", got=value)
     return value
 
 
-def _time(header: Mapping[str, Any], name: str) -> int | None:
+def _time(header: Mapping[str, object], name: str) -> int | None:
     value = header.get(name)
     if value is not None and type(value) is not int:
         raise BadFrames(f"{name} must be a whole number", got=value)
     return value
 
 
-def _writer(writer: Mapping[str, Any]) -> dict[str, Any]:
+def _writer(writer: Mapping[str, Any]) -> WriterIdentity:
     """Return the keys of a writer's identity that readers use."""
-    texts = {name: writer[name][:_MOST_TEXT] for name in ("host", "boot_id") if isinstance(writer.get(name), str)}
-    return texts | ({"pid": writer["pid"]} if type(writer.get("pid")) is int else {})
+    known = WriterIdentity()
+    if isinstance(writer.get("host"), str):
+        known["host"] = writer["host"][:_MOST_TEXT]
+    if isinstance(writer.get("boot_id"), str):
+        known["boot_id"] = writer["boot_id"][:_MOST_TEXT]
+    if type(writer.get("pid")) is int:
+        known["pid"] = writer["pid"]
+    return known
 
 
 def _check_events(chunk: Chunk) -> None:
@@ -319,7 +326,7 @@ class RunState:
     attempts: tuple[AttemptState, ...] = ()
     digests: dict[Stream, StreamDigest] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return a JSON object."""
         return {
             "streams": [{"attempt": a, "rank": r, "next_seq": n} for (a, r), n in sorted(self.next_seq.items())],
@@ -329,7 +336,7 @@ class RunState:
         }
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> RunState:
+    def from_json(cls, document: JsonObject) -> RunState:
         """Rebuild the state that ``to_json`` encoded.
 
         Raises:

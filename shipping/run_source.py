@@ -13,13 +13,14 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..store.columns import read_columns
 from ..store.errors import DamagedLog, require_version
 from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
 from ..store.journal.reading import read_segment, runs_of_frames
 from ..store.journal.segment import Frames
+from ..store.own_process import WriterIdentity
 from ..store.run_folder import Listing, list_files
 from ..store.run_info import RunInfo
 from .push_protocol import SAME_RELEASE, PushRefused, Recording, Stream, StreamDigest, chunk_of, first_time_of
@@ -46,7 +47,7 @@ class GrowingSegment:
 
     def __init__(self, path: Path, first: int) -> None:
         self.first = self.next_seq = first
-        self.writer: dict[str, Any] = {}
+        self.writer: WriterIdentity = {}
         self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._offset = 0
@@ -120,7 +121,7 @@ class GrowingSegment:
             elif tag == TAG_LAYOUT:
                 self._layouts[LAYOUT.unpack_from(payload)[1]] = frame
             elif tag == TAG_HEADER:
-                self.writer = json.loads(payload[1:]).get("writer") or {}
+                self.writer = json.loads(payload[1:]).get("writer") or WriterIdentity()
         if whole == PREAMBLE.size:
             return None
         self._offset += whole - PREAMBLE.size
@@ -163,9 +164,9 @@ class StreamFrames:
         self._segments.clear()
 
     @property
-    def writer(self) -> dict[str, object]:
+    def writer(self) -> WriterIdentity:
         """Identity of the newest writer, as far as it is known."""
-        return next((each.writer for _, each in sorted(self._segments.items(), reverse=True)), {})
+        return next((each.writer for _, each in sorted(self._segments.items(), reverse=True)), WriterIdentity())
 
     def open(self, listing: Listing) -> None:
         """Open the segments of a listing, so that their deletion costs nothing."""

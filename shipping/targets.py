@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from ..store.errors import NotWritten, RunChanging, TelemetryError
+from ..store.events import JsonObject
 from ..store.objects.bucket import Bucket
 from .push_protocol import (
     BadFrames,
@@ -162,7 +163,7 @@ class HttpTarget:
         """As ``Target`` says."""
         self._connection.close()
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> JsonObject:
         """Send one request and return the JSON object of its answer.
 
         Raises:

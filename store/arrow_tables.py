@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from .event_json import encoded_float
+
+#: One row of a table, by column.
+Row: TypeAlias = dict[str, Any]
 
 #: Type names that ``table_of`` accepts.
 ColumnType = Literal["int64", "float64", "string", "bool", "timestamp"]

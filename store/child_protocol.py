@@ -98,7 +98,7 @@ def is_ready(fd: int, *, within_s: float, event: int = select.POLLIN) -> bool:
     return bool(poll.poll(None if within_s == math.inf else max(0.0, within_s) * 1000))
 
 
-def error_to_json(error: TelemetryError) -> dict[str, Any]:
+def error_to_json(error: TelemetryError) -> dict[str, object]:
     """Encode an error as a JSON object: its own fields, and the names of its class and base classes."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TelemetryError)]
     return {"kinds": kinds, **error.to_json()}

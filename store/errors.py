@@ -41,7 +41,7 @@ class TelemetryError(Exception):
             return message
         return f"{message}\n{self.fix}" if "\n" in self.what else f"{message}. {self.fix}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return a JSON object from which ``from_json`` rebuilds an error with the same message.
 
         The offending value is lost: of ``got``, which may be any object, only the shortened text in the message is

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent, shortened
-from .events import INIT_END, KINDS, MOST_VALUES, Event, is_kind, kind_advice
+from .events import INIT_END, KINDS, MOST_VALUES, Event, JsonObject, is_kind, kind_advice
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -85,7 +85,7 @@ def restated_attrs(text: bytes) -> str | None:
         return encoded_attrs(attrs)
 
 
-def decoded_attrs(text: str) -> dict[str, Any]:
+def decoded_attrs(text: str) -> JsonObject:
     """Parse attributes from their JSON text.
 
     Raises:
@@ -156,7 +156,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
         index += 1
 
 
-def _document(line: str, where: str) -> dict[str, Any]:
+def _document(line: str, where: str) -> JsonObject:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -172,7 +172,7 @@ def _document(line: str, where: str) -> dict[str, Any]:
     return document
 
 
-def _integer(document: dict[str, Any], name: str, default: int, where: str) -> int:
+def _integer(document: Mapping[str, object], name: str, default: int, where: str) -> int:
     value = document.get(name)
     if value is None:
         return default
@@ -186,17 +186,17 @@ def _integer(document: dict[str, Any], name: str, default: int, where: str) -> i
     return value
 
 
-def _epoch(document: dict[str, Any], where: str) -> float | None:
+def _epoch(document: Mapping[str, object], where: str) -> float | None:
     value = document.get("epoch")
     return None if value is None else _number(value, "'epoch'", where)
 
 
-def _metrics(document: dict[str, Any], where: str) -> dict[str, float]:
+def _metrics(document: Mapping[str, object], where: str) -> dict[str, float]:
     metrics = _mapping(document, "metrics", where)
     return {name: _number(value, f"metric {name!r}", where) for name, value in metrics.items() if value is not None}
 
 
-def _vectors(document: dict[str, Any], where: str) -> dict[str, array[float]]:
+def _vectors(document: Mapping[str, object], where: str) -> dict[str, array[float]]:
     return {name: _vector(name, values, where) for name, values in _mapping(document, "vectors", where).items()}
 
 
@@ -220,7 +220,7 @@ def _number(value: Any, what: str, where: str) -> float:
     raise InvalidEvent(f"{what} must be a number", where=where, got=value)
 
 
-def _mapping(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+def _mapping(document: Mapping[str, object], name: str, where: str) -> Mapping[str, object]:
     value = document.get(name)
     if value is None:
         return {}

@@ -45,6 +45,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from .errors import DamagedLog
 
+#: A JSON object as people and programs fill it: attributes, a configuration, a header.
+JsonObject: TypeAlias = dict[str, Any]
+
 #: Kinds that training loops emit; ``on_<kind>`` is the trigger's name in a rule file. ``init_end`` precedes all events.
 LOOP_KINDS: Final = (
     "train_begin",

@@ -12,10 +12,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
+
+
+class WriterIdentity(TypedDict, total=False):
+    """The process that writes a journal, as far as it was recorded: its machine, the boot, and its id."""
+
+    host: str | None
+    boot_id: str | None
+    pid: int
 
 
 def host_name() -> str:
@@ -32,7 +40,7 @@ def boot_id() -> str | None:
         return None
 
 
-def is_of_this_machine(writer: Mapping[str, Any]) -> bool:
+def is_of_this_machine(writer: WriterIdentity) -> bool:
     """Whether the writer ran on this machine, so that file locks show if it is alive.
 
     True for a writer of this boot (whatever its container's host name), or of this host in an earlier boot. A writer

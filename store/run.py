@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .annotations import REQUEST, Annotation, append_annotation, new_annotation_id
+from .arrow_tables import Row
 from .errors import NotRunning, TelemetryError
 from .events import Event
 from .journal.reading import is_being_written, is_received
@@ -291,7 +292,7 @@ class Run:
         """
         return self.read(lambda snapshot: run_query(connect([snapshot], statement), statement))
 
-    def rows(self, statement: str) -> list[dict[str, Any]]:
+    def rows(self, statement: str) -> list[Row]:
         """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
 

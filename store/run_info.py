@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from .errors import DamagedLog, NotARun, require_version
+from .events import JsonObject
 from .run_folder import RUN_JSON, read_file, replace_file
 
 #: The version of FORMAT.md. It counts on when what a run folder holds changes.
@@ -84,7 +85,7 @@ class PolicyRecord:
     digest: str
     source: str
     text: str
-    params: dict[str, Any]
+    params: JsonObject
     semantics_version: int
 
 
@@ -119,7 +120,7 @@ class Attempt:
     ended_ns: int | None = None
     plan: Plan = field(default_factory=Plan)
     policy: PolicyRecord | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
+    environment: JsonObject = field(default_factory=dict)
     steps: int | None = None
     failure: dict[str, str] | None = None
     parent: int | None = None
@@ -155,8 +156,8 @@ class RunInfo:
     attempts: tuple[Attempt, ...]
     group: str | None = None
     tags: tuple[str, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
-    source: dict[str, Any] | None = None
+    config: JsonObject = field(default_factory=dict)
+    source: JsonObject | None = None
 
     @property
     def last(self) -> Attempt:
@@ -174,7 +175,7 @@ class RunInfo:
         return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(config: Any, prefix: str = "") -> JsonObject:
     """Flatten a configuration to one level of dotted keys.
 
     >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
@@ -182,7 +183,7 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
     """
     if not isinstance(config, dict) or not config:
         return {prefix: config} if prefix else {}
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for key, value in config.items():
         found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
     return found
@@ -241,7 +242,7 @@ def _unreadable(folder: Path, error: Exception) -> NotARun:
     return NotARun(f"run.json cannot be read ({type(error).__name__}: {error})", where=f"{folder}/{RUN_JSON}")
 
 
-def _info_from(document: dict[str, Any]) -> RunInfo:
+def _info_from(document: JsonObject) -> RunInfo:
     attempts = tuple(_attempt_from(entry) for entry in document["attempts"])
     if not attempts:
         raise ValueError("it lists no attempts")
@@ -268,7 +269,7 @@ def _check_parents(attempts: tuple[Attempt, ...]) -> None:
         seen.add(attempt.attempt)
 
 
-def _attempt_from(entry: dict[str, Any]) -> Attempt:
+def _attempt_from(entry: JsonObject) -> Attempt:
     for key in ("attempt", "started_ns", "ended_ns", "steps", "parent", "parent_seq", "from_step"):
         _typed(entry, key, int)
     values = _known(Attempt, entry)
@@ -278,7 +279,7 @@ def _attempt_from(entry: dict[str, Any]) -> Attempt:
     return Attempt(**values)
 
 
-def _known(type_: type[Attempt | Plan | PolicyRecord], entry: dict[str, Any]) -> dict[str, Any]:
+def _known(type_: type[Attempt | Plan | PolicyRecord], entry: JsonObject) -> JsonObject:
     """Return the keys of the entry that steptape knows; other writers may add keys."""
     names = _NAMES[type_]
     return {key: value for key, value in entry.items() if key in names}
@@ -289,7 +290,7 @@ _NAMES: Final = {
 }
 
 
-def _typed(entry: dict[str, Any], key: str, type_: type[_Value]) -> _Value | None:
+def _typed(entry: JsonObject, key: str, type_: type[_Value]) -> _Value | None:
     value = entry.get(key)
     if value is not None and not isinstance(value, type_):
         raise TypeError(f"{key!r} must be {type_.__name__}, not {value!r}")

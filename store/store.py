@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from .arrow_tables import Row
 from .errors import QueryRefused, QueryTimedOut, RunNotFound, StoreNotFound, TelemetryError, counted
 from .objects.access import address_of, is_address, refresh
 from .reading.catalog import Catalog, Look, Newest, catalog_of
@@ -206,7 +207,7 @@ class Store:
 
         return retrying(ask)
 
-    def rows(self, statement: str) -> list[dict[str, Any]]:
+    def rows(self, statement: str) -> list[Row]:
         """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
 

@@ -299,7 +299,6 @@ LONGEST_CHAIN = 44
 WIDE_CLASSES = {
     "LiveAttempt": "It holds every way in which an attempt begins and ends.",
     "Recorder": "Users call it: a method for each fact that a loop records.",
-    "Segment": "It computes each view of one segment's bytes at its first use.",
     "Translator": "It visits syntax trees: a method for each kind of node.",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..events import NO_VECTORS, TEXT_IDS, SampleLosses, Vectors, pack_vectors
@@ -91,7 +91,7 @@ def framed(payload: bytes) -> bytes:
     return FRAME.pack(len(payload), crc32(payload)) + payload
 
 
-def header_record(header: dict[str, Any]) -> bytes:
+def header_record(header: Mapping[str, object]) -> bytes:
     """Encode the first record of a segment: the stream that it belongs to, and its writer."""
     return framed(bytes((TAG_HEADER,)) + compact_json(header))
 

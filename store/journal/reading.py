@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedLog, require_version
+from ..events import JsonObject
 from ..run_folder import read_file
 from .format import (
     EVENT,
@@ -144,7 +145,7 @@ class _Scan:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._header: dict[str, Any] = {}
+        self._header: JsonObject = {}
         self._layouts: list[EventLayout] = []
         self._known: dict[int, int] = {}
         self._few: list[tuple[int, int, int, int]] = []

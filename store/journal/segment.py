@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DamagedLog
-from ..events import INTEGER_IDS, NO_VECTORS, TEXT_IDS, Event, SampleLosses, Vectors, unpack_vectors
+from ..events import INTEGER_IDS, NO_VECTORS, TEXT_IDS, Event, JsonObject, SampleLosses, Vectors, unpack_vectors
 from .format import (
     EVENT,
     EVENT_FIELDS,
@@ -131,7 +131,7 @@ class Segment:
         start, end: Payload offsets of each event, in ``seq`` order. Shape (events,).
     """
 
-    header: dict[str, Any] = field(default_factory=dict)
+    header: JsonObject = field(default_factory=dict)
     torn_bytes: int = 0
     where: str = ""
     data: bytes = b""
@@ -202,21 +202,18 @@ class Segment:
 
     def by_layout(self) -> Iterator[tuple[EventLayout, Chosen, npt.NDArray[np.void]]]:
         """Iterate over the layouts in use, each with its events, their envelopes and values as a structured array."""
-        if self._has_one_layout():
-            layout = self.layouts[self.layout[0]]
-            yield layout, slice(None), self.gathered(layout.head, self.start)
-            return
-        for index in np.unique(self.layout).tolist():
-            layout, chosen = self.layouts[index], np.flatnonzero(self.layout == index)
-            yield layout, chosen, self.gathered(layout.head, self.start[chosen])
+        used = self._used_layouts()
+        for index in sorted(used):
+            chosen = slice(None) if len(used) == 1 else np.flatnonzero(self.layout == index)
+            yield self.layouts[index], chosen, self.gathered(self.layouts[index].head, self.start[chosen])
 
     def metric_names(self) -> list[str]:
         """The metrics of its events, in order of first appearance."""
-        return list(dict.fromkeys(name for layout in self._used_layouts() for name in layout.names))
+        return list(dict.fromkeys(name for index in self._used_layouts() for name in self.layouts[index].names))
 
     def common_metrics(self) -> frozenset[str]:
         """The metrics that every one of its events has."""
-        names = [frozenset(layout.names) for layout in self._used_layouts()]
+        names = [frozenset(self.layouts[index].names) for index in self._used_layouts()]
         return frozenset.intersection(*names) if names else frozenset()
 
     def attrs_spans(self) -> tuple[Integers, Integers, Integers]:
@@ -328,21 +325,19 @@ class Segment:
         """Return ``count`` numbers from each of these offsets, in one flat array."""
         return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
 
-    def _used_layouts(self) -> list[EventLayout]:
-        """The layouts that its events use, in order of first appearance."""
-        if self._has_one_layout():
-            return [self.layouts[self.layout[0]]]
+    def _used_layouts(self) -> list[int]:
+        """The indices of the layouts that its events use, in order of first appearance."""
+        if len(self) and (self.layout == self.layout[0]).all():
+            return [int(self.layout[0])]
         _, first = np.unique(self.layout, return_index=True)
-        return [self.layouts[self.layout[index]] for index in np.sort(first).tolist()]
-
-    def _has_one_layout(self) -> bool:
-        return bool(len(self) and (self.layout == self.layout[0]).all())
+        used: list[int] = self.layout[np.sort(first)].tolist()
+        return used
 
     def _numbers(self, item: str, position: Integers) -> Integers:
         return self.gathered(np.dtype(item), position).astype(np.int64)
 
     def _records(self) -> list[Record]:
-        attrs: dict[int, dict[str, Any]] = {}
+        attrs: dict[int, JsonObject] = {}
         for event, begin, end in zip(*(span.tolist() for span in self.attrs_spans()), strict=True):
             attrs[event] = json.loads(self.data[begin:end])
         spans = zip(*(column.tolist() for column in self.sample_spans()), strict=True)

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from ..events import NO_VECTORS, SampleLosses, Vectors
-from ..own_process import above_streams, inode_of
+from ..events import NO_VECTORS, JsonObject, SampleLosses, Vectors
+from ..own_process import WriterIdentity, above_streams, inode_of
 from ..run_folder import journal_name
 from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, framed, header_record, layout_record
 from .syncing import Syncer
@@ -91,7 +91,7 @@ class JournalWriter:
         attempt: int = 0,
         rank: int = 0,
         first_seq: int = 0,
-        writer: dict[str, Any] | None = None,
+        writer: WriterIdentity | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         on_segment_closed: Callable[[Path], None] | None = None,
         sync_every_s: float | None = None,
@@ -101,7 +101,7 @@ class JournalWriter:
         on_looked: Callable[[], None] | None = None,
     ) -> None:
         self._folder = folder
-        self._identity: dict[str, Any] = {"run_id": run_id, "attempt": attempt, "rank": rank}
+        self._identity: JsonObject = {"run_id": run_id, "attempt": attempt, "rank": rank}
         self._writer = writer or {}
         self._segment_bytes = segment_bytes
         self._on_segment_closed = on_segment_closed

@@ -217,7 +217,7 @@ def manifest_of(content: bytes, run_id: str) -> Manifest:
         raise DamagedLog(what, where=run_id, fix="Delete it, and push the run again") from None
 
 
-def _part_json(part: LogPart) -> dict[str, Any]:
+def _part_json(part: LogPart) -> dict[str, object]:
     document = part._asdict()
     return document if is_journal(part.name) else {key: document[key] for key in document if key != "next_seq"}
 

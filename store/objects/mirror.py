@@ -22,9 +22,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..errors import DamagedLog, NotWritten, PartsMissing, StoreAway, StoreNotFound, TelemetryError
+from ..events import JsonObject
 from ..run_folder import RUN_ID, is_journal, is_sealed, replace_file
 from ..user_cache import mirrors_folder
 from .bucket import CONNECTIONS, Bucket, Content, endpoint_here, plain_address
@@ -417,7 +418,7 @@ class Mirror:
         document = _json_in(self.folder / _INDEX)
         return {name: etag for name, etag in document.items() if (self.folder / name / _STATE).exists()}
 
-    def _state(self, run_id: str) -> dict[str, Any]:
+    def _state(self, run_id: str) -> JsonObject:
         return _json_in(self.folder / run_id / _STATE)
 
 
@@ -489,7 +490,7 @@ def _digest_of(path: Path) -> str:
     return os.path.basename(os.readlink(path)).partition(".")[0]
 
 
-def _json_in(path: Path) -> dict[str, Any]:
+def _json_in(path: Path) -> JsonObject:
     """Return the object in a file; empty if it is missing or damaged."""
     try:
         document = json.loads(path.read_bytes())

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
+from ..events import JsonObject
 from ..run_folder import COLUMNS_JSON, Listing, SealedFile, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
@@ -515,7 +516,7 @@ def attempt_digest(attempt: Attempt) -> str:
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
-def _told(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _told(pairs: list[tuple[str, Any]]) -> JsonObject:
     """Build a dictionary without None values."""
     return {name: value for name, value in pairs if value is not None}
 

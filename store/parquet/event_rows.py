@@ -31,6 +31,7 @@ from ..events import (
     NO_VECTORS,
     TEXT_IDS,
     Event,
+    JsonObject,
     MetricsOfTable,
     SampleLosses,
     Vectors,
@@ -251,7 +252,7 @@ _AT_ONCE: Final = 16_384
 
 #: The empty attributes of most events. Events of tables share this one object, as events created without attributes
 #: share their field's default.
-_NO_ATTRS: Final[dict[str, Any]] = {}
+_NO_ATTRS: Final[JsonObject] = {}
 
 
 class Numbers(NamedTuple):

@@ -16,17 +16,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from ..child_protocol import frames, write_frame
 from ..run_folder import folders_with_journals, has_journal
+
+
+class SealRequest(TypedDict, total=False):
+    """A run's folder, and whether to seal what other machines wrote; or a store."""
+
+    folder: str
+    other_hosts: bool
+    store: str
 
 
 def main() -> None:
     """Serve until the input ends."""
     # A terminal sends Ctrl-C to the whole process group; it is meant for the training.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[SealRequest | None] = queue.SimpleQueue()
     # A thread of its own, so that the pipe never fills: a program may close runs faster than they can be sealed.
     threading.Thread(target=_take, args=(requests,), daemon=True).start()
     stores: list[Iterator[Path]] = []
@@ -48,9 +56,9 @@ def main() -> None:
     os._exit(0)
 
 
-def _take(requests: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+def _take(requests: queue.SimpleQueue[SealRequest | None]) -> None:
     for request in frames(sys.stdin.fileno()):
-        requests.put(request.head)
+        requests.put(cast(SealRequest, request.head))
     requests.put(None)
 
 

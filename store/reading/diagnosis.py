@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -21,7 +21,7 @@ from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR, LOST
 from ..journal.reading import is_being_written, read_segment
 from ..objects.access import fetch, is_live
-from ..own_process import is_of_this_machine
+from ..own_process import WriterIdentity, is_of_this_machine
 from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.tables import read_parquet, row_groups_of
 from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
@@ -213,7 +213,7 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             yield _unsealed(folder, journal, count, segment.header.get("writer") or {})
 
 
-def _unsealed(folder: Path, journal: JournalFile, count: int, writer: dict[str, Any]) -> StoreFault:
+def _unsealed(folder: Path, journal: JournalFile, count: int, writer: WriterIdentity) -> StoreFault:
     """Return what is wrong with a journal that nobody seals.
 
     Args:

@@ -12,13 +12,15 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..arrow_tables import Row
 from ..columns import Columns, columns_of
 from ..event_json import encoded
+from ..events import JsonObject
 from ..run_folder import (
     COLUMNS_JSON,
     INTAKE_JSON,
@@ -68,7 +70,7 @@ class RunSummary(NamedTuple):
         """Sort key of the start, the oldest first; runs with an unknown start come before all others."""
         return self.started or datetime.min, self.run_id
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self) -> Row:
         """Return the row as a dictionary, in the order of ``RUNS_SCHEMA``."""
         hosts = None if self.hosts is None else list(self.hosts)
         return {**self._asdict(), "tags": list(self.tags), "hosts": hosts}
@@ -108,7 +110,7 @@ def _host_of(attempt: Attempt) -> str | None:
     return host if isinstance(host, str) else None
 
 
-def _json(config: dict[str, Any]) -> str:
+def _json(config: JsonObject) -> str:
     """Return strict JSON in valid Unicode, also where ``run.json`` was written by hand."""
     return json.dumps(encoded(config), ensure_ascii=False).encode(errors="replace").decode()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from ..arrow_tables import values_of
+from ..arrow_tables import Row, values_of
 from ..errors import QueryRefused, QueryTimedOut, TelemetryError
 from ..reading.snapshot import retrying
 from .statement_scope import StatementScope, scope_of
@@ -247,7 +247,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+def rows_of(table: pa.Table) -> list[Row]:
     """Return the rows of a table as dictionaries. A date or time that Python cannot hold becomes its text."""
     columns = [values_of(column) for column in table.columns]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
