@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
-from .source import Fact
-
 #: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``, ``ValLoss``.
 EVALUATION_WORDS: Final = frozenset(
     ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
@@ -91,27 +89,3 @@ def split_row(metrics: Mapping[str, float]) -> Iterator[tuple[str, Mapping[str, 
         return
     for kind, names in parts:
         yield kind, {name: metrics[name] for name in names}
-
-
-def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
-    """Rename the metrics of facts.
-
-    A metric keeps its old name where its event already has the new one. Where two metrics of an event would get one
-    name, the first gets it.
-
-    Args:
-        facts: Facts of one run.
-        renamed: New names by old names.
-    """
-    if not renamed:
-        yield from facts
-        return
-    for fact in facts:
-        metrics = fact.metrics
-        if not renamed.keys().isdisjoint(metrics):
-            called: dict[str, float] = {}
-            for name, value in metrics.items():
-                new = renamed.get(name, name)
-                called[name if new in metrics or new in called else new] = value
-            fact = fact._replace(metrics=called)
-        yield fact

@@ -21,7 +21,7 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
-from .evaluation_names import is_evaluation, with_names
+from .evaluation_names import is_evaluation
 from .run_writing import (
     Course,
     Courses,
@@ -309,6 +309,30 @@ def _provenance(source: Source, run: ImportedRun, digest: str, renamed: Mapping[
         {"metric": storable(renamed.get(metric, metric)), "mode": mode} if metric else None,
         [storable(renamed.get(name, name)) for name in run.nan_filtered],
     )
+
+
+def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fact]:
+    """Rename the metrics of facts.
+
+    A metric keeps its old name where its event already has the new one. Where two metrics of an event would get one
+    name, the first gets it.
+
+    Args:
+        facts: Facts of one run.
+        renamed: New names by old names.
+    """
+    if not renamed:
+        yield from facts
+        return
+    for fact in facts:
+        metrics = fact.metrics
+        if not renamed.keys().isdisjoint(metrics):
+            called: dict[str, float] = {}
+            for name, value in metrics.items():
+                new = renamed.get(name, name)
+                called[name if new in metrics or new in called else new] = value
+            fact = fact._replace(metrics=called)
+        yield fact
 
 
 def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from steptape import open_run, open_store
 from steptape.importers.discovery import all_readers, find_sources, reader_of
-from steptape.importers.evaluation_names import with_names
-from steptape.importers.importing import Outcome, State, import_sources
+from steptape.importers.importing import Outcome, State, import_sources, with_names
 from steptape.importers.source import Fact, ReadOptions
 from steptape.store.events import Event
 from steptape.store.run import Run
