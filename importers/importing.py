@@ -34,7 +34,7 @@ from .run_writing import (
     write_grown,
     write_new,
 )
-from .source import REST_IMPORTED, ImportedRun, ReadOptions, UnreadableSource
+from .source import REST_IMPORTED, Fact, ImportedRun, ReadOptions, UnreadableSource
 
 #: Ids of imported runs: start time, or ``import`` where it is unknown, then ``Source.identity``.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
