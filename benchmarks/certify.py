@@ -35,10 +35,8 @@ import numpy.typing as npt
 from public_curves import algoperf_store, dopamine_store
 
 from steptape import open_run
-from steptape.replay.choosing.bounds import fewest_runs, upper_bound_of_count
-from steptape.replay.choosing.certifying import choose
-from steptape.replay.choosing.risks import Risk, losses_on, savings
-from steptape.replay.choosing.testing_order import OrderOfTests, order_of
+from steptape.replay.choosing.certifying import OrderOfTests, choose, order_of
+from steptape.replay.choosing.risks import Risk, fewest_runs, losses_on, savings, upper_bound_of_count
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import Policy, parse_policy

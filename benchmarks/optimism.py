@@ -29,9 +29,14 @@ import numpy as np
 import public_curves
 
 from steptape import open_store, sweep
-from steptape.replay.choosing.optimism import run_table
-from steptape.replay.choosing.out_of_sample import RunTable, chosen_variant, judge_choices, means_of
-from steptape.replay.choosing.splits import family_splits
+from steptape.replay.choosing.out_of_sample import (
+    RunTable,
+    chosen_variant,
+    family_splits,
+    judge_choices,
+    means_of,
+    run_table,
+)
 from steptape.replay.columns.stream import Floats, Ints
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run

@@ -7,6 +7,7 @@ policies are parsed again. Runs come from a disk that all nodes share, or each n
 from __future__ import annotations
 
 import functools
+import hashlib
 import pickle
 import platform
 import shutil
@@ -23,19 +24,28 @@ from ..rules.policy_file.metrics import METRIC_CLASSES
 from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..store.errors import TelemetryError
 from ..store.objects.access import fetch_logs
-from .blocks import Blocks, timed_answers
-from .code_digest import code_digest
-from .run_pool import folders_in
+from .run_pool import Blocks, folders_in, timed_answers
 
 _Answer = TypeVar("_Answer")
+
+
 _Asked = TypeVar("_Asked")
+
 
 #: Times that Ray repeats a task whose worker or node was lost.
 RETRIES: Final = 3
+
+
 #: Blocks per core that may be computed ahead of the next one wanted. This bounds the results in memory.
 _AHEAD: Final = 4
+
+
 #: The rooms that tasks import, for nodes that lack this version of steptape.
 _ROOMS: Final = ("importers", "replay", "rules", "store")
+
+
+#: The rooms that read, decide and judge.
+_DIGESTED: Final = ("store", "rules", "replay")
 
 
 class UnseenRun(TelemetryError):
@@ -200,10 +210,10 @@ def _code_looker() -> Callable[[], str | None]:
 
     def look() -> str | None:
         try:
-            from .code_digest import code_digest as digest
+            from .ray_pool import code_digest
         except ImportError:
             return None
-        return digest()
+        return code_digest()
 
     return look
 
@@ -260,3 +270,14 @@ def _loaded(registered: bytes, function: bytes) -> Callable[[Any], Any]:
 def _is_seen(asked: object) -> bool:
     """Whether the folders of the runs in an argument exist here."""
     return all(folder.is_dir() for folder in folders_in([asked]))
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return the digest of the code that reads, decides and judges; another version may give other results."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for room in _DIGESTED:
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

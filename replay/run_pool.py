@@ -1,11 +1,16 @@
-"""Maps functions over runs, optionally in a process pool. Results keep the order of the runs; progress is counted."""
+"""Maps functions over runs, optionally in a process pool. Results keep the order of the runs; progress is counted.
+
+Workers get blocks of runs: each long enough to outweigh its overhead, short enough to share.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import multiprocessing
 import pickle
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,7 +19,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from ..rules.policy_file.metrics import METRIC_CLASSES
 from ..rules.policy_file.operations import OPERATION_CLASSES
@@ -24,15 +29,33 @@ from ..store.objects.access import fetching_ahead
 from ..store.own_process import end_with_parent
 from ..store.run import Run
 from ..store.user_cache import is_mirror
-from .blocks import Blocks, named_in_errors, timed_answers, worked_answer
 
 _Answer = TypeVar("_Answer")
+
+
 _Asked = TypeVar("_Asked")
+
+
+#: Seconds that a block should take. A task of Ray adds 1 to 5 ms, so a block of this length hides them.
+BLOCK_S: Final = 1.0
+
+
+#: Growth from one size to the next. The first run in a process also loads modules, and says little about the others.
+_GROWTH: Final = 8
+
+
+#: Blocks per worker into which the rest is cut at least, so that all workers finish at about the same time.
+_SHARES: Final = 2
+
 
 #: Blocks of results per process that may be computed ahead of the next one wanted. This bounds the results in memory.
 _AHEAD: Final = 2
+
+
 #: Seconds of work for which a worker is worth its start: twice the 1.4 s of processor time that its imports take.
 _WORTH_A_WORKER_S: Final = 3.0
+
+
 #: Seconds of work after which the rest can be estimated. The first run also loads modules, for 0.3 s.
 _MEASURED_S: Final = 1.0
 
@@ -75,6 +98,80 @@ def can_share_work() -> bool:
     except OSError:
         return False
     return True
+
+
+class Blocks(Generic[_Asked]):
+    """The blocks of a sequence, in order. The first ones hold one argument each, to measure.
+
+    Args:
+        asked: The arguments.
+    """
+
+    def __init__(self, asked: Sequence[_Asked]) -> None:
+        self._asked = asked
+        self._given = 0
+        self._size = 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every argument has been given out."""
+        return self._given == len(self._asked)
+
+    def take(self, workers: int) -> Sequence[_Asked]:
+        """Return the next block; empty at the end.
+
+        Args:
+            workers: Number of workers that share the rest.
+        """
+        share = math.ceil((len(self._asked) - self._given) / (_SHARES * max(workers, 1)))
+        block = self._asked[self._given : self._given + min(self._size, share)]
+        self._given += len(block)
+        return block
+
+    def measure(self, size: int, took_s: float) -> None:
+        """Adapt the size of the blocks to come to the time that a block took.
+
+        Args:
+            size: Number of arguments in the block.
+            took_s: Seconds that they took.
+        """
+        fitting = size * BLOCK_S / took_s if took_s > 0 else math.inf
+        self._size = max(1, int(min(fitting, _GROWTH * size)))
+
+
+def timed_answers(function: Callable[[_Asked], _Answer], block: Sequence[_Asked]) -> tuple[list[_Answer], float]:
+    """Call a function with each argument of a block; return the results, and the seconds that they took.
+
+    Raises:
+        Exception: Whatever the function raises, with a note that names its argument.
+    """
+    answers, began_s = [], time.monotonic()
+    for one in block:
+        with named_in_errors(one):
+            answers.append(function(one))
+    return answers, time.monotonic() - began_s
+
+
+def worked_answer(function: Callable[[_Asked], _Answer], asked: _Asked) -> tuple[_Answer, float]:
+    """Call a function; return its result, and the seconds of processor time that this thread took.
+
+    Raises:
+        Exception: Whatever the function raises, with a note that names its argument.
+    """
+    began_s = time.thread_time()
+    with named_in_errors(asked):
+        answer = function(asked)
+    return answer, time.thread_time() - began_s
+
+
+@contextmanager
+def named_in_errors(asked: object) -> Iterator[None]:
+    """Name the argument in any error that the block raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"Raised for {asked!r}")
+        raise
 
 
 class Pool(Protocol):

@@ -10,7 +10,7 @@ import skipping_loop
 from torchrun import run_job
 
 from steptape import open_run, verify
-from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run

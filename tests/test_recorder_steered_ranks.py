@@ -12,7 +12,7 @@ from steered_loops import GUARD, SKIP, rollback
 from torchrun import run_job
 
 from steptape import open_run, verify
-from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event

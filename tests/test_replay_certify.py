@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from steptape import TelemetryError, open_run
 from steptape.cli.app import app
-from steptape.replay.choosing.certifying import Certification, certify, choose
+from steptape.replay.choosing.certifying import Certification, Direction, OrderOfTests, certify, choose
 from steptape.replay.choosing.risks import Risk, risk_of
-from steptape.replay.choosing.testing_order import Direction, OrderOfTests
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event

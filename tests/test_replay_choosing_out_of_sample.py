@@ -14,9 +14,17 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, open_run, sweep
 from steptape.cli.app import app
-from steptape.replay.choosing.optimism import optimism_of, run_table
-from steptape.replay.choosing.out_of_sample import RunTable, chosen_variant, judge_choices, means_of
-from steptape.replay.choosing.splits import family_splits, joined_groups, walk_forward_splits
+from steptape.replay.choosing.out_of_sample import (
+    RunTable,
+    chosen_variant,
+    family_splits,
+    joined_groups,
+    judge_choices,
+    means_of,
+    optimism_of,
+    run_table,
+    walk_forward_splits,
+)
 from steptape.replay.reports.sweep_page import sample_sentences
 from steptape.replay.sweeps.sweeping import Sweep
 from steptape.rules.policy_file.policy import parse_policy

@@ -13,7 +13,7 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Policy, Recorder, load_policy, open_run, sweep
-from steptape.replay.policies.expert_accounts import expert_accounts
+from steptape.replay.policies.run_accounts import expert_accounts
 from steptape.rules.functions.expert_loads import BalanceSettings, LayerBalance
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.readings.reading import Param

@@ -15,8 +15,7 @@ from steptape import Policy, TelemetryError, backtest, open_store, sweep
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.blocks import BLOCK_S, Blocks
-from steptape.replay.run_pool import Progress, RunPool
+from steptape.replay.run_pool import BLOCK_S, Blocks, Progress, RunPool
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 

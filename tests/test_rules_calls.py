@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.control import CALLS, InvalidCall, LearningRateState, parse_call
 from steptape.rules.engine.engine import Engine

@@ -19,7 +19,7 @@ from ...replay.choosing.certification_report import (
 )
 from ...replay.choosing.certifying import Certification
 from ...replay.choosing.certifying import certify as certify_runs
-from ...replay.choosing.checking import changes_since
+from ...replay.choosing.population import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
 from ...rules.certificate import Certificate, read_certificate
 from ...store.errors import counted

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from ...replay.policies.expert_accounts import expert_accounts
-from ...replay.policies.learning_rates import LearningRatePoint, learning_rates
+from ...replay.policies.run_accounts import LearningRatePoint, expert_accounts, learning_rates
 from ...replay.runs import replaying
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...store.errors import counted

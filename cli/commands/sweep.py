@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import typer
 
-from ...replay.choosing.optimism import FrontPoint, Optimism, optimism_of, point_json
-from ...replay.choosing.splits import SplitKind
+from ...replay.choosing.out_of_sample import FrontPoint, Optimism, SplitKind, optimism_of, point_json
 from ...replay.reports.aggregation import families_json
 from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
 from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text

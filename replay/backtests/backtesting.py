@@ -16,8 +16,7 @@ from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import read_run_info
-from ..policies.conduct import Conduct
-from ..policies.coverage import ControllerCoverage, Coverage, coverage_of
+from ..policies.coverage import Conduct, ControllerCoverage, Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
 from ..runs.families import check_family_key, family_of

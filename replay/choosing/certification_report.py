@@ -10,8 +10,7 @@ from typing import Any, Final
 from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
 from ...store.errors import counted
-from .certifying import Certification
-from .testing_order import FIXED_SEQUENCE
+from .certifying import FIXED_SEQUENCE, Certification
 
 #: Most variants in the table, and most reasons that are listed.
 MOST_ROWS: Final = 10

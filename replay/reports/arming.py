@@ -17,8 +17,8 @@ from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
 from ..backtests.backtesting import Backtest
-from ..choosing.bounds import binomial_tails
 from ..choosing.certification_report import grounds_of, promise
+from ..choosing.risks import binomial_tails
 from ..runs.families import Family
 from ..runs.results import RunResult
 from ..sweeps.swept_front import SweptFront

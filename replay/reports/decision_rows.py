@@ -11,7 +11,7 @@ from ...rules.control import Effect
 from ...rules.engine.decisions import Decision
 from ...store.event_json import encoded
 from ..backtests.backtesting import Backtest
-from ..policies.conduct import Conduct
+from ..policies.coverage import Conduct
 from ..runs.replaying import LabelledOutcome, Validity
 from ..runs.results import RunResult
 

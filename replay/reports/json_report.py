@@ -9,7 +9,7 @@ from typing import Any
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ..backtests.backtesting import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
-from ..policies.conduct import Conduct
+from ..policies.coverage import Conduct
 from ..runs.families import Family
 from ..runs.replaying import LabelledOutcome
 from ..runs.results import Excluded, Outlay, RunResult

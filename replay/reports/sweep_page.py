@@ -14,8 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from ...store.errors import counted
-from ..choosing.optimism import Optimism
-from ..choosing.splits import SplitKind
+from ..choosing.out_of_sample import Optimism, SplitKind
 from ..sweeps.sweeping import Sweep
 from ..sweeps.totals import stopped_counts
 from .html_templates import STYLE_FILE, TEMPLATES, html_environment

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from frameworks.tiny_lightning import loader, tiny_module, tiny_trainer
 from steptape import open_store, verify
 from steptape.integrations.lightning import SteptapeCallback
-from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run

@@ -261,12 +261,11 @@ def test_a_node_with_another_steptape_gets_this_one(nodes: Nodes, tmp_path: Path
     nodes.add(PYTHONPATH=str(foreign.parent), STEPTAPE_NODE="second")
     program = f"""
 import os
-from steptape.replay.cache import code_digest
-from steptape.replay.ray_pool import RayPool
+from steptape.replay.ray_pool import RayPool, code_digest
 
 def look(number):
-    import steptape.replay.cache
-    return steptape.replay.cache.code_digest(), steptape.__file__, os.environ.get("STEPTAPE_NODE")
+    import steptape.replay.ray_pool
+    return steptape.replay.ray_pool.code_digest(), steptape.__file__, os.environ.get("STEPTAPE_NODE")
 
 with RayPool({nodes.address!r}) as pool:
     found = list(pool.mapped(look, range(40)))

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from frameworks.tiny_trainer import policy_file, runs_of, tiny_trainer, weights_of
 from steptape import verify
 from steptape.integrations.transformers import SteptapeCallback
-from steptape.replay.policies.learning_rates import learning_rates
+from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.replay.choosing.bounds import (
+from steptape.replay.choosing.risks import (
     binomial_tails,
     fewest_runs,
     p_values_of_counts,
