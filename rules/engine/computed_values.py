@@ -334,14 +334,14 @@ class Gatekeeper:
         self._has_news = News(driver)
         self._source = source
 
-    def candidate(self, event: Event) -> tuple[float | None, RuleError | None]:
-        """Return the value to admit, None for none; and an error for the condition's first failure."""
+    def candidate(self, event: Event) -> float | RuleError | None:
+        """Return the value to admit, None for none, or an error for the condition's first failure."""
         if not self._has_news():
-            return None, None
+            return None
         try:
             value = float(self._value(event))
         except LookupError:
-            return None, None
+            return None
         except Exception:  # An expression may fail in any way.
             value = _NAN
         answer = answer_of(self._admit, event)
@@ -349,8 +349,8 @@ class Gatekeeper:
             self.error_count += 1
             if self.error_count == 1:
                 admit, where = self._declaration.admit, f"define '{self.name}', admit"
-                return None, failed_condition(self.name, admit, answer, event, source=self._source, where=where)
-        return (value if answer is True else None), None
+                return failed_condition(self.name, admit, answer, event, source=self._source, where=where)
+        return value if answer is True else None
 
     def renew(self) -> None:
         """Forget what was already reported."""
@@ -376,10 +376,13 @@ class Admissions:
 
         All are evaluated before any series takes its value.
         """
-        candidates = [gatekeeper.candidate(event) for gatekeeper in self.gatekeepers]
-        for gatekeeper, (value, _) in zip(self.gatekeepers, candidates, strict=True):
-            if value is not None:
-                gatekeeper.target.append(value)
+        failures: list[RuleError] = []
+        candidates = [(gatekeeper.target, gatekeeper.candidate(event)) for gatekeeper in self.gatekeepers]
+        for target, candidate in candidates:
+            if isinstance(candidate, RuleError):
+                failures.append(candidate)
+            elif candidate is not None:
+                target.append(candidate)
         for computed in self.computed:
             computed.update(event)
-        return [failure for _, failure in candidates if failure is not None]
+        return failures
