@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from ..recorder.ranks.rank import this_rank
 from ..recorder.recorder import Recorder
-from ..rules.functions.milestones import exact, position_of
+from ..rules.readings.milestone import exact, position_of
 from ..store.reading.tally import NUM_SAMPLES
 
 _Taken = ParamSpec("_Taken")

@@ -141,13 +141,12 @@ PUBLIC: dict[str, set[str]] = {
     },
     "rules": {
         "certificate",
-        "control",
-        "checks/appearances",
         "checks/finding_codes",
         "checks/findings",
         "checks/length_conditions",
         "checks/metric_keys",
         "checks/possible_firings",
+        "control",
         "engine/decisions",
         "engine/engine",
         "engine/gates",
@@ -155,7 +154,6 @@ PUBLIC: dict[str, set[str]] = {
         "errors",
         "functions/expert_loads",
         "functions/folds",
-        "functions/milestones",
         "functions/operators",
         "functions/reductions",
         "functions/table",
@@ -173,6 +171,17 @@ PUBLIC: dict[str, set[str]] = {
         "policy_file/metrics",
         "policy_file/operations",
         "policy_file/policy",
+        "readings/ago",
+        "readings/fact",
+        "readings/family",
+        "readings/fold",
+        "readings/metric",
+        "readings/milestone",
+        "readings/param",
+        "readings/past_decisions",
+        "readings/reading",
+        "readings/series_value",
+        "readings/window",
         "scenarios/file",
         "scenarios/run",
     },
@@ -296,7 +305,6 @@ LONGEST_CHAIN = 44
 WIDE_CLASSES = {
     "LiveAttempt": "It holds every way in which an attempt begins and ends.",
     "Recorder": "Users call it: a method for each fact that a loop records.",
-    "Translator": "It visits syntax trees: a method for each kind of node.",
 }
 
 

@@ -10,7 +10,6 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules.compiled.window_reading import LONG
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
@@ -18,6 +17,7 @@ from steptape.rules.functions import reductions
 from steptape.rules.functions.folds import ema
 from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.readings.window import LONG
 from steptape.store.events import Event
 
 values = st.one_of(

@@ -16,12 +16,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.engine.gates import FiringGate, FiringLimits
-from ...rules.language.context import Clock, Past
+from ...rules.language.context import Clock
 from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.language.timing import SpanTimer, StepWindow
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.past_decisions import Past
 from ...rules.readings.reading import Param, SeriesKey
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from .stream import Ints, Stream, Truths

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..readings.family import FamilyReading
 from ..readings.fold import SeriesFold
-from ..readings.reading import Extent, Limits, SeriesReading
+from ..readings.reading import Extent, SeriesReading, ValueLimits
 from ..readings.series_value import SeriesValue
 from ..readings.window import AMONG, DEVIATIONS, MEMBERS, HeldCount, Window
 
@@ -40,7 +40,7 @@ class Bound:
     is_exact: bool = False
 
 
-def bound_by(upper: SeriesReading, lower: SeriesReading, limits: Limits) -> Bound | None:
+def bound_by(upper: SeriesReading, lower: SeriesReading, limits: ValueLimits) -> Bound | None:
     """Return how often the second reading the first one is at most; None where nothing bounds it.
 
     Args:

@@ -1,28 +1,32 @@
-"""Generates one function that evaluates all rules with a trigger at one kind of event.
+"""Generates the functions that an engine runs at each event: one that evaluates all rules, and one that feeds series.
 
-Takes bound rules in evaluation order; returns code that evaluates them all, reads shared windows once, and returns the
-answers other than False.
+Takes bound rules in evaluation order; returns code that evaluates them all, reads shared readings once, and returns the
+answers other than False. Takes the names of series; returns a function that appends an event's numbers to them. Ten
+series cost 0.5 us this way, and 0.8 us in a loop over pairs of a name and a function.
 """
 
 from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
+from functools import lru_cache
+from types import CodeType, FunctionType
 from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_truth
 from ..language.timing import StepWindow
-from ..readings.family import FamilyReading
-from ..readings.reading import SeriesKey
-from ..readings.window import Window
-from .compilation import EVENT, Translator, compile_tree
-from .names import Names
+from ..readings.generated import EVENT, attribute, call, name
+from ..readings.metric import asked_of_state
+from ..readings.reading import Names, SeriesKey, SeriesReading
+from .compilation import Translator, compile_tree
 
 _COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
+
+#: Takes the numbers of one event.
+Feed = Callable[[Mapping[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +118,18 @@ def member_program(kind: str, number: int, question: TriggeredRule, names: Names
 def _program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, decides: bool, holds: str) -> CodeType:
     alone = [question for question in questions.values() if question.each is None]
     conditions = (condition for question in alone for condition in (question.clear, question.rule))
-    shared = _shared_windows([condition for condition in conditions if condition is not None])
+    shared = _shared_readings([condition for condition in conditions if condition is not None])
     statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
     statements += [_assigned(local, ast.Constant(None)) for local in shared.values()]
     closing: list[ast.stmt] = []
     for number, question in questions.items():
         if question.each is not None:
-            members = _name(members_name(kind, number))
-            statements.append(ast.Expr(_call(members, _name(EVENT), _name("answers"))))
+            members = name(members_name(kind, number))
+            statements.append(ast.Expr(call(members, name(EVENT), name("answers"))))
             if "holding" in question.asked:
-                closing.append(ast.Expr(_call(ast.Attribute(members, "settle", ast.Load()))))
+                closing.append(ast.Expr(call(attribute(members, "settle"))))
             continue
-        past = _name(names.past_of(question.controller)) if question.asked else None
+        past = name(names.past_of(question.controller)) if question.asked else None
         answer = _Answer(number, question, past, gate_name(kind, number), decides=decides)
         if question.clear is not None:
             statements.append(answer.clearing(Translator(question.clear, names, shared=shared), question.clear))
@@ -133,10 +137,10 @@ def _program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *,
         if past is not None and "holding" in question.asked:
             local = f"holds{number}"
             statements.insert(0, _assigned(local, ast.Constant(None)))
-            set_holds = ast.Assign([ast.Attribute(past, holds, ast.Store())], _name(local))
-            closing.append(ast.If(ast.Compare(_name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
+            set_holds = ast.Assign([ast.Attribute(past, holds, ast.Store())], name(local))
+            closing.append(ast.If(ast.Compare(name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
-    body = [*statements, *closing, ast.Return(_name("answers"))]
+    body = [*statements, *closing, ast.Return(name("answers"))]
     function = ast.FunctionDef("asked", arguments, body, [], None, None)
     if "type_params" in ast.FunctionDef._fields:
         function.type_params = []  # type: ignore[attr-defined]
@@ -166,76 +170,76 @@ class _Answer:
     def statements(self, translator: Translator) -> list[ast.stmt]:
         """Return the statements, with the rule in a ``try``."""
         rule = self._question.rule
-        tree, is_true = rule.expression.tree, ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
+        tree, is_true = rule.expression.tree, ast.Compare(name("answer"), [ast.Is()], [ast.Constant(True)])
         if gives_truth(tree, rule) and not self._question.asked:
             # The fastest form: the interpreter jumps on the comparisons themselves.
             evaluation: list[ast.stmt] = [ast.If(translator.body(tree), self._when_true(), self._when_false())]
             answered: list[ast.stmt] = []
         else:
             evaluation = [_assigned("answer", translator.body(tree))]
-            is_false = ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(False)])
-            other: list[ast.stmt] = [ast.If(is_true, self._when_true(), [self._noted(_name("answer"))])]
+            is_false = ast.Compare(name("answer"), [ast.Is()], [ast.Constant(False)])
+            other: list[ast.stmt] = [ast.If(is_true, self._when_true(), [self._noted(name("answer"))])]
             answered = [ast.If(is_false, self._when_false() or [ast.Pass()], other)]
         if "holding" in self._question.asked:
             answered.append(_assigned(f"holds{self._number}", is_true))
         handlers = [
             # Undefined: the rule does not fire and changes nothing.
-            ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
+            ast.ExceptHandler(name("LookupError"), None, [ast.Pass()]),
             # A rule may fail in any way; training continues, and the failure is recorded.
-            ast.ExceptHandler(_name("Exception"), "error", [self._noted(_name("error"))]),
+            ast.ExceptHandler(name("Exception"), "error", [self._noted(name("error"))]),
         ]
         attempt: ast.stmt = ast.Try(evaluation, handlers, answered, [])
         conditions = list[ast.expr]()
         if self._question.changing:
-            conditions.append(translator.of_state(self._question.changing, "changed"))
+            conditions.append(asked_of_state(translator.names, self._question.changing, "changed"))
         if self._question.driver is not None:
             # Asked at each event of the trigger: a value from before ``between`` is not new within it.
-            conditions.append(_call(_name(news_name(self._gate))))
+            conditions.append(call(name(news_name(self._gate))))
         if (within := _within(self._question.between)) is not None:
             conditions.append(within)
-        conditions += [translator.values(key) for key in self._question.requires]
+        conditions += [name(translator.names.values_of(key)) for key in self._question.requires]
         return [_where(conditions, attempt)]
 
     def clearing(self, translator: Translator, clear: BoundRule) -> ast.stmt:
         """Return the statement that evaluates the controller's ``clear``, if the controller is raised."""
-        gate, is_true = _name(self._gate), ast.Compare(_name("answer"), [ast.Is()], [ast.Constant(True)])
-        end = ast.Expr(_call(_name(clearing_name(self._gate)), _name(EVENT)))
-        is_told = ast.Compare(_name("answer"), [ast.IsNot()], [ast.Constant(False)])
+        gate, is_true = name(self._gate), ast.Compare(name("answer"), [ast.Is()], [ast.Constant(True)])
+        end = ast.Expr(call(name(clearing_name(self._gate)), name(EVENT)))
+        is_told = ast.Compare(name("answer"), [ast.IsNot()], [ast.Constant(False)])
         attempt = ast.Try(
             [_assigned("answer", translator.body(clear.expression.tree))],
             [
-                ast.ExceptHandler(_name("LookupError"), None, [ast.Pass()]),
+                ast.ExceptHandler(name("LookupError"), None, [ast.Pass()]),
                 # As in a rule, a failure is recorded and training continues.
-                ast.ExceptHandler(_name("Exception"), "error", [self._noted(_told(_name("error")))]),
+                ast.ExceptHandler(name("Exception"), "error", [self._noted(_told(name("error")))]),
             ],
-            [ast.If(is_true, [end], []), ast.If(is_told, [self._noted(_told(_name("answer")))], [])],
+            [ast.If(is_true, [end], []), ast.If(is_told, [self._noted(_told(name("answer")))], [])],
             [],
         )
-        conditions = [_call(ast.Attribute(gate, "asks_clear", ast.Load()), _name(EVENT))]
+        conditions = [call(attribute(gate, "asks_clear"), name(EVENT))]
         if self._question.changing:
-            conditions.append(translator.of_state(self._question.changing, "changed"))
+            conditions.append(asked_of_state(translator.names, self._question.changing, "changed"))
         return _where(conditions, attempt)
 
     def _when_true(self) -> list[ast.stmt]:
         asked, done = self._question.asked, list[ast.stmt]()
         if self._question.is_explained:
-            done.append(ast.Expr(_call(_name(explanation_name(self._gate)), _name(EVENT))))
+            done.append(ast.Expr(call(name(explanation_name(self._gate)), name(EVENT))))
         if "true_now" in asked:
-            done.append(self._set("true_at", _name(EVENT)))
+            done.append(self._set("true_at", name(EVENT)))
         if "streak" in asked:
             done.append(self._set("streak", ast.BinOp(self._read("streak"), ast.Add(), ast.Constant(1))))
         if not self._decides:
             return [*done, self._noted(ast.Constant(True))]
-        fired = [self._noted(_name("FIRED"))]
+        fired = [self._noted(name("FIRED"))]
         if "fired_now" in asked:
-            fired.append(self._set("fired_at", _name(EVENT)))
-        passes = _call(ast.Attribute(_name(self._gate), "on_true", ast.Load()), _name(EVENT))
+            fired.append(self._set("fired_at", name(EVENT)))
+        passes = call(attribute(name(self._gate), "on_true"), name(EVENT))
         return [*done, ast.If(passes, fired, [])]
 
     def _when_false(self) -> list[ast.stmt]:
         done = list[ast.stmt]()
         if self._question.takes_false:
-            done.append(ast.Expr(_call(ast.Attribute(_name(self._gate), "on_false", ast.Load()))))
+            done.append(ast.Expr(call(attribute(name(self._gate), "on_false"))))
         if "streak" in self._question.asked:
             done.append(self._set("streak", ast.Constant(0)))
         return done
@@ -250,11 +254,11 @@ class _Answer:
 
     def _noted(self, answer: ast.expr) -> ast.stmt:
         pair = ast.Tuple([ast.Constant(self._number), answer], ast.Load())
-        return ast.Expr(_call(ast.Attribute(_name("answers"), "append", ast.Load()), pair))
+        return ast.Expr(call(attribute(name("answers"), "append"), pair))
 
 
 def _told(answer: ast.expr) -> ast.expr:
-    return _call(_name("ClearAnswer"), answer)
+    return call(name("ClearAnswer"), answer)
 
 
 def _where(conditions: list[ast.expr], statement: ast.stmt) -> ast.stmt:
@@ -265,7 +269,7 @@ def _where(conditions: list[ast.expr], statement: ast.stmt) -> ast.stmt:
 
 
 def _within(between: StepWindow) -> ast.expr | None:
-    step = ast.Attribute(_name(EVENT), "step", ast.Load())
+    step = attribute(name(EVENT), "step")
     if between.first is None and between.last is None:
         return None
     if between.last is None:
@@ -275,32 +279,41 @@ def _within(between: StepWindow) -> ast.expr | None:
     return ast.Compare(ast.Constant(between.first), [ast.LtE(), ast.LtE()], [step, ast.Constant(between.last)])
 
 
-def _shared_windows(rules: Sequence[BoundRule]) -> Mapping[Window, str]:
-    """Return the windows that are read more than once at an event, each with a local variable."""
-    counts: Counter[Window] = Counter()
+def _shared_readings(rules: Sequence[BoundRule]) -> Mapping[SeriesReading, str]:
+    """Return the readings that are read more than once at an event and worth it, each with a local variable."""
+    counts: Counter[SeriesReading] = Counter()
     for rule in rules:
-        _count_windows(rule.expression.tree, rule, counts)
-    return {window: f"shared{number}" for number, window in enumerate(w for w, times in counts.items() if times > 1)}
+        _count_readings(rule.expression.tree, rule, counts)
+    return {reading: f"shared{number}" for number, reading in enumerate(r for r, times in counts.items() if times > 1)}
 
 
-def _count_windows(node: ast.AST, rule: BoundRule, counts: Counter[Window]) -> None:
+def _count_readings(node: ast.AST, rule: BoundRule, counts: Counter[SeriesReading]) -> None:
     reference = rule.references.get(node)
-    if isinstance(reference, Window):
+    if isinstance(reference, SeriesReading) and reference.is_shared:
         counts[reference] += 1
         return
-    if isinstance(node, _COMPREHENSIONS) or isinstance(reference, FamilyReading):
+    if isinstance(node, _COMPREHENSIONS) or (reference is not None and reference.is_closed):
         return
     for child in ast.iter_child_nodes(node):
-        _count_windows(child, rule, counts)
+        _count_readings(child, rule, counts)
 
 
 def _assigned(local: str, value: ast.expr) -> ast.stmt:
     return ast.Assign([ast.Name(local, ast.Store())], value)
 
 
-def _name(identifier: str) -> ast.expr:
-    return ast.Name(identifier, ast.Load())
+def feed(names: Sequence[str], takers: Sequence[Callable[[float], None]]) -> Feed:
+    """Return a function of an event's metrics that passes each named number, where present, as a float to its taker."""
+    variables = {f"take{number}": taker for number, taker in enumerate(takers)}
+    return FunctionType(_code(tuple(names)), {"__builtins__": {}, "float": float, "type": type, **variables})
 
 
-def _call(function: ast.expr, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(function, list(arguments), [])
+@lru_cache(maxsize=256)
+def _code(names: tuple[str, ...]) -> CodeType:
+    """Return the function's code. The runs of a backtest share it: they carry the same names."""
+    lines = ["def fed(metrics):", " value_of = metrics.get"]
+    for number, metric in enumerate(names):
+        # The name is a literal, and nothing else: whatever a metric is called, it is data here.
+        lines.append(f" value = value_of({metric!r})")
+        lines.append(f" if value is not None: take{number}(value if type(value) is float else float(value))")
+    return compile_tree(ast.parse("\n".join(lines)))

@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 
 from ...store.events import Event, lag_of
 from ...store.run_info import Plan
-from ..compiled.series import News, Series
-from ..compiled.workspace import Cell, HeldState
+from ..compiled.workspace import Cell, News, Series
 from ..errors import phrase, suggestion
 from ..functions.undefined import UNAVAILABLE
 from ..language.metric_keys import keys_read
 from ..policy_file.declarations import AdmittedSeries, Controller, MetricDeclaration, Rule, StateDeclaration
 from ..policy_file.metrics import Metric
+from ..readings.metric import HeldState
 from .decisions import RuleError, RuleWarning, failure_text, outcome_fields
 
 _NAN: Final = float("nan")

@@ -11,13 +11,11 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ...store.events import Event
-from ..compiled.family_members import Member
 from ..compiled.program import clearing_name, explanation_name, gate_name, members_name, news_name
-from ..compiled.series import News, Series
-from ..compiled.workspace import Workspace
-from ..language.context import Past
+from ..compiled.workspace import Member, News, Series, Workspace
 from ..language.timing import SpanTimer
 from ..policy_file.declarations import Controller, Rule
+from ..readings.past_decisions import Past
 from .decisions import Scalar, is_storable
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState
 

@@ -17,8 +17,7 @@ from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind, lag_of
 from ...store.reading.tally import OwnValues
 from ...store.run_info import Plan, constants_in
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
-from ..compiled.series import SLACK, News, Series
-from ..compiled.workspace import Cell, Workspace
+from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
 from ..language.context import Clock
 from ..language.timing import SpanTimer
 from ..policy_file.declarations import Controller, StateDeclaration

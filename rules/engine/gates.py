@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...store.events import Event
-from ..language.context import Clock, Past
+from ..language.context import Clock
 from ..language.patience import Patience, PatienceCounter
 from ..language.timing import Cooldown, Span, SpanTimer
 from ..policy_file.declarations import Escalation
+from ..readings.past_decisions import Past
 
 
 class RaisedState:

@@ -12,10 +12,8 @@ from operator import attrgetter
 from typing import Final
 
 from ...store.events import PLAN, Event, MetricsOfTable
-from ..compiled.family_members import Member, SeriesFamily
-from ..compiled.feeding import Feed, feed
-from ..compiled.series import SLACK, Series
-from ..compiled.workspace import Workspace
+from ..compiled.program import Feed, feed
+from ..compiled.workspace import SLACK, Member, Series, SeriesFamily, Workspace
 from ..language.families import matches
 from ..policy_file.blueprint import Admission, Blueprint, Computation
 from ..readings.reading import ALSO_CALLED, SeriesKey

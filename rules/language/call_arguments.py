@@ -14,12 +14,11 @@ from typing import Final
 
 from ..errors import suggestion
 from ..functions.folds import EMA, FOLDS
-from ..functions.milestones import MAX_SHARES, exact, multiples
 from ..functions.table import Function
 from ..habits import MILESTONE_ARGUMENTS, MILESTONE_UNITS, WINDOW_ARGUMENTS, WINDOW_LENGTHS
 from ..readings.ago import SeriesAge, SeriesAgo, SeriesRise
 from ..readings.fold import SeriesFold
-from ..readings.milestone import Milestone
+from ..readings.milestone import MAX_SHARES, Milestone, exact, multiples
 from ..readings.reading import MAX_WINDOW, Extent, Half, Param, SeriesKey, SeriesReading
 from ..readings.series_value import SeriesChange, SeriesValue
 from ..readings.window import Window

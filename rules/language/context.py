@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ...store.events import APPLIED, RANKS, Event
 from ...store.run_info import Plan
 from ..functions.undefined import Undefined
+from ..readings.milestone import MilestoneTracker, Reached
 from ..readings.reading import Extent
-from .milestones import MilestoneTracker, Reached
 
 _NS_PER_S: Final = 1e9
 
@@ -213,50 +213,3 @@ def _declared(value: _Number | None) -> _Number:
 
 def _undefined(_: Event) -> float:
     raise Undefined("said to be undefined")
-
-
-class Past:
-    """The answers and decisions of a controller (or several of one name).
-
-    Attributes:
-        times: The number of decisions at earlier events.
-        step: The step of the newest of them; None before the first.
-        holds: Whether the rule was true at its last evaluation at an earlier event.
-        streak: How many of its newest answers in a row are true.
-        true_at, fired_at: The newest event at which the rule was true, and at which the controller decided.
-        raised: How many of the controllers are raised as of earlier events.
-        stage: The stage of the newest decision, from 1.
-        next_holds: What ``holds`` is once all rules of an event are asked, for a member; None to stay.
-    """
-
-    __slots__ = ("fired_at", "holds", "next_holds", "raised", "stage", "step", "streak", "times", "true_at")
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Forget all decisions."""
-        self.times = 0
-        self.step: int | None = None
-        self.holds = False
-        self.streak = 0
-        self.true_at: Event | None = None
-        self.fired_at: Event | None = None
-        self.raised = 0
-        self.stage = 0
-        self.next_holds: bool | None = None
-
-    def note(self, step: int) -> None:
-        """Note a decision."""
-        self.times += 1
-        self.step = step
-
-    def steps_since(self, step: int) -> int:
-        """Return the steps from the newest decision to a step.
-
-        Raises:
-            Undefined: There was no decision.
-        """
-        if self.step is None:
-            raise Undefined("has not decided")
-        return step - self.step

@@ -6,7 +6,6 @@ import ast
 from typing import Final
 
 from ..functions.table import RANK_FUNCTIONS
-from ..readings.family import FamilyReading
 from .bound_rule import BoundRule
 
 MAX_LEAVES: Final = 64
@@ -42,7 +41,8 @@ def _is_named_value(rule: BoundRule, node: ast.AST) -> bool:
 
 
 def _inner(rule: BoundRule, node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, (ast.Subscript, ast.Attribute)) or isinstance(rule.references.get(node), FamilyReading):
+    reference = rule.references.get(node)
+    if isinstance(node, (ast.Subscript, ast.Attribute)) or (reference is not None and reference.is_closed):
         return []
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Name) and (node.func.id == "series" or node.func.id in RANK_FUNCTIONS):

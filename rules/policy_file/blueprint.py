@@ -9,15 +9,13 @@ from typing import Final
 
 from ...store.events import RANKS
 from ..compiled.compilation import Translator
-from ..compiled.names import Names
 from ..compiled.program import TriggeredRule, decides_at_once, member_program, program
 from ..functions.table import OF_NOW, STREAK
 from ..language.bound_rule import BoundRule, dependencies
-from ..language.milestones import MilestoneTracker
 from ..language.timing import StepWindow, Unit
-from ..readings.milestone import Milestone
+from ..readings.milestone import Milestone, MilestoneTracker
 from ..readings.past_decisions import PastDecisions
-from ..readings.reading import Need, SeriesKey
+from ..readings.reading import Names, Need, SeriesKey
 from .declarations import AdmittedSeries, Controller, StateDeclaration
 
 #: Facts about the run for which an engine has to look at every event.

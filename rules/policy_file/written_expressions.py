@@ -16,7 +16,6 @@ import yaml
 
 from .. import habits
 from ..compiled.compilation import Translator
-from ..compiled.names import Names
 from ..errors import ExpressionError, Fault
 from ..functions.table import FUNCTIONS
 from ..functions.text import check_specification
@@ -27,6 +26,7 @@ from ..language.expression_types import example_values
 from ..language.expressions import Expression, parse
 from ..language.leaves import leaves
 from ..readings.fact import CONTEXT, ContextValue
+from ..readings.reading import Names
 from .declarations import AdmittedSeries, Declarations, Ends, MessageField, MessageTemplate, Rule
 from .document import Place
 from .fields import FieldReader, Fields, Key

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .first_events import START, First
+from .generated import call, name
 from .ranges import TRUTH, Range, calculated
-from .reading import Extent, Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+from .reading import Code, Extent, Need, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,14 @@ class SeriesAgo(SeriesReading):
         """The values of its length."""
         return Need(reach={self.extent: self.length})
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return call(name(code.names.reader_of(self)))
+
+    def reader(self, series: SeriesValues) -> Callable[[], float]:
+        length, extent = self.length, self.extent
+        return lambda: series.value_before(extent, length)
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the series."""
         return limits.series(self.key)
 
@@ -77,7 +86,14 @@ class SeriesRise(SeriesReading):
     def need(self) -> Need:
         return self.before.need
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return call(name(code.names.reader_of(self)))
+
+    def reader(self, series: SeriesValues) -> Callable[[], float]:
+        length, extent = self.before.length, self.before.extent
+        return lambda: series.values[-1] - series.value_before(extent, length)
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the difference of two values of the series."""
         return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
 
@@ -122,7 +138,14 @@ class SeriesAge(SeriesReading):
         """The positions of values."""
         return Need(reach={self.extent: 0})
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return call(name(code.names.reader_of(self)))
+
+    def reader(self, series: SeriesValues) -> Callable[[], float]:
+        limit, extent = self.limit, self.extent
+        return lambda: series.age(limit, extent)
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of a number of steps, or of a truth."""
         return limits.steps if self.limit is None else TRUTH
 

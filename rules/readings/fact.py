@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Final
 
 from .first_events import START, First, Never, any_of
+from .generated import EVENT, attribute, call, name
 from .ranges import ANY, NATURAL, Range
-from .reading import Limits, Reading, SeriesKey, Sightings, ValueType
+from .reading import Code, Reading, SeriesKey, Sightings, ValueLimits, ValueType
 
 #: The facts about the run: name to meaning.
 CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
@@ -57,7 +59,12 @@ class ContextValue(Reading):
         """Whether it is the step."""
         return self.name == "step"
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        if self.name == "step":
+            return attribute(name(EVENT), "step")
+        return call(name(code.names.fact_of(self.name)), name(EVENT))
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the step; whole numbers are not negative."""
         if self.name == "step":
             return limits.steps

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ..functions.family_functions import NAMES_OF_FAMILIES, TRUE_OF_FAMILIES
 from .first_events import START, First
+from .generated import EVENT, MEMBER_NAME, call, name
 from .ranges import ANY, NATURAL, TRUTH, Range
-from .reading import Limits, Reading, SeriesKey, Sightings, ValueType
+from .reading import Code, Reading, SeriesKey, Sightings, ValueLimits, ValueType
 
 _COUNT: Final = "count"
 
@@ -29,6 +31,8 @@ class FamilyReading(Reading):
     text: str
     options: tuple[float, ...] = ()
 
+    is_closed: ClassVar[bool] = True
+
     @property
     def driver(self) -> SeriesKey:
         """The family as a whole."""
@@ -43,7 +47,11 @@ class FamilyReading(Reading):
             return ValueType.UNKNOWN
         return ValueType.WHOLE if self.function == _COUNT else ValueType.NUMBER
 
-    def bounds(self, limits: Limits) -> Range | None:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        assert isinstance(node, ast.Call)
+        return call(name(code.of_members(self, node.args[0])), name(EVENT))
+
+    def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the range of a truth or a count; of another number nothing is known."""
         if self.function in NAMES_OF_FAMILIES:
             return None
@@ -63,7 +71,10 @@ class MemberName(Reading):
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.TEXT
 
-    def bounds(self, limits: Limits) -> None:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return name(MEMBER_NAME)
+
+    def bounds(self, limits: ValueLimits) -> None:
         """Return None: it is no number."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:

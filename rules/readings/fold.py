@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 
-from ..functions.folds import EMA
+from ..functions.folds import EMA, Fold, make_fold
 from ..functions.table import STREAK
 from .first_events import First
+from .generated import attribute, call, name
 from .ranges import ANY, Range
-from .reading import Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+from .reading import Code, Need, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,15 @@ class SeriesFold(SeriesReading):
         """Nothing more than the newest value: the fold follows the series."""
         return Need()
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return call(attribute(name(code.names.reader_of(self, "a")), "read"))
+
+    def reader(self, series: SeriesValues) -> Fold:
+        fold = make_fold(self.function, self.length, self.skip)
+        series.followers.append(fold)
+        return fold
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the finite values of the series, or of the lengths of a streak."""
         if self.function == STREAK:
             return limits.streak(self.key)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...store.events import Event
+from ..functions.undefined import Undefined
 from .first_events import START, First
-from .reading import Limits, Reading, Sightings, ValueType
+from .generated import EVENT, attribute, call, name
+from .reading import Code, Names, Reading, Sightings, ValueLimits, ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +20,17 @@ class MetricValue(Reading):
     name: str
 
     is_of_event_alone: ClassVar[bool] = True
+    changes_within_event: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
 
     @property
     def is_standing(self) -> bool:
         return True
 
-    def bounds(self, limits: Limits) -> None:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return attribute(name(code.names.cell_of(self.name)), "value")
+
+    def bounds(self, limits: ValueLimits) -> None:
         """Return None: it may be no number."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
@@ -46,6 +54,7 @@ class StateChange(Reading):
     state: str
 
     is_of_event_alone: ClassVar[bool] = True
+    changes_within_event: ClassVar[bool] = True
 
     @property
     def value_type(self) -> ValueType:
@@ -53,9 +62,53 @@ class StateChange(Reading):
         types = {"changed": ValueType.TRUTH, "previous": ValueType.TEXT}
         return types.get(self.question, ValueType.WHOLE)
 
-    def bounds(self, limits: Limits) -> None:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return asked_of_state(code.names, self.state, self.question)
+
+    def bounds(self, limits: ValueLimits) -> None:
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return the start: when a state takes a class depends on values."""
         return START
+
+
+def asked_of_state(names: Names, state: str, question: str) -> ast.expr:
+    """Return the code that asks about the newest change of a state."""
+    return call(attribute(name(names.state_of(state)), question), name(EVENT))
+
+
+class HeldState:
+    """The newest change of a state.
+
+    Attributes:
+        changed_at: The event at which it took its class; None before the first.
+        before: The class before; None before the second.
+    """
+
+    __slots__ = ("before", "changed_at")
+
+    def __init__(self) -> None:
+        self.changed_at: Event | None = None
+        self.before: str | None = None
+
+    def change(self, before: str | None, event: Event) -> None:
+        """Note a change."""
+        self.before = before
+        self.changed_at = event
+
+    def changed(self, event: Event) -> bool:
+        """Return whether it changed at this event."""
+        return self.changed_at is event
+
+    def age(self, event: Event) -> int:
+        """Return the steps since the change. Undefined before the first."""
+        if self.changed_at is None:
+            raise Undefined("not classified")
+        return event.step - self.changed_at.step
+
+    def previous(self, event: Event) -> str:
+        """Return the class before. Undefined before the second."""
+        if self.before is None:
+            raise Undefined("never changed")
+        return self.before

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from .first_events import START, First, of_constant
 from .ranges import Range, between
-from .reading import Limits, Param, Reading, Sightings, ValueType
+from .reading import Code, Param, Reading, Sightings, ValueLimits, ValueType
 
 #: Whole numbers up to here are exact as floats.
 _MAX_EXACT: Final = 2**53
@@ -28,11 +29,14 @@ class ParamValue(Reading):
         """That of its value."""
         return ValueType.of(self.value)
 
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return ast.Constant(self.value)
+
     @property
     def is_standing(self) -> bool:
         return True
 
-    def bounds(self, limits: Limits) -> Range | None:
+    def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the one number that it is, if it is one that a float holds."""
         value = self.value
         if isinstance(value, str) or not abs(value) < _MAX_EXACT:
@@ -54,11 +58,15 @@ class Variable(Reading):
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
 
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        assert isinstance(node, ast.Name)
+        return ast.Name(self.name, node.ctx)
+
     @property
     def is_standing(self) -> bool:
         return True
 
-    def bounds(self, limits: Limits) -> None:
+    def bounds(self, limits: ValueLimits) -> None:
         """Return None: it may be no number."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:

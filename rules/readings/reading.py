@@ -7,16 +7,20 @@ the programs that walk a rule ask it, and know no kinds.
 
 from __future__ import annotations
 
+import ast
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from types import MappingProxyType
-from typing import ClassVar, Final, NamedTuple, Protocol, Self
+from types import CodeType, MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ...store.run_info import Plan
 from .first_events import First, PossibleCount
+from .generated import call, name
 from .ranges import Range
+
+_Item = TypeVar("_Item")
 
 #: A param's value.
 Param = bool | int | float | str
@@ -115,7 +119,136 @@ class Need:
         return Need(max(self.values, other.values), reach)
 
 
-class Limits(Protocol):
+class ArgumentCode(NamedTuple):
+    """The argument of a function of a family, which is evaluated for each member.
+
+    Attributes:
+        name: The name of the function of the event that gives the value of the whole call.
+        code: The code of the argument.
+        is_stable: Whether it has one value at an event, whenever it is read.
+    """
+
+    name: str
+    code: CodeType
+    is_stable: bool
+
+
+class Names:
+    """Numbers for everything that the rules of one policy read, in order of first use.
+
+    Attributes:
+        series, metrics, controllers, states, milestones: The number of each item.
+        readers: The name of what reads each window or fold.
+        arguments: The readings of families, each with whether windows within it must be full.
+        context: Facts about the run that some rule reads.
+    """
+
+    def __init__(self) -> None:
+        self.series: dict[SeriesKey, int] = {}
+        self.metrics: dict[str, int] = {}
+        self.controllers: dict[str, int] = {}
+        self.states: dict[str, int] = {}
+        self.milestones: dict[Any, int] = {}
+        self.readers: dict[SeriesReading, str] = {}
+        self.arguments: dict[tuple[Any, bool], ArgumentCode] = {}
+        self.context: dict[str, None] = {}
+
+    def values_of(self, key: SeriesKey) -> str:
+        """Return the name of the list of a series' newest values."""
+        return f"s{_number(self.series, key)}"
+
+    def series_of(self, key: SeriesKey) -> str:
+        """Return the name of the series itself."""
+        return f"n{_number(self.series, key)}"
+
+    def cell_of(self, metric: str) -> str:
+        """Return the name of the cell that holds a controller metric's value."""
+        return f"m{_number(self.metrics, metric)}"
+
+    def reader_of(self, reading: SeriesReading, letter: str = "x") -> str:
+        """Return the name of what reads a series for a reading: a function, or with another letter an object."""
+        if reading not in self.readers:
+            self.readers[reading] = f"{letter}{sum(known[0] == letter for known in self.readers.values())}"
+        return self.readers[reading]
+
+    def past_of(self, controller: str) -> str:
+        """Return the name of the past decisions of the controllers of one name."""
+        return f"h{_number(self.controllers, controller)}"
+
+    def state_of(self, state: str) -> str:
+        """Return the name of the newest change of a state."""
+        return f"t{_number(self.states, state)}"
+
+    def milestone_of(self, milestone: Reading) -> str:
+        """Return the name of the function that says whether a milestone is reached."""
+        return f"y{_number(self.milestones, milestone)}"
+
+    def fact_of(self, name: str) -> str:
+        """Return the name of the function that reads a fact about the run."""
+        self.context[name] = None
+        return f"k_{name}"
+
+
+def _number(numbers: dict[_Item, int], item: _Item) -> int:
+    return numbers.setdefault(item, len(numbers))
+
+
+class Code(Protocol):
+    """The code that a reading becomes part of.
+
+    Attributes:
+        names: The generated names of its policy.
+        wants_full_windows: Whether a window that is not full is undefined, as it is within a computed series.
+    """
+
+    names: Names
+    wants_full_windows: bool
+
+    def once(self, reading: SeriesReading, value: ast.expr) -> ast.expr:
+        """Return the value of a reading from a local variable, where an earlier rule has stored it."""
+
+    def of_members(self, reading: Reading, argument: ast.expr) -> str:
+        """Return the name of a function of the event that evaluates an argument for each member of a family."""
+
+    def of_rank(self, condition: ast.expr) -> ast.expr:
+        """Return a condition that is asked of each rank."""
+
+
+class Follower(Protocol):
+    """Receives each value of a series as it arrives."""
+
+    def append(self, value: float) -> None:
+        """Append the next value."""
+
+
+class SeriesValues(Protocol):
+    """A series as an engine holds it.
+
+    Attributes:
+        values: The newest values, oldest first; always the same list.
+        dropped: The number of older values, which are dropped.
+        followers: Objects that receive each of its values.
+    """
+
+    values: list[float]
+    dropped: int
+    followers: list[Follower]
+
+    @property
+    def steps(self) -> list[float]:
+        """The step of each of its values; always the same list."""
+
+    def age(self, limit: float | None, extent: Extent) -> float:
+        """Return how long ago its newest value came; with a limit, whether that is at least as long ago."""
+
+    def first_within(self, extent: Extent, length: float) -> int:
+        """Return the index of the first value within the last ``length`` steps, epochs, ..."""
+
+    def value_before(self, extent: Extent, length: float) -> float:
+        """Return the newest value that is at least ``length`` steps, epochs, ... old."""
+
+
+class ValueLimits(Protocol):
     """What is known of the values that a reading's bounds depend on.
 
     Attributes:
@@ -208,6 +341,12 @@ class Reading(ABC):
     is_of_event_alone: ClassVar[bool] = False
     #: Whether it is a constant of the policy.
     is_constant: ClassVar[bool] = False
+    #: Whether its value may change between two rules at one event.
+    changes_within_event: ClassVar[bool] = False
+    #: Whether its arguments are evaluated apart, so that no reading in them is one of the rule's own.
+    is_closed: ClassVar[bool] = False
+    #: Whether it is worth keeping in a local variable where several rules read it at an event.
+    is_shared: ClassVar[bool] = False
     #: Whether a decision records it under its name where the rule reads it by a bare name.
     is_shown_by_name: ClassVar[bool] = False
 
@@ -247,7 +386,11 @@ class Reading(ABC):
         return False
 
     @abstractmethod
-    def bounds(self, limits: Limits) -> Range | None:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        """Return the code that gives its value at an event; ``node`` is the part of the rule that it means."""
+
+    @abstractmethod
+    def bounds(self, limits: ValueLimits) -> Range | None:
         """Return what its value can be, whatever the values of series are; None if it may be no number."""
 
     @abstractmethod
@@ -257,6 +400,16 @@ class Reading(ABC):
     def counted(self, seen: Sightings) -> PossibleCount | None:
         """Return how it counts: when it may first be a number, and the greatest one. None if it does not count."""
         return None
+
+
+def value_at(names: Names, key: SeriesKey, back: int) -> ast.expr:
+    """Return the code for a value of a series: the newest, or the one ``back`` values ago."""
+    return ast.Subscript(name(names.values_of(key)), ast.Constant(-1 - back), ast.Load())
+
+
+def held_count(names: Names, key: SeriesKey) -> ast.expr:
+    """Return the code for the number of values that a series holds."""
+    return call(name("len"), name(names.values_of(key)))
 
 
 class SeriesReading(Reading):
@@ -308,6 +461,13 @@ class SeriesReading(Reading):
         """Return the same reading of another series."""
         return replace(self, key=key)  # type: ignore[type-var] # Each kind is a dataclass.
 
+    def reader(self, series: SeriesValues) -> object:
+        """Return what its code calls by ``Names.reader_of``, as of the newest value of a series.
+
+        It raises whatever the reading is undefined for: ``Undefined`` where there are no values.
+        """
+        raise TypeError(f"{type(self).__name__} needs no reader")
+
     @abstractmethod
-    def bounds(self, limits: Limits) -> Range:
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return what its value can be, whatever the values of series are."""

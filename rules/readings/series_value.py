@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .first_events import START, First, PossibleCount
+from .generated import attribute, name
 from .ranges import NATURAL, Range, calculated
-from .reading import Limits, Need, SeriesKey, SeriesReading, Sightings, ValueType
+from .reading import Code, Need, SeriesKey, SeriesReading, Sightings, ValueLimits, ValueType, held_count, value_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ class SeriesValue(SeriesReading):
     def need(self) -> Need:
         return Need(self.values_read)
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return value_at(code.names, self.key, self.back)
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the series."""
         return limits.series(self.key)
 
@@ -60,7 +64,10 @@ class SeriesChange(SeriesReading):
     def need(self) -> Need:
         return Need(self.values_read)
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        return ast.BinOp(value_at(code.names, self.key, 0), ast.Sub(), value_at(code.names, self.key, self.back))
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the difference of two values of the series."""
         return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
 
@@ -87,7 +94,11 @@ class SeriesLength(SeriesReading):
         """Always."""
         return True
 
-    def bounds(self, limits: Limits) -> Range:
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        dropped = attribute(name(code.names.series_of(self.key)), "dropped")
+        return ast.BinOp(held_count(code.names, self.key), ast.Add(), dropped)
+
+    def bounds(self, limits: ValueLimits) -> Range:
         """Return the natural numbers."""
         return NATURAL
 

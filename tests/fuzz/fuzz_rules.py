@@ -31,7 +31,6 @@ with instrumented:
     from steptape.rules.checks.findings import findings_of
     from steptape.rules.checks.length_conditions import impossible_lengths
     from steptape.rules.checks.nan_guard import unguarded_spikes
-    from steptape.rules.compiled.names import Names
     from steptape.rules.engine.decisions import canonical_line, outcome_from_event, outcome_payload
     from steptape.rules.engine.engine import Engine
     from steptape.rules.errors import ExpressionError, PolicyError, excerpt
@@ -42,6 +41,7 @@ with instrumented:
     from steptape.rules.policy_file.document import Place
     from steptape.rules.policy_file.policy import parse_policy
     from steptape.rules.policy_file.written_expressions import compile_rule
+    from steptape.rules.readings.reading import Names
     from steptape.rules.scenarios.file import parse_tests
     from steptape.rules.scenarios.run import result_json, result_lines, run_test
     from steptape.store.event_json import encoded

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..functions.undefined import Undefined
-from ..readings.window import Window
-from .series import Series
+from .reading import SeriesValues
 
 #: Beyond this, sums of finite values could overflow, and numpy would warn.
 _HUGE: Final = 1e290
@@ -167,9 +166,14 @@ _OF_VALUES: Final[dict[str, Callable[[RecentValues], float]]] = {
 }
 
 
-def long_reader(window: Window, series: Series) -> Callable[[], float]:
-    """Return a function that reads a window of a series; its state follows the series from now on."""
-    name, length = window.function.name, int(window.length)
+def long_reader(name: str, length: int, series: SeriesValues) -> Callable[[], float]:
+    """Return a function that reads the last values of a series; its state follows the series from now on.
+
+    Args:
+        name: The reduction.
+        length: The window's length, in values.
+        series: The series.
+    """
     if name in _OF_SUMS:
         sums = PartialSums(length)
         series.followers.append(sums)

@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from steptape.rules.compiled.compilation import CONSTANT_NAMES
-from steptape.rules.compiled.constant_folding import folded
+from steptape.rules.compiled.compilation import CONSTANT_NAMES, folded
 from steptape.rules.engine.decisions import RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.policy import parse_policy
