@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ..store.annotations import ANNOTATIONS, MAX_BYTES
+from ..store.annotations import ANNOTATIONS
 from ..store.columns import Columns, columns_json, columns_of, read_columns
 from ..store.errors import DamagedLog, StoreAway, StoreNotFound, UnsupportedVersion
 from ..store.objects.access import fetch
@@ -31,7 +31,7 @@ from ..store.objects.manifest import (
     part_key,
 )
 from ..store.parquet.digests import DIGESTS_JSON, FORMAT, Digests, digests_of, read_digests
-from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files, read_file
+from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import (
     CHUNK_BYTES,
@@ -44,9 +44,8 @@ from .push_protocol import (
     TargetAway,
     header_of,
     is_news,
-    live_streams,
 )
-from .run_source import StreamFrames, check_equal, streams_of, why_unsealed
+from .run_source import RunSource, check_equal, why_unsealed
 
 #: Seconds between two commits of a run that grows: each is two requests or more, which cost money.
 COMMIT_EVERY_S: Final = 5.0
@@ -78,8 +77,7 @@ class ObjectPush:
     """
 
     def __init__(self, folder: Path, bucket: Bucket, *, rank: int | None = None) -> None:
-        self._folder, self._bucket, self._rank = folder, bucket, rank
-        self._streams: dict[Stream, StreamFrames] = {}
+        self._source, self._bucket, self._rank = RunSource(folder, rank), bucket, rank
         self._known: tuple[Manifest, str] | None = None
         self._sha256: dict[tuple[str, int, int], str] = {}
         self._blocks: dict[str, tuple[str, ...]] = {}
@@ -87,12 +85,11 @@ class ObjectPush:
         self._compared: set[Stream] = set()
         self._committed_s = self._again_s = float("-inf")
         self._until_s = 0.0
-        self.run_id = folder.name
+        self.run_id = self._source.run_id
 
     def close(self) -> None:
         """Close the run's files."""
-        for stream in self._streams.values():
-            stream.close()
+        self._source.close()
 
     def look(self) -> PushProgress:
         """Send what is new, and the end of the run if it has ended.
@@ -105,10 +102,10 @@ class ObjectPush:
             TelemetryError: The run cannot be read.
         """
         # A run whose writers are gone before everything else is read does not change any more.
-        live = {stream for stream in live_streams(self._folder) if self._rank in (None, stream[1])}
+        live = self._source.live_streams()
         if live and time.monotonic() < self._again_s:
             return PushProgress(0, is_live=True, is_done=False)
-        why = "" if live else why_unsealed(self._folder)
+        why = "" if live else why_unsealed(self._source.folder)
         self._until_s = time.monotonic() + _LOOK_S
         try:
             with _translated():
@@ -140,7 +137,7 @@ class ObjectPush:
             self._put_parts.clear()
             with contextlib.suppress(StoreNotFound):
                 self._bucket.delete([part_key(self.run_id, part.name, part.sha256) for part in gone])
-            return sum(new.next_seq(stream) - old.next_seq(stream) for stream in self._streams), new
+            return sum(new.next_seq(stream) - old.next_seq(stream) for stream in self._source.streams), new
         raise TargetAway("the run changes faster than it can be pushed", where=self.run_id)
 
     def _read(self) -> tuple[Manifest, str]:
@@ -169,22 +166,23 @@ class ObjectPush:
     def _planned(self, old: Manifest, live: frozenset[Stream]) -> Manifest:
         """Put the parts that the target lacks, and return the manifest that names them."""
         # Before the events: the end of an attempt follows its last event.
-        content, info = self._run()
-        listing = list_files(self._folder)
-        digests = read_digests(self._folder)
-        for stream in streams_of(listing, self._rank):
-            known = self._streams.setdefault(stream, StreamFrames(self._folder, self.run_id, stream))
-            known.open(listing)
-            known.identify(info, listing)
+        content, info = self._source.read_run()
+        listing = list_files(self._source.folder)
+        digests = read_digests(self._source.folder)
+        self._source.open_streams(listing)
+        for frames in self._source.streams.values():
+            frames.identify(info, listing)
         files = dict(old.files) | self._papers(old, content, info)
         self._check_streams(old, info)
         columns, are_shared = self._columns(old)
         kept = (
-            Digests() if DIGESTS_JSON not in old.files else digests_of(old.files[DIGESTS_JSON].encode(), self._folder)
+            Digests()
+            if DIGESTS_JSON not in old.files
+            else digests_of(old.files[DIGESTS_JSON].encode(), self._source.folder)
         )
-        own = {stream: digest for stream, digest in digests.logs.items() if stream in self._streams}
-        parts = [part for part in old.parts if _stream_of(part) not in self._streams]
-        for stream in sorted(self._streams):
+        own = {stream: digest for stream, digest in digests.logs.items() if stream in self._source.streams}
+        parts = [part for part in old.parts if _stream_of(part) not in self._source.streams]
+        for stream in sorted(self._source.streams):
             held = [part for part in old.parts if _stream_of(part) == stream]
             if stream in own and self._is_there(stream, old, kept, listing):
                 parts += held
@@ -205,21 +203,10 @@ class ObjectPush:
     def _check_grown(self, old: Manifest, parts: list[LogPart]) -> None:
         """Raise PushRefused if the target has events that this folder lacks."""
         new = replace(old, parts=tuple(parts))
-        for stream in self._streams:
+        for stream in self._source.streams:
             if new.next_seq(stream) < old.next_seq(stream):
                 what = f"the target has more events of attempt {stream[0]}, rank {stream[1]} than this folder"
                 raise PushRefused(what, where=self.run_id, fix="Push from the machine that has all of them")
-
-    def _run(self) -> tuple[bytes, RunInfo | None]:
-        """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created."""
-        try:
-            content = read_file(self._folder, RUN_JSON)
-        except FileNotFoundError:
-            return b"", None
-        info = run_info_of(content, self._folder)
-        if info.run_id != self.run_id:
-            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
-        return content, info
 
     def _check_streams(self, old: Manifest, info: RunInfo | None) -> None:
         """Check that the streams continue those of the target: positions alone do not say so.
@@ -229,7 +216,7 @@ class ObjectPush:
         """
         if info is not None:
             return  # ``_papers`` has compared the attempts.
-        for stream, frames in self._streams.items():
+        for stream, frames in self._source.streams.items():
             part = next((part for part in old.parts if _stream_of(part) == stream and is_journal(part.name)), None)
             if part is None or stream in self._compared:
                 continue
@@ -245,14 +232,14 @@ class ObjectPush:
         if info is not None:
             before = old.files.get(RUN_JSON)
             try:
-                if is_news(None if before is None else run_info_of(before.encode(), self._folder), info):
+                if is_news(None if before is None else run_info_of(before.encode(), self._source.folder), info):
                     found[RUN_JSON] = content.decode()
             except RunConflict as error:
                 raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
         if self._rank:
             return {}
-        with contextlib.suppress(FileNotFoundError):
-            found[ANNOTATIONS] = read_file(self._folder, ANNOTATIONS, MAX_BYTES).decode(errors="replace")
+        if (notes := self._source.read_notes()) is not None:
+            found[ANNOTATIONS] = notes
         return found
 
     def _columns(self, old: Manifest) -> tuple[Columns, bool]:
@@ -260,9 +247,9 @@ class ObjectPush:
 
         Machines without a shared disk order their metrics each for itself.
         """
-        own = read_columns(self._folder)
+        own = read_columns(self._source.folder)
         text = old.files.get(COLUMNS_JSON)
-        merged = Columns() if text is None else columns_of(text.encode(), self._folder)
+        merged = Columns() if text is None else columns_of(text.encode(), self._source.folder)
         merged.extend(own.by_metric)
         wide = merged.wide().by_metric
         return merged, own.wide().by_metric.items() <= wide.items() and not wide.keys() & set(own.long())
@@ -279,7 +266,7 @@ class ObjectPush:
             return False
         if theirs.last_seq != following - 1 or old.next_seq(stream) != following:
             return False
-        check_equal(self._folder, {stream: following}, {stream: StreamDigest(*theirs, FORMAT)})
+        check_equal(self._source.folder, {stream: following}, {stream: StreamDigest(*theirs, FORMAT)})
         return True
 
     def _sealed(self, stream: Stream, listing: Listing, held: list[LogPart]) -> list[LogPart]:
@@ -311,14 +298,14 @@ class ObjectPush:
             shortest = chunks.pop()
             seq = max(seq, int(shortest.name.rpartition("-")[2]))
         seq = max([seq, *(part.next_seq for part in chunks)])
-        for content, following in self._streams[stream].chunks(seq, listing, CHUNK_BYTES, is_live=is_live):
+        for content, following in self._source.streams[stream].chunks(seq, listing, CHUNK_BYTES, is_live=is_live):
             name, sha256 = journal_name(*stream, header_of(content)["first_seq"]), hashlib.sha256(content).hexdigest()
             chunk = LogPart(name, sha256, len(content), following)
             if self._lacks(chunk, held):
                 self._bucket.put(part_key(self.run_id, name, sha256), content, sha256)
                 self._note(chunk)
             chunks.append(chunk)
-        self._streams[stream].drop_until(seq)
+        self._source.streams[stream].drop_until(seq)
         return chunks
 
     def _lacks(self, part: LogPart, held: list[LogPart]) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -33,11 +32,9 @@ from ..store.journal.format import (
     VERSION,
     header_record,
 )
-from ..store.journal.reading import is_being_written, segment_of
+from ..store.journal.reading import segment_of
 from ..store.journal.segment import Segment
-from ..store.objects.access import is_live
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import list_files
 from ..store.run_info import RunInfo
 
 #: What to do where a pusher and its target have other versions of a format.
@@ -366,21 +363,6 @@ class RunPapers:
     run: str = ""
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def live_streams(folder: Path) -> set[Stream]:
-    """Return the streams of a run that a process of this machine is writing to.
-
-    Raises:
-        NotARun: The folder cannot be listed.
-    """
-    # A writer may just have moved on to its next segment.
-    return {
-        (journal.attempt, journal.rank)
-        for _ in range(2)
-        for journal in list_files(folder).journals
-        if is_being_written(journal.path, is_live(folder))
-    }
 
 
 def attempt_states(info: RunInfo | None) -> tuple[AttemptState, ...]:

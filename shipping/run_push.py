@@ -6,7 +6,6 @@ the target reads at each moment as the source has read before.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import time
@@ -14,10 +13,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import read_columns
-from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
-from ..store.run_info import Attempt, RunInfo, run_info_of
+from ..store.run_folder import Listing, list_files
+from ..store.run_info import Attempt, RunInfo
 from .push_protocol import (
     CHUNK_BYTES,
     OutOfStep,
@@ -32,9 +30,8 @@ from .push_protocol import (
     TargetAway,
     attempt_states,
     check_attempts,
-    live_streams,
 )
-from .run_source import StreamFrames, check_equal, streams_of, why_unsealed
+from .run_source import RunSource, check_equal, why_unsealed
 
 #: Seconds between two words to the target about a run without new events. The target's lease is longer.
 _ALIVE_EVERY_S: Final = 5.0
@@ -62,20 +59,18 @@ class RunPush:
     """
 
     def __init__(self, folder: Path, target: Target, *, rank: int | None = None) -> None:
-        self._folder, self._target, self._rank = folder, target, rank
-        self._streams: dict[Stream, StreamFrames] = {}
+        self._source, self._target, self._rank = RunSource(folder, rank), target, rank
         self._state: RunState | None = None
         self._next: dict[Stream, int] = {}
         self._alive_s: dict[Stream, float] = {}
         self._sent_aside: RunPapers | None = None
         self._end_again_s = 0.0
         self._chunk_bytes = CHUNK_BYTES
-        self.run_id = folder.name
+        self.run_id = self._source.run_id
 
     def close(self) -> None:
         """Close the run's files."""
-        for stream in self._streams.values():
-            stream.close()
+        self._source.close()
 
     def look(self) -> PushProgress:
         """Send what is new, and the end of the run if it has ended.
@@ -86,7 +81,7 @@ class RunPush:
             TelemetryError: The run cannot be read.
         """
         # A run whose writers are gone before everything else is read does not change any more.
-        live = {stream for stream in live_streams(self._folder) if self._rank in (None, stream[1])}
+        live = self._source.live_streams()
         try:
             return self._look(live)
         except (TargetAway, OutOfStep) as error:
@@ -97,19 +92,15 @@ class RunPush:
             raise
 
     def _look(self, live: set[Stream]) -> PushProgress:
-        listing = list_files(self._folder)
-        for stream in streams_of(listing, self._rank):
-            known = self._streams.get(stream)
-            if known is None:
-                known = self._streams[stream] = StreamFrames(self._folder, self.run_id, stream)
-            known.open(listing)
-        content, info = self._run()
+        listing = list_files(self._source.folder)
+        self._source.open_streams(listing)
+        content, info = self._source.read_run()
         self._check_recording(info, listing)
         self._announce(live)
         self._begin_attempts(info)
         until_s = time.monotonic() + _LOOK_S
         events, is_all = 0, True
-        for stream in sorted(self._streams):
+        for stream in sorted(self._source.streams):
             sent, is_whole = self._send(stream, listing, until_s, is_live=stream in live)
             events, is_all = events + sent, is_all and is_whole
         if not is_all:
@@ -128,9 +119,7 @@ class RunPush:
         Raises:
             PushRefused: It has another one.
         """
-        if info is not None and info.run_id != self.run_id:
-            raise PushRefused("the folder is not named after its run", where=str(self._folder), got=info.run_id)
-        for stream in self._streams.values():
+        for stream in self._source.streams.values():
             stream.identify(info, listing)
         if self._state is None:
             self._state = self._target.state(self.run_id)
@@ -140,19 +129,11 @@ class RunPush:
         except RunConflict as error:
             raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
 
-    def _run(self) -> tuple[bytes, RunInfo | None]:
-        """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created."""
-        try:
-            content = read_file(self._folder, RUN_JSON)
-        except FileNotFoundError:
-            return b"", None
-        return content, run_info_of(content, self._folder)
-
     def _announce(self, live: Collection[Stream]) -> None:
         """Lock the live streams at the target, first of all: a run without a lock would count as crashed."""
         for stream in live:
-            if stream in self._streams and time.monotonic() >= self._alive_s.get(stream, 0.0):
-                self._put(stream, self._streams[stream].alive(self._next.get(stream, 0)))
+            if stream in self._source.streams and time.monotonic() >= self._alive_s.get(stream, 0.0):
+                self._put(stream, self._source.streams[stream].alive(self._next.get(stream, 0)))
 
     def _begin_attempts(self, info: RunInfo | None) -> None:
         """Send ``run.json`` before the events of an attempt that the target does not know, as it was at their start.
@@ -175,11 +156,9 @@ class RunPush:
 
     def _put_aside(self) -> None:
         """Send columns and notes, where they have grown."""
-        notes: tuple[str, ...] = ()
-        with contextlib.suppress(FileNotFoundError):
-            text = read_file(self._folder, ANNOTATIONS, MAX_BYTES).decode(errors="replace")
-            notes = tuple(line for line in text.split("\n")[:-1] if line.strip())
-        papers = RunPapers(columns=tuple(read_columns(self._folder).by_metric), notes=notes)
+        text = self._source.read_notes() or ""
+        notes = tuple(line for line in text.split("\n")[:-1] if line.strip())
+        papers = RunPapers(columns=tuple(read_columns(self._source.folder).by_metric), notes=notes)
         if self._rank in (None, 0) and papers not in (self._sent_aside, RunPapers()):
             self._target.put_papers(self.run_id, papers)
             self._sent_aside = papers
@@ -198,28 +177,30 @@ class RunPush:
             seq = self._next.get(stream, 0)
             tries += 1
             try:
-                for chunk, following in self._streams[stream].chunks(seq, listing, self._chunk_bytes, is_live=is_live):
+                for chunk, following in self._source.streams[stream].chunks(
+                    seq, listing, self._chunk_bytes, is_live=is_live
+                ):
                     if self._put(stream, chunk) != following:
                         break  # The target has lost events, or has them from another pusher.
                     sent, seq, tries = sent + following - seq, following, 0
                     if time.monotonic() >= until_s:
                         return sent, False
                 else:
-                    self._streams[stream].drop_until(seq)
+                    self._source.streams[stream].drop_until(seq)
                     return sent, True
             except OutOfStep as error:
                 why = error.what
                 self._state = self._target.state(self.run_id)
                 self._next = dict(self._state.next_seq)
             except FileNotFoundError:  # A sealer has replaced a file; open the new ones.
-                listing = list_files(self._folder)
+                listing = list_files(self._source.folder)
         raise TargetAway(why, where=self.run_id)
 
     def _finish(self, events: int) -> PushProgress:
         """Have both ends sealed, and compare the digests of their logs."""
-        why = why_unsealed(self._folder)
+        why = why_unsealed(self._source.folder)
         self._put_aside()
-        streams = {stream for stream, number in self._next.items() if number and stream in self._streams}
+        streams = {stream for stream, number in self._next.items() if number and stream in self._source.streams}
         digests = self._target.state(self.run_id).digests
         if not self._is_sealed_there(streams, digests) and time.monotonic() >= self._end_again_s:
             self._target.end(self.run_id, streams)
@@ -228,7 +209,7 @@ class RunPush:
         if not self._is_sealed_there(streams, digests):
             return PushProgress(events, is_live=False, is_done=False)
         if not why:
-            check_equal(self._folder, {stream: self._next[stream] for stream in streams}, digests)
+            check_equal(self._source.folder, {stream: self._next[stream] for stream in streams}, digests)
         return PushProgress(events, is_live=False, is_done=True, uncompared=why)
 
     def _is_sealed_there(self, streams: Collection[Stream], digests: Mapping[Stream, StreamDigest]) -> bool:

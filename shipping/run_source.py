@@ -15,14 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import read_columns
 from ..store.errors import DamagedLog, require_version
 from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
-from ..store.journal.reading import read_segment, runs_of_frames
+from ..store.journal.reading import is_being_written, read_segment, runs_of_frames
 from ..store.journal.segment import Frames
+from ..store.objects.access import is_live
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import Listing, list_files
-from ..store.run_info import RunInfo
+from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
+from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import SAME_RELEASE, PushRefused, Recording, Stream, StreamDigest, chunk_of, first_time_of
 
 #: Room in front of the bytes that are read, where a segment has its preamble.
@@ -269,6 +271,73 @@ class StreamFrames:
         return max(before, default=-1), min(behind, default=None)
 
 
+class RunSource:
+    """The folder of a run that is pushed, with its open streams.
+
+    Args:
+        folder: The run's folder.
+        rank: Push only the streams of this rank. ``run.json`` goes with rank 0.
+
+    Attributes:
+        run_id: The run.
+        streams: The streams that were open at some look.
+    """
+
+    def __init__(self, folder: Path, rank: int | None = None) -> None:
+        self.folder, self.rank, self.run_id = folder, rank, folder.name
+        self.streams: dict[Stream, StreamFrames] = {}
+
+    def close(self) -> None:
+        """Close the run's files."""
+        for stream in self.streams.values():
+            stream.close()
+
+    def live_streams(self) -> set[Stream]:
+        """Return the streams that have a writer.
+
+        Raises:
+            NotARun: The folder cannot be listed.
+        """
+        # Listed again once the first are looked at: a writer may just have moved on to its next segment.
+        journals = (journal for _ in range(2) for journal in list_files(self.folder).journals)
+        return {
+            journal[1:3]
+            for journal in journals
+            if self.rank in (None, journal.rank) and is_being_written(journal.path, is_live(self.folder))
+        }
+
+    def open_streams(self, listing: Listing) -> None:
+        """Open the segments of a listing, so that their deletion costs nothing."""
+        streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
+        for stream in streams:
+            if self.rank in (None, stream[1]):
+                if stream not in self.streams:
+                    self.streams[stream] = StreamFrames(self.folder, self.run_id, stream)
+                self.streams[stream].open(listing)
+
+    def read_run(self) -> tuple[bytes, RunInfo | None]:
+        """Return ``run.json``; nothing on a host of other ranks, or for a run that has just been created.
+
+        Raises:
+            PushRefused: The folder is not named after its run.
+        """
+        try:
+            content = read_file(self.folder, RUN_JSON)
+        except FileNotFoundError:
+            return b"", None
+        info = run_info_of(content, self.folder)
+        if info.run_id != self.run_id:
+            raise PushRefused("the folder is not named after its run", where=str(self.folder), got=info.run_id)
+        return content, info
+
+    def read_notes(self) -> str | None:
+        """Return the notes on the run; None without a file of them."""
+        try:
+            return read_file(self.folder, ANNOTATIONS, MAX_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return None
+
+
 def why_unsealed(folder: Path) -> str:
     """Seal a run that has ended, where nobody has; return why it could not be sealed, or an empty text."""
     if not list_files(folder).journals:
@@ -306,9 +375,3 @@ def check_equal(folder: Path, next_seq: Mapping[Stream, int], theirs: Mapping[St
             what = f"the log of attempt {stream[0]}, rank {stream[1]} differs from the one at the target"
             fix = "'steptape verify' at each end says which of them has changed; delete the run there and push again"
             raise PushRefused(what, where=folder.name, got=theirs[stream].sha256, fix=fix)
-
-
-def streams_of(listing: Listing, rank: int | None) -> set[Stream]:
-    """Return the streams of a folder, of all ranks or of one."""
-    streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
-    return {stream for stream in streams if rank in (None, stream[1])}

@@ -339,8 +339,8 @@ def ask_recorder(folder: Path, what: str, *, author: str, reason: str = "") -> A
         NotRunning: No process of this machine is writing to the run.
         NotWritten: The note cannot be written.
     """
-    # A writer may just have moved on to its next segment.
-    journals = [journal.path for _ in range(2) for journal in list_files(folder).journals]
+    # Listed again once the first are looked at: a writer may just have moved on to its next segment.
+    journals = (journal.path for _ in range(2) for journal in list_files(folder).journals)
     is_live_elsewhere = is_live(folder)
     written = next((path for path in journals if is_being_written(path, is_live_elsewhere)), None)
     if written is not None:
