@@ -13,13 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
-from ..store.run_info import Plan, redacted
+from ..store.run_info import Plan
 from .control import Callbacks
 from .late_values import VALUE_LAG
-from .loop_values import as_config, as_text, as_whole
+from .loop_values import as_text, as_whole
 from .process.background_pushing import PushSettings
 from .ranks.rank import this_rank
 
@@ -160,6 +160,9 @@ OWN_METHODS: Final = {
 #: Seconds that ``agree`` waits for the other ranks, if the loop says nothing.
 _AGREE_TIMEOUT_S: Final = 30.0
 
+#: Keyword arguments of ``Recorder``, or of one of its groups.
+Arguments: TypeAlias = dict[str, Any]
+
 _Group = TypeVar("_Group", Plan, Samples, Push, Ranks, Journal)
 
 #: The class of each group, by the argument of ``Recorder`` that takes it.
@@ -170,33 +173,6 @@ GROUPS: Final[Mapping[str, type[Any]]] = {
     "ranks": Ranks,
     "journal": Journal,
 }
-
-
-def declared_tags(tags: Any) -> tuple[str, ...]:
-    """Return the labels of a run; a single one may be text.
-
-    Raises:
-        TelemetryError: They are no texts.
-    """
-    if isinstance(tags, str):
-        return (as_text(tags),)
-    try:
-        return tuple(as_text(tag) for tag in tags)
-    except TypeError:
-        raise TelemetryError("tags must be texts", got=tags, fix="Write tags=['one', 'two']") from None
-
-
-def declared_config(config: Any) -> dict[str, Any]:
-    """Return hyper-parameters as a JSON object, their secrets redacted.
-
-    Raises:
-        TelemetryError: They cannot be written as JSON.
-    """
-    try:
-        return cast("dict[str, Any]", redacted(as_config(config)))
-    except RecursionError:
-        what = "config cannot be recorded: it holds itself, or is nested too deeply"
-        raise TelemetryError(what, fix="Give a mapping of values") from None
 
 
 def declared_store(store: Any) -> Path:
@@ -275,7 +251,7 @@ def _once(apart: Any, planned: Any, name: str, where: str) -> Any:
 
 def declared_later(
     total_steps: Any, total_epochs: Any, steps_per_epoch: Any, world_size: Any, constants: Mapping[str, Any] | None
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Return what is given of a plan as the attributes of a ``plan`` event; arguments as for ``Plan``.
 
     Raises:
@@ -386,7 +362,7 @@ def declared_group(given: Any, kind: type[_Group]) -> _Group:
     return given
 
 
-def completed(arguments: Mapping[str, Any], kind: type[_Group], **values: Any) -> dict[str, Any]:
+def completed(arguments: Mapping[str, Any], kind: type[_Group], **values: Any) -> Arguments:
     """Return arguments of ``Recorder`` with these values in a group where the caller gave none.
 
     Args:
@@ -399,7 +375,7 @@ def completed(arguments: Mapping[str, Any], kind: type[_Group], **values: Any) -
     own = kind() if given is None else given
     if not isinstance(own, kind):
         return {**arguments}
-    fields: dict[str, Any] = {name: getattr(own, name) for name in kind.__match_args__}
+    fields: Arguments = {name: getattr(own, name) for name in kind.__match_args__}
     fields |= {name: value for name, value in values.items() if fields[name] is None and name not in arguments}
     return {**arguments, argument: kind(**fields)}
 

@@ -255,7 +255,7 @@ class EventLog:
         return self._in_turn(kind, write)
 
     def record_own(
-        self, kind: str, metrics: Mapping[str, float], attrs: dict[str, Any], *, step: int, epoch: float | None
+        self, kind: str, metrics: Mapping[str, float], attrs: Mapping[str, object], *, step: int, epoch: float | None
     ) -> Sequence[Outcome]:
         """Write an event of the recorder's own making, as ``record`` does.
 
@@ -475,7 +475,9 @@ class EventLog:
         self._update_clearness()
         return written
 
-    def _append_own(self, kind: str, attrs: dict[str, Any], step: int, epoch: float | None, value_lag: int = 0) -> None:
+    def _append_own(
+        self, kind: str, attrs: Mapping[str, object], step: int, epoch: float | None, value_lag: int = 0
+    ) -> None:
         self.journal.append(
             kind,
             (),

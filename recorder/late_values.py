@@ -78,7 +78,7 @@ class Awaited(NamedTuple):
         """The names of all metrics."""
         return (*self.metrics, *bundled_names(self.bundles))
 
-    def arrived(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def arrived(self) -> tuple[dict[str, object], dict[str, object]]:
         """Wait for the copy. Return metrics, and sample arguments and vectors, as host values."""
         tensors = iter(self.copy.wait())
         metrics = {name: next(tensors) for name in self.metrics}

@@ -30,7 +30,7 @@ from .opening import Opening
 from .process.background_pushing import PUSHING, PushSettings
 from .process.background_sealing import SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, stop_watching, watch_for_sigterm
-from .ranks.agreement import Agreement, Requests
+from .ranks.agreement import Agreement, Emit, Requests
 from .ranks.rank import Rank
 from .run_document import RunDocument
 from .run_end import ConsoleLines, as_end_status, blocked_failure, failure_of, status_of
@@ -99,7 +99,8 @@ class LiveAttempt:
         document: ``run.json``.
         agreement: Makes orders take effect on all ranks at once.
         orders: The flags that rules set.
-        operations: The operations with arguments; None if neither the rules nor the loop knows any.
+        calls: The operations with arguments that the rules may order.
+        operations: Carries them out; None if neither the rules nor the loop knows any.
         warnings: The warnings about calls.
         event_log: The journal.
         spans: Times the phases of the loop.
@@ -128,7 +129,9 @@ class LiveAttempt:
         self.pid, self.is_closed, self._is_over = os.getpid(), False, False
         self._handles_sigterm = False
         self.position = opening.position
-        self.document = RunDocument(opening.folder, opening.info, is_written=rank.decides)
+        self.document = RunDocument(
+            opening.folder, opening.info, is_written=rank.decides, warn=lambda text: self.warnings.once(text)
+        )
         callbacks, names = settings.callbacks, opening.read_on_all_ranks
         self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names, opening.calls)
         self.orders = self.agreement.orders
@@ -151,7 +154,7 @@ class LiveAttempt:
             self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
         self.event_log = self._open_event_log()
         self.event_log.watch = self.agreement.values.add_event if self.agreement.values else None
-        self._opening = opening
+        self.calls, self._kept = opening.calls, opening.kept
         self.operations: Operations | None = None
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
         if opening.calls or handlers is not None:
@@ -164,17 +167,11 @@ class LiveAttempt:
         from .operations.loop_operations import Handlers, Operations
 
         if self.operations is None:
-            calls, kept = self._opening.calls, self._opening.kept
             rank, hands = self._settings.rank, handlers or Handlers()
             gather = rank.gather if rank.has_group else None
             given = (gather, hands, self._control, self.position, self.warnings, self.emit)
-            self.operations = self.agreement.operations = Operations(*given, calls, kept)
+            self.operations = self.agreement.operations = Operations(*given, self.calls, self._kept)
         return self.operations
-
-    @property
-    def calls(self) -> tuple[str, ...]:
-        """The operations with arguments that the rules may order."""
-        return self._opening.calls
 
     @property
     def folder(self) -> Path:
@@ -201,7 +198,8 @@ class LiveAttempt:
         config = self._settings.described.config
         if config and config != self.document.info.config:
             self.emit("annotation", attrs={"text": "resumed with another config", "config": config})
-        self._compare_with_certificate(is_end=False)
+        if (certified := self._settings.certified) is not None and self._settings.rank.decides:
+            _compare_with_certificate(certified, self.document.info, self.emit, self.warnings)
 
     def emit(
         self,
@@ -227,7 +225,7 @@ class LiveAttempt:
         )
         self.apply(outcomes)
 
-    def emit_own(self, kind: str, metrics: Mapping[str, float], attrs: dict[str, Any]) -> None:
+    def emit_own(self, kind: str, metrics: Mapping[str, float], attrs: Mapping[str, object]) -> None:
         """Record an event of the recorder's own making at the loop's position, and apply what rules decide."""
         if not self.has_ended():
             step = self.position.step
@@ -247,7 +245,7 @@ class LiveAttempt:
                 self.emit("annotation", attrs={"text": failure})
         if self._requests.waiting:
             self._requests.carry_out()
-        if self.system is not None and self.system.found:
+        if self.system is not None and self.system.waiting:
             self.system.carry_out(self.event_log, self.warnings.once, self.emit_own)
         return self._control
 
@@ -269,7 +267,7 @@ class LiveAttempt:
             self.position.divide_epochs(attrs["steps_per_epoch"])
         self.warnings.total_steps = plan.max_steps()
         self.emit(PLAN, attrs={**attrs, **({"config": config} if config else {})})
-        self._write_document(lambda: self.document.declare(plan, config))
+        self.document.declare(plan, config)
 
     def take_back(self) -> None:
         """Delete the run that has just begun."""
@@ -370,13 +368,7 @@ class LiveAttempt:
     def _begin_anew(self, why: str) -> None:
         """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
         self.warnings.once(f"{why}; recording continues in a new file in {self.folder}")
-        self._write_document(self.document.write)
-
-    def _write_document(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self.warnings.once(f"run.json could not be written to {self.folder}: {error}")
+        self.document.write_again()
 
     def _move(self, folder: Path) -> None:
         self.warnings.once(f"the run's folder was moved from {self.folder}; recording continues in {folder}")
@@ -402,7 +394,9 @@ class LiveAttempt:
             self.event_log.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if self.system is not None:
                 self.system.finish(self.event_log, self.warnings.once, self.emit_own)
-            self._compare_with_certificate(is_end=failure is None)
+            if (certified := self._settings.certified) is not None and self._settings.rank.decides:
+                steps = self.position.step if failure is None else None
+                _compare_with_certificate(certified, self.document.info, self.emit, self.warnings, steps=steps)
             if failure is None:
                 counts = dict(self._steering.error_counts) if self._steering else {}
                 more = {"rule_errors": counts or None, "reason": reason}
@@ -421,22 +415,6 @@ class LiveAttempt:
                 PUSHING.end(str(self.folder))
                 if self.operations is not None:
                     self.operations.end()
-
-    def _compare_with_certificate(self, *, is_end: bool) -> None:
-        """Warn where the certificate of the rules does not cover the run: at its start, and again at its end."""
-        certified, info = self._settings.certified, self.document.info
-        if certified is None or not self._settings.rank.decides:
-            return
-        try:
-            certified.compare(
-                info.config,
-                info.last.newest_plan,
-                lambda text, attrs: self.emit("annotation", attrs={"text": text, **attrs}),
-                steps=self.position.step if is_end else None,
-                has_metric=self.warnings.has_had if is_end else None,
-            )
-        except Exception as failed:  # A training never ends because of its certificate.
-            self.warnings.once(f"the run could not be compared with its certificate: {failed!r}")
 
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
@@ -491,3 +469,19 @@ class LiveAttempt:
         if self._handles_sigterm:
             stop_watching(self._end_blocked)
             restore_sigterm()
+
+
+def _compare_with_certificate(
+    certified: CertifiedRun, info: RunInfo, emit: Emit, warnings: CallWarnings, *, steps: int | None = None
+) -> None:
+    """Warn where the certificate of the rules does not cover a run: at its start, or at its end after some steps."""
+    try:
+        certified.compare(
+            info.config,
+            info.last.newest_plan,
+            lambda text, attrs: emit("annotation", attrs={"text": text, **attrs}),
+            steps=steps,
+            has_metric=None if steps is None else warnings.has_had,
+        )
+    except Exception as failed:  # A training never ends because of its certificate.
+        warnings.once(f"the run could not be compared with its certificate: {failed!r}")

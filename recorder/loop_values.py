@@ -36,7 +36,7 @@ class Payload(NamedTuple):
 
     names: tuple[str, ...]
     values: list[float]
-    attrs: dict[str, Any]
+    attrs: Mapping[str, Any]
     oddities: tuple[str, ...] = ()
     on_device: Mapping[str, Any] = {}
     texts: Mapping[str, str] = {}
@@ -60,7 +60,7 @@ def payload_of(
     names: list[str] = []
     values: list[float] = []
     oddities: list[str] = []
-    on_device: dict[str, Any] = {}
+    on_device: dict[str, object] = {}
     texts: dict[str, str] = {}
     for name, value in _flattened(metrics):
         if type(value) is float:

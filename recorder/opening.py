@@ -87,7 +87,7 @@ class ResumePoint:
             as_epoch(resume["epochs_begun"], "the state's epochs_begun"),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, int | float | str | None]:
         """Return plain values, for a checkpoint."""
         return {"format": STATE_FORMAT, **dataclasses.asdict(self)}
 
@@ -158,29 +158,26 @@ def open_run(
     if resume is not None and run_id is not None:
         raise TelemetryError("run_id is only for a new run, and resume= names the run", got=run_id)
     if not rank.decides:
-        return (
-            _followed_run(store, rank.broadcast(None), info)
-            if rank.has_group
-            else _joined_run(store, run_id, info, rank)
-        )
+        if rank.has_group:
+            shared: _SharedOpening | str = rank.broadcast(None)
+            return _followed_run(store, shared, info)
+        return _joined_run(store, run_id, info, rank)
     try:
         if resume is None:
             opening = _fresh_run(store, run_id, info, policy)
         else:
-            # Reading a run needs pyarrow. A new run does without it.
-
             opening = _resumed_run(store, ResumePoint.from_argument(resume), info.last, policy)
         if opening.engine is not None:
             opening = opening._replace(calls=opening.engine.policy.calls)
     except BaseException as error:
         if rank.has_group:
-            rank.broadcast({"error": str(error)})
+            rank.broadcast(str(error))
         raise
     if rank.has_group:
         if opening.engine is not None:
             names = sorted(opening.engine.policy.reads_ranks)
             opening = opening._replace(read_on_all_ranks=tuple(names))
-        rank.broadcast(_for_other_ranks(opening))
+        rank.broadcast(_SharedOpening.from_opening(opening))
     return opening
 
 
@@ -363,34 +360,43 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
     return opening
 
 
-def _followed_run(store: Path, agreed: Mapping[str, Any], info: RunInfo) -> Opening:
-    """Build the opening of a rank other than 0, from what rank 0 has broadcast.
+class _SharedOpening(NamedTuple):
+    """The part of rank 0's opening that the other ranks need, as for ``Opening``.
+
+    Attributes:
+        kept: The events with kind, step and attributes alone.
+    """
+
+    run_id: str
+    attempt: int
+    position: Position
+    read_on_all_ranks: tuple[str, ...]
+    calls: tuple[str, ...]
+    kept: tuple[Event, ...]
+
+    @classmethod
+    def from_opening(cls, opening: Opening) -> _SharedOpening:
+        """Return the part of an opening."""
+        info = opening.info
+        kept = tuple(Event(event.kind, event.step, attrs=dict(event.attrs)) for event in opening.kept)
+        names, calls = opening.read_on_all_ranks, opening.calls
+        return cls(info.run_id, info.last.attempt, opening.position, names, calls, kept)
+
+
+def _followed_run(store: Path, shared: _SharedOpening | str, info: RunInfo) -> Opening:
+    """Build the opening of a rank other than 0.
 
     Args:
         store: Folder of runs.
-        agreed: The return value of ``_for_other_ranks`` on rank 0.
+        shared: What rank 0 has broadcast; a text says why it could not open the run.
         info: The run as this rank knows it.
 
     Raises:
         TelemetryError: Rank 0 could not open the run.
     """
-    if "error" in agreed:
-        raise TelemetryError("rank 0 could not open the run", got=agreed["error"])
-    attempt = dataclasses.replace(info.last, attempt=agreed["attempt"])
-    info = dataclasses.replace(info, run_id=agreed["run_id"], attempts=(attempt,))
-    kept = tuple(Event(**fields) for fields in agreed["kept"])
-    position = Position(**agreed["position"])
-    return Opening(store / info.run_id, info, position, None, agreed["read_on_all_ranks"], agreed["calls"], kept)
-
-
-def _for_other_ranks(opening: Opening) -> dict[str, Any]:
-    """Return the part of rank 0's opening that the other ranks need."""
-    position = dataclasses.asdict(opening.position)
-    return {
-        "run_id": opening.info.run_id,
-        "attempt": opening.info.last.attempt,
-        "position": position,
-        "read_on_all_ranks": opening.read_on_all_ranks,
-        "calls": opening.calls,
-        "kept": [{"kind": event.kind, "step": event.step, "attrs": dict(event.attrs)} for event in opening.kept],
-    }
+    if isinstance(shared, str):
+        raise TelemetryError("rank 0 could not open the run", got=shared)
+    attempt = dataclasses.replace(info.last, attempt=shared.attempt)
+    info = dataclasses.replace(info, run_id=shared.run_id, attempts=(attempt,))
+    names, calls = shared.read_on_all_ranks, shared.calls
+    return Opening(store / info.run_id, info, shared.position, None, names, calls, shared.kept)

@@ -21,7 +21,6 @@ from .arguments import (
     declared,
     declared_callbacks,
     declared_certificate,
-    declared_config,
     declared_journal,
     declared_later,
     declared_plan,
@@ -41,7 +40,7 @@ from .loop_values import as_epoch, as_whole, path_text
 from .opening import Opening, Resume, ResumePoint, open_run, place_in
 from .probes.probe_values import NO_VALUES, ProbeValues
 from .ranks.rank import this_rank
-from .run_document import described_attempt, described_run
+from .run_document import declared_config, described_attempt, described_run
 from .spans import Spans, TimedSpan
 
 if TYPE_CHECKING:
@@ -770,7 +769,7 @@ class Recorder:
         finally:
             self._close_watches()
 
-    def _record_span(self, metrics: dict[str, float], attrs: dict[str, Any], began_ns: int) -> None:
+    def _record_span(self, metrics: dict[str, float], attrs: Mapping[str, str], began_ns: int) -> None:
         """Record the end of a span, in the attempt that is recorded now: a rollback may have begun another."""
         live = self._live
         live.emit_own(SPAN, metrics, {**attrs, "began_ns": began_ns - live.event_log.started_ns})

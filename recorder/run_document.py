@@ -8,15 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..store.errors import TelemetryError
 from ..store.own_process import WriterIdentity, boot_id, host_name
-from ..store.run_info import Attempt, Plan, RunInfo, redacted_arguments, write_run_info
-from .arguments import declared_config, declared_tags
-from .loop_values import as_text
+from ..store.run_info import Attempt, Plan, RunInfo, redacted, redacted_arguments, write_run_info
+from .loop_values import as_config, as_text
 from .process.termination import signals_held
 from .ranks.rank import Rank
 
@@ -39,15 +39,16 @@ class RunDocument:
         folder: The run's folder.
         info: The run, with this attempt as the last.
         is_written: Whether this rank writes it.
+        warn: Logs that it could not be written.
 
     Attributes:
         folder: The run's folder; it changes when the folder is moved.
         info: What the file holds, or would hold.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, *, is_written: bool) -> None:
+    def __init__(self, folder: Path, info: RunInfo, *, is_written: bool, warn: Callable[[str], None]) -> None:
         self.folder, self.info = folder, info
-        self._is_written = is_written
+        self._is_written, self._warn = is_written, warn
 
     def write(self) -> None:
         """Write the file.
@@ -60,15 +61,22 @@ class RunDocument:
                 write_run_info(self.folder, self.info)
 
     def declare(self, plan: Plan, config: Mapping[str, Any]) -> None:
-        """Take a later plan and further hyper-parameters, and write the file."""
+        """Add a later plan and further hyper-parameters, and write the file again."""
         self._change(declared=plan)
         self.info = dataclasses.replace(self.info, config={**self.info.config, **config})
-        self.write()
+        self.write_again()
+
+    def write_again(self) -> None:
+        """Write the file while the run is recorded. A failure is warned of."""
+        try:
+            self.write()
+        except OSError as error:
+            self._warn(f"run.json could not be written to {self.folder}: {error}")
 
     def end(
         self, status: str, steps: int, failure: dict[str, str] | None, reason: str | None, decision_digest: str | None
     ) -> None:
-        """Take the end of the attempt, and write the file."""
+        """Add the end of the attempt, and write the file."""
         self._change(
             status=status,
             ended_ns=time.time_ns(),
@@ -101,9 +109,37 @@ def described_run(name: str | None, group: str | None, tags: Sequence[str], conf
         name=as_text(name or Path(sys.argv[0] or "run").stem),
         attempts=(attempt,),
         group=None if group is None else as_text(group),
-        tags=declared_tags(tags),
-        config=declared_config(config),
+        tags=_declared_tags(tags),
+        config=dict(declared_config(config)),
     )
+
+
+def _declared_tags(tags: Any) -> tuple[str, ...]:
+    """Return the labels of a run; a single one may be text.
+
+    Raises:
+        TelemetryError: They are no texts.
+    """
+    if isinstance(tags, str):
+        return (as_text(tags),)
+    try:
+        return tuple(as_text(tag) for tag in tags)
+    except TypeError:
+        raise TelemetryError("tags must be texts", got=tags, fix="Write tags=['one', 'two']") from None
+
+
+def declared_config(config: Any) -> Mapping[str, Any]:
+    """Return hyper-parameters as a JSON object, their secrets redacted.
+
+    Raises:
+        TelemetryError: They cannot be written as JSON.
+    """
+    try:
+        recorded: Mapping[str, Any] = redacted(as_config(config))
+        return recorded
+    except RecursionError:
+        what = "config cannot be recorded: it holds itself, or is nested too deeply"
+        raise TelemetryError(what, fix="Give a mapping of values") from None
 
 
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
@@ -117,14 +153,15 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
     )
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, object]:
     """Return the process and environment facts that are kept with an attempt. None means not found."""
-    loaded = {name: getattr(sys.modules[name], "__version__", None) for name in PACKAGES if name in sys.modules}
+    versions: dict[str, object] = {"steptape": _own_version()}
+    versions |= {name: getattr(sys.modules[name], "__version__", None) for name in PACKAGES if name in sys.modules}
     return {
         **describe_process(),
         "platform": _platform(),
         "python": sys.version.partition(" ")[0],
-        "versions": {"steptape": _own_version(), **loaded},
+        "versions": versions,
         "argv": redacted_arguments(sys.argv),
         "git": _git_commit(),
     }
@@ -156,7 +193,7 @@ def _own_version() -> str | None:
     return None
 
 
-def _git_commit() -> dict[str, Any] | None:
+def _git_commit() -> dict[str, object] | None:
     """Return the commit of the current folder, which may have been deleted; None without a commit."""
     try:
         folder = os.getcwd()

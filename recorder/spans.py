@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .calls.call_warnings import CallWarnings
 
 #: Records the event of a span: its metrics, its attributes, and when it began.
-RecordSpan: TypeAlias = "Callable[[dict[str, float], dict[str, Any], int], None]"
+RecordSpan: TypeAlias = "Callable[[dict[str, float], dict[str, str], int], None]"
 
 logger = logging.getLogger("steptape")
 
@@ -154,11 +154,11 @@ class TimedSpan:
                 raise
             logger.exception("the span %r could not be recorded", self._name)  # The loop's own exception passes on.
 
-    def _event(self, now_ns: int, failed: type[BaseException] | None) -> tuple[dict[str, float], dict[str, Any]]:
+    def _event(self, now_ns: int, failed: type[BaseException] | None) -> tuple[dict[str, float], dict[str, str]]:
         metrics = {f"Time/{self._name}_seconds": (now_ns - self._began_ns) / 1e9}
         if self._name == _CHECKPOINT:
             metrics["Checkpoint/ok"] = 0.0 if failed else 1.0
-        attrs: dict[str, Any] = {"name": self._name}
+        attrs = {"name": self._name}
         if failed is not None:
             attrs["failed"] = failed.__name__
         if self._trace:

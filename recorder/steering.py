@@ -149,7 +149,7 @@ class Steering:
         """Digest of the outcomes that were noted as written."""
         return self._digest.hexdigest()
 
-    def event_of(self, outcome: Outcome) -> tuple[str, dict[str, Any]]:
+    def event_of(self, outcome: Outcome) -> tuple[str, Mapping[str, object]]:
         """Return kind and attributes of the event that records an outcome."""
         return outcome_payload(outcome)
 

@@ -303,7 +303,6 @@ LONGEST_CHAIN = 44
 
 #: The classes with more than 25 methods, and why each has them. The list only shrinks.
 WIDE_CLASSES = {
-    "LiveAttempt": "It holds every way in which an attempt begins and ends.",
     "Recorder": "Users call it: a method for each fact that a loop records.",
 }
 

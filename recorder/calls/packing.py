@@ -242,7 +242,7 @@ def _text_ids(ids: Iterable[Any]) -> bytes:
     return json.dumps([as_text(entry) for entry in ids], ensure_ascii=False).encode()
 
 
-def fitting_vectors(given: Any, warnings: CallWarnings) -> dict[str, Any]:
+def fitting_vectors(given: Any, warnings: CallWarnings) -> dict[str, object]:
     """Return the vectors of a call that have a vector's shape, by name, without a look at their values.
 
     Args:
@@ -255,7 +255,7 @@ def fitting_vectors(given: Any, warnings: CallWarnings) -> dict[str, Any]:
         what = "vectors must be a mapping of names to vectors, so none is recorded"
         warnings.object_to(what, got=described(given), fix=_FIX)
         return {}
-    fit: dict[str, Any] = {}
+    fit: dict[str, object] = {}
     total = 0
     for key, values in given.items():
         name = as_text(key)
@@ -388,4 +388,4 @@ def _array_bytes(values: Any, dtype: Any, wanted: str) -> bytes:
 
 #: Caches dtype objects that need no conversion, by type code for torch and by type name for numpy. Reading the name of
 #: an array's dtype takes longer than copying 64 losses.
-_as_wanted: Final[dict[str, Any]] = {}
+_as_wanted: Final[dict[str, object]] = {}

@@ -112,7 +112,7 @@ class LearningRate:
         if self._optimizer is not None:  # It may have been set back, and its schedule with it.
             self._last_base = self._earlier_base = None
 
-    def carry_out(self, call: OperationCall) -> dict[str, Any]:
+    def carry_out(self, call: OperationCall) -> dict[str, list[float]]:
         """Change the rate of the updates to come, and return what the receipt says of it.
 
         Raises:

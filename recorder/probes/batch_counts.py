@@ -80,7 +80,7 @@ class BatchArguments:
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if not args:
             return kwargs
-        named: dict[str, Any] = {}
+        named: dict[str, object] = {}
         for index, value in enumerate(args):
             if isinstance(value, Mapping):
                 named |= value

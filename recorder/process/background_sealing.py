@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...store.child_process import ChildProcess, import_path
 from ...store.child_protocol import BrokenFrame
@@ -196,18 +196,19 @@ class BackgroundSealing:
     def _take_answers(self) -> None:
         while self._process is not None and self._process.has_answered(within_s=0):
             try:
-                self._note(self._process.receive().head)
+                answer = self._process.receive().head
+                self._settle(answer["folder"], answer["why"])
             except (EOFError, BrokenFrame):
                 self._drop()
 
-    def _note(self, answer: dict[str, Any]) -> None:
+    def _settle(self, folder: str, why: str) -> None:
+        """Count a request as answered: the run is sealed, or else says why not."""
         self._starts_left = _MOST_STARTS
-        folder = answer["folder"]
         self._pending[folder] = self._pending.get(folder, 1) - 1
         if not self._pending[folder]:
             del self._pending[folder]
-        if answer["why"]:
-            self._unsealed[folder] = answer["why"]
+        if why:
+            self._unsealed[folder] = why
             if not self._reported:
                 self._report([folder])
         else:

@@ -12,10 +12,10 @@ import os
 import subprocess
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ...store.child_process import ChildProcess, import_path
 from ...store.child_protocol import BrokenFrame
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: Records an event: kind, metrics and attributes.
-EmitOwn: TypeAlias = "Callable[[str, dict[str, float], dict[str, Any]], None]"
+EmitOwn: TypeAlias = "Callable[[str, Mapping[str, float], Mapping[str, object]], None]"
 
 _PROGRAM: Final = f"{__package__}.sampling_service"
 
@@ -55,6 +55,20 @@ _ALL: Final = ("System/*", "GPU/*")
 _OPENING: Final = frozenset(("train_begin", PLAN))
 
 
+class _Sample(NamedTuple):
+    """One sample: when it was taken, on the monotonic clock, and its metrics."""
+
+    sampled_ns: int
+    metrics: Mapping[str, float]
+
+
+class _Note(NamedTuple):
+    """A note about metrics, and why those that it names are absent."""
+
+    text: str
+    absent: Mapping[str, str]
+
+
 class SystemSampling:
     """The samples of one recorder's machine. They outlast its attempts.
 
@@ -62,7 +76,7 @@ class SystemSampling:
         store: The folder whose disk is watched.
 
     Attributes:
-        found: Samples and notes that are not recorded yet, as kind, metrics and attributes.
+        waiting: Samples and notes that are not recorded yet.
         absent: Why metrics are absent, by name or pattern.
     """
 
@@ -73,7 +87,7 @@ class SystemSampling:
         self._interval_s = math.inf
         self._overdue_s = self._overdue_looks = 0.0
         self._has_stalled = False
-        self.found: list[tuple[str, dict[str, float], dict[str, Any]]] = []
+        self.waiting: list[_Sample | _Note] = []
         self.absent: dict[str, str] = {}
         _SAMPLINGS.add(self)
 
@@ -105,10 +119,11 @@ class SystemSampling:
                     raise BrokenPipeError(errno.EBADF, "the program has closed this descriptor")
                 if not process.has_answered(within_s=0):
                     break
-                self._take(process.receive(most_bytes=_MOST_BYTES, until_s=0).head)
+                head = process.receive(most_bytes=_MOST_BYTES, until_s=0).head
+                self._add_sample(head["metrics"], head["sampled_ns"], head["absent"])
             else:
                 return
-            self._note_whether_stalled()
+            self._check_whether_stalled()
         except EOFError:
             self._end()
         except (BrokenFrame, TelemetryError, OSError, ValueError, TypeError, KeyError) as error:
@@ -124,13 +139,14 @@ class SystemSampling:
         """
         if event_log.kinds <= _OPENING:
             return
-        found, self.found = self.found, []
-        for kind, metrics, attrs in found:
-            if kind == SYSTEM:
-                attrs["sampled_ns"] -= event_log.started_ns
-            elif "GPU/*" not in attrs.get("absent", ()) or len(attrs["absent"]) > 1:
-                warn(attrs["text"])  # A machine without a GPU is no news.
-            emit(kind, metrics, attrs)
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            if isinstance(each, _Sample):
+                emit(SYSTEM, each.metrics, {"sampled_ns": each.sampled_ns - event_log.started_ns})
+                continue
+            if "GPU/*" not in each.absent or len(each.absent) > 1:
+                warn(each.text)  # A machine without a GPU is no news.
+            emit("annotation", {}, {"text": each.text, **({"absent": each.absent} if each.absent else {})})
 
     def finish(self, event_log: EventLog, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record the last samples of a run that ends, and end the process."""
@@ -152,21 +168,20 @@ class SystemSampling:
         process, self._process = self._process, None
         if process is not None:
             process.abandon()
-        self.found.clear()
+        self.waiting.clear()
 
-    def _take(self, sample: dict[str, Any]) -> None:
-        """Keep a sample."""
-        metrics = {str(name): float(value) for name, value in sample["metrics"].items()}
-        sampled_ns = int(sample["sampled_ns"])
-        self._miss({str(name): str(why) for name, why in sample["absent"].items()})
-        if metrics:
-            self.found.append((SYSTEM, metrics, {"sampled_ns": sampled_ns}))
+    def _add_sample(self, metrics: Mapping[str, float], sampled_ns: int, absent: Mapping[str, str]) -> None:
+        """Keep a sample until it is recorded."""
+        sample = _Sample(int(sampled_ns), {str(name): float(value) for name, value in metrics.items()})
+        self._note_absent({str(name): str(why) for name, why in absent.items()})
+        if sample.metrics:
+            self.waiting.append(sample)
         self._expect(_OVERDUE_INTERVALS * self._interval_s + _OVERDUE_S)
 
     def _expect(self, within_s: float) -> None:
         self._overdue_s, self._overdue_looks = time.monotonic() + within_s, 0
 
-    def _note_whether_stalled(self) -> None:
+    def _check_whether_stalled(self) -> None:
         """Note once that samples are overdue. Several looks count, since the whole job may have been stopped."""
         if self._has_stalled or time.monotonic() < self._overdue_s:
             return
@@ -187,7 +202,7 @@ class SystemSampling:
         self._note(f"{why}: system metrics end here", dict.fromkeys(_ALL, why))
         self.close()
 
-    def _miss(self, absent: dict[str, str]) -> None:
+    def _note_absent(self, absent: dict[str, str]) -> None:
         """Note metrics that are absent, those of one reason together."""
         new = {name: why for name, why in absent.items() if self.absent.get(name) != why}
         if new:
@@ -199,7 +214,7 @@ class SystemSampling:
 
     def _note(self, text: str, absent: dict[str, str]) -> None:
         self.absent |= absent
-        self.found.append(("annotation", {}, {"text": text, **({"absent": absent} if absent else {})}))
+        self.waiting.append(_Note(text, absent))
 
 
 _SAMPLINGS: Final[weakref.WeakSet[SystemSampling]] = weakref.WeakSet()

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...store.annotations import REQUEST, Annotation, RequestWatch
 from ...store.errors import TelemetryError
@@ -257,7 +257,7 @@ class Agreement:
     def _turn_off(self, why: str, waited_s: float) -> None:
         """End the agreements of this attempt."""
         self._group, self._failure = None, ""
-        attrs: dict[str, Any] = {"off": why, "waited_s": round(waited_s, 3)}
+        attrs = {"off": why, "waited_s": round(waited_s, 3)}
         self._emit("agreement", attrs=attrs)
         for operation, decision in self._ordered:
             assert self.operations is not None

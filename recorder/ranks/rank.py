@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from ...store.errors import TelemetryError
+
+_Value = TypeVar("_Value")
 
 #: The environment variables of rank and number of ranks, by launcher.
 _VARIABLES: Final = (
@@ -38,7 +40,7 @@ class Rank(NamedTuple):
         """Whether this rank writes ``run.json`` and lets rules decide."""
         return self.rank == 0
 
-    def broadcast(self, what: dict[str, Any] | None) -> dict[str, Any]:
+    def broadcast(self, what: _Value | None) -> _Value:
         """Broadcast rank 0's value and return it on every rank. Collective: every rank calls it, or none does.
 
         Args:
@@ -47,7 +49,7 @@ class Rank(NamedTuple):
         distributed = sys.modules["torch.distributed"]
         listed = [what]
         distributed.broadcast_object_list(listed, src=0)
-        return listed[0] or {}
+        return cast("_Value", listed[0])
 
     def gather(self, what: Any) -> list[Any]:
         """Return the values of all ranks, by rank. Collective, like ``broadcast``.
