@@ -1,4 +1,4 @@
-"""Provides request dependencies: the store, and the run named by the id or name in the path.
+"""Provides what requests name: the store, the run of the id or name in the path, and rule files.
 
 Responses about sealed runs carry an ETag. A client that has the current response gets 304 before anything is read.
 """
@@ -14,12 +14,13 @@ from typing import Annotated, Final, TypeVar
 from fastapi import Depends, Request
 from fastapi import Path as InPath
 
+from ..rules.policy_file.policy import shipped_policies
 from ..store.annotations import ANNOTATIONS
 from ..store.reading.snapshot import Snapshot, retrying
 from ..store.reading.summary import Entry
 from ..store.run import Run
 from ..store.store import Store, open_store
-from .errors import NotModified
+from .problems import NotModified, PolicyNotFound
 
 #: Key of the request state for a run's name that contains a slash.
 RUN_KEY: Final = "run_key"
@@ -119,3 +120,27 @@ def file_stamp(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size
+
+
+def policies_known(folder: Path | None) -> dict[str, Path]:
+    """Return the rule files that clients can name: those of the folder, and the shipped ones with other names."""
+    own = {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml")) if _is_policy(path)}
+    return {**shipped_policies(), **own}
+
+
+def policy_named(name: str, folder: Path | None) -> Path:
+    """Return the file of a policy.
+
+    Raises:
+        PolicyNotFound: No policy has that name.
+    """
+    known = policies_known(folder)
+    if name not in known:
+        raise PolicyNotFound(
+            "no policy of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}"
+        )
+    return known[name]
+
+
+def _is_policy(path: Path) -> bool:
+    return path.is_file() and not path.name.endswith(".test.yaml")

@@ -1,36 +1,33 @@
-"""Renders a page of a list in the format that the client asked for: JSON, NDJSON, CSV, Arrow or Parquet."""
+"""Renders a page of a list in the format that the client asked for: JSON, NDJSON, CSV, Arrow or Parquet.
+
+The position of the next page is a cursor: opaque text, valid only for the query that returned it. It names a position
+in the order of the list, never a row count. So every item that existed when the first page was read appears exactly
+once, however much is recorded meanwhile.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import types
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final, TypeVar, Union, get_args, get_origin
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from ..store.arrow_tables import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
-from .errors import NotAcceptable
+from .models import Form
+from .problems import InvalidCursor, NotAcceptable
 
 JSON: Final = "application/json"
 
 #: Characters besides letters and digits that stay unquoted in a path (RFC 3986); ``%`` is an escape already.
 _IN_PATHS: Final = "/%:@!$&'()*+,;=-._~"
-
-
-class Form(StrEnum):
-    """The format of a response."""
-
-    JSON = "json"
-    NDJSON = "ndjson"
-    CSV = "csv"
-    ARROW = "arrow"
-    PARQUET = "parquet"
 
 
 MEDIA_TYPES: Final[Mapping[Form, str]] = {
@@ -155,3 +152,52 @@ def _quality(ranges: Iterable[tuple[str, float]], media_type: str) -> float:
     closeness = {media_type: 3, f"{group}/*": 2, "*/*": 1}
     fitting = [(closeness[name], weight) for name, weight in ranges if name in closeness]
     return max(fitting)[1] if fitting else 0.0
+
+
+_Position = TypeVar("_Position")
+
+#: Part of every cursor, so that a later format can recognise earlier ones.
+_VERSION: Final = 1
+
+
+def to_cursor(query: object, position: Any) -> str:
+    """Return the cursor for the items after a position.
+
+    Args:
+        query: Everything else that the list depends on, such as the run and the filters; its ``repr`` must be stable.
+        position: JSON values.
+    """
+    document = json.dumps([_VERSION, _fingerprint(query), position], separators=(",", ":"))
+    return base64.urlsafe_b64encode(document.encode()).decode().rstrip("=")
+
+
+def from_cursor(cursor: str, query: object, shape: TypeAdapter[_Position]) -> _Position:
+    """Return the position that a cursor names.
+
+    Raises:
+        InvalidCursor: The text is no cursor, or belongs to another query.
+    """
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        version, fingerprint, position = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        if version != _VERSION:
+            raise ValueError("a cursor of another version")
+        place = shape.validate_python(position)
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidCursor(
+            "not a cursor",
+            where="query.cursor",
+            got=cursor,
+            fix="Copy it unchanged from 'next' of the previous page",
+        ) from None
+    if fingerprint != _fingerprint(query):
+        raise InvalidCursor(
+            "this cursor belongs to another query",
+            where="query.cursor",
+            fix="Between pages only 'limit' may change. To change anything else, start without a cursor",
+        )
+    return place
+
+
+def _fingerprint(query: object) -> int:
+    return zlib.crc32(repr(query).encode())

@@ -1,8 +1,13 @@
-"""Builds the FastAPI application: endpoints, middleware, errors as problem details, and the OpenAPI document."""
+"""Builds the FastAPI application: endpoints, middleware, errors as problem details, and the OpenAPI document.
+
+``python -m steptape.api.app`` writes the document to ``openapi.json`` next to this file.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -27,31 +32,26 @@ from .endpoints import (
     notes,
     policies,
     query,
-    rule_checks,
-    run_detail,
     runs,
     samples,
     series,
     service,
-    tail,
-    windows,
 )
-from .feeds import Feeds
+from .feeds import Feeds, FollowerSlots
 from .limits import DEFAULT_LIMITS, Limits
-from .live import FollowerSlots
 from .middleware.bodies import BodyLimitMiddleware
-from .middleware.head_requests import HeadMiddleware
-from .middleware.host_and_token import LOOPBACK_NAMES, HostAndTokenMiddleware
-from .middleware.root_path import RootPathMiddleware, checked_root
-from .middleware.safety_net import SafetyNetMiddleware
-from .middleware.slashed_names import SlashedNameMiddleware
-from .middleware.tokens import Tokens
-from .middleware.traffic import Traffic
-from .models import Problem
-from .pages import routes as page_routes
+from .middleware.gate import LOOPBACK_NAMES, HostAndTokenMiddleware, Tokens
+from .middleware.paths import HeadMiddleware, RootPathMiddleware, SlashedNameMiddleware, checked_root
+from .middleware.safety_net import SafetyNetMiddleware, Traffic
+from .pages import backtest as page_backtest
+from .pages import compare as page_compare
+from .pages import files as page_files
+from .pages import login as page_login
+from .pages import run as page_run
+from .pages import runs as page_runs
 from .pages.layout import show_lost
 from .pages.login import Session
-from .problems import MEDIA_TYPE, STATUSES, install_handlers
+from .problems import MEDIA_TYPE, STATUSES, Problem, install_handlers
 from .sealing import IntakeService
 from .workers.job_queue import JobQueue
 from .workers.pool import QueryWorkers, RuleWorkers
@@ -60,14 +60,17 @@ from .workers.pool import QueryWorkers, RuleWorkers
 API_VERSION: Final = "1"
 PREFIX: Final = "/api/v1"
 
+#: The agreed OpenAPI document; a test compares the application with it.
+OPENAPI_FILE: Final = Path(__file__).with_name("openapi.json")
+
 #: Most requests that are answered in threads at a time. Each thread that computes delays the event loop, and with it
 #: the answer to a health check, by Python's switch interval of 5 ms.
 _THREADS: Final = 6
 
 _ENDPOINTS: Final = (
-    runs, run_detail, health, series, windows, events, tail, samples, decisions, notes, policies, query, rule_checks,
-    jobs, intake,
+    runs, health, series, events, samples, decisions, notes, policies, query, jobs, intake,
 )  # fmt: skip
+_PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest)
 
 
 def create_app(
@@ -151,9 +154,10 @@ def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:
 def _add_endpoints(app: FastAPI) -> None:
     problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
-    for room in _ENDPOINTS:
-        app.include_router(room.router, prefix=PREFIX, responses=problems)
-    app.include_router(page_routes.router)
+    for endpoints in _ENDPOINTS:
+        app.include_router(endpoints.router, prefix=PREFIX, responses=problems)
+    for pages in _PAGES:
+        app.include_router(pages.router)
 
 
 @asynccontextmanager
@@ -205,3 +209,13 @@ def _retype_problems(responses: dict[str, Any]) -> None:
 
 def _operation_id(route: APIRoute) -> str:
     return route.name
+
+
+def openapi_text() -> str:
+    """Return the application's current OpenAPI document."""
+    with tempfile.TemporaryDirectory() as store:
+        return json.dumps(create_app(store).openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    OPENAPI_FILE.write_text(openapi_text(), encoding="utf-8")

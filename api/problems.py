@@ -1,10 +1,11 @@
-"""Converts every error of a request to problem details (RFC 9457), ``application/problem+json``."""
+"""Defines the errors of requests, and converts every error to ``application/problem+json`` (RFC 9457)."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 
 from ..rules.errors import PolicyError
@@ -31,20 +33,6 @@ from ..store.errors import (
     UnsupportedVersion,
     shortened,
 )
-from .errors import (
-    Busy,
-    InvalidCursor,
-    InvalidRequest,
-    JobNotDone,
-    JobNotFound,
-    MetricNotFound,
-    NotAcceptable,
-    NotModified,
-    NotYours,
-    PolicyNotFound,
-    StepNotFound,
-)
-from .models import ParameterError, Problem
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -55,6 +43,86 @@ STATUSES: Final = (400, 401, 403, 404, 406, 408, 409, 413, 415, 421, 422, 431, 5
 _SLASH_HINT: Final = "If the run's name contains a slash, use its id, or write the slash as %2F"
 
 _LOGGER: Final = logging.getLogger("steptape.api")
+
+
+class InvalidCursor(TelemetryError):
+    """A cursor that no page of this query returned."""
+
+
+class InvalidRequest(TelemetryError):
+    """A well-formed request that asks for the impossible."""
+
+
+class MetricNotFound(TelemetryError):
+    """No event of the run carries the metric."""
+
+
+class StepNotFound(TelemetryError):
+    """The run has no such step."""
+
+
+class PolicyNotFound(TelemetryError):
+    """No policy of that name is known to the server."""
+
+
+class JobNotFound(TelemetryError):
+    """No job has that id, or the job is no longer kept."""
+
+
+class JobNotDone(TelemetryError):
+    """The job has no result, or none yet."""
+
+
+class NotYours(TelemetryError):
+    """The job belongs to another token."""
+
+
+class NotAcceptable(TelemetryError):
+    """The client accepts none of the available formats."""
+
+
+class Busy(TelemetryError):
+    """All places are taken."""
+
+
+class NotModified(Exception):
+    """The client already has the response."""
+
+    def __init__(self, etag: str) -> None:
+        super().__init__(etag)
+        self.etag = etag
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterError:
+    """One error in a request."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    where: str
+    """Location and name of the parameter, such as `query.limit`."""
+    what: str
+    got: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Problem details (RFC 9457)."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+    type: str
+    """URI of the problem type; equivalent to `code`."""
+    title: str
+    status: int
+    detail: str
+    """The problem with this request, in a sentence."""
+    code: str
+    """Stable code of the problem type, for programs."""
+    hint: str | None = None
+    """How to fix the request."""
+    errors: list[ParameterError] | None = None
+    """Every refused parameter, if any were refused."""
 
 
 class Sort(NamedTuple):
@@ -205,6 +273,10 @@ def _parameter_error(entry: dict[str, Any]) -> ParameterError:
     return ParameterError(where=where, what=what, got=shortened(repr(entry["input"])))
 
 
+def _present(fields: Iterable[tuple[str, object]]) -> dict[str, object]:
+    return {name: value for name, value in fields if value is not None}
+
+
 def _response(
     sort: Sort,
     detail: str,
@@ -223,5 +295,5 @@ def _response(
         errors=None if errors is None else list(errors),
     )
     # The text may quote the request, and half a surrogate pair is valid in Python strings only.
-    text = json.dumps(problem.model_dump(exclude_none=True), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(asdict(problem, dict_factory=_present), ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode(errors="replace"), sort.status, headers, MEDIA_TYPE)

@@ -19,7 +19,7 @@ from ..store.own_process import collection_paused
 from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS
 from .logs import LogFormat, LogLevel, write_log
-from .middleware.tokens import Tokens, parse_tokens, read_tokens
+from .middleware.gate import Tokens, parse_tokens, read_tokens
 from .sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.

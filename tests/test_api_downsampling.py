@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.api.downsampling import kept_indices
+from steptape.api.endpoints.series import kept_indices
 from steptape.store.reading.plot_data import ends_and_extremes
 
 FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)

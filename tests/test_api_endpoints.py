@@ -14,7 +14,7 @@ import pytest
 
 from api_serving import PATIENT, served
 from steptape import open_run
-from steptape.api.openapi import OPENAPI_FILE
+from steptape.api.app import OPENAPI_FILE
 from steptape.api.run_filters import RunsQuery
 from steptape.store.event_json import event_to_line
 from steptape.store.events import SampleLosses
@@ -425,7 +425,7 @@ def test_the_newest_event_of_a_live_run_is_seen_at_once(tmp_path: Path) -> None:
 
 
 def test_the_document_is_the_one_that_was_agreed_upon(client: httpx.Client) -> None:
-    """A change of the interface must update the file: ``python -m steptape.api.openapi``."""
+    """A change of the interface must update the file: ``python -m steptape.api.app``."""
     document = client.get("/api/v1/openapi.json").json()
 
     assert document == json.loads(OPENAPI_FILE.read_text())

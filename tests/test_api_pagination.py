@@ -19,9 +19,9 @@ from pydantic import TypeAdapter
 from waiting import PATIENCE_S
 
 from api_serving import running
+from steptape.api.answers import from_cursor, to_cursor
 from steptape.api.app import create_app
-from steptape.api.errors import InvalidCursor
-from steptape.api.pagination import from_cursor, to_cursor
+from steptape.api.problems import InvalidCursor
 from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal

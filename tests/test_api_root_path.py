@@ -17,7 +17,7 @@ from waiting import until
 
 from api_serving import PATIENT, served
 from steptape.api.app import create_app
-from steptape.api.middleware.tokens import parse_tokens
+from steptape.api.middleware.gate import parse_tokens
 from steptape.store.errors import TelemetryError
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

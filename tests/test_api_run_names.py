@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from api_serving import RUN, recorded, served
-from steptape.api.middleware.tokens import parse_tokens
+from steptape.api.middleware.gate import parse_tokens
 
 #: Keyed by the last letter of the run ids.
 NAMES = {

@@ -19,7 +19,7 @@ from waiting import PATIENCE_S
 from api_serving import RUN, SMALL, recorded, served
 from steptape import TelemetryError
 from steptape.api.middleware.connections import ImpatientProtocol
-from steptape.api.middleware.tokens import parse_tokens, read_tokens
+from steptape.api.middleware.gate import parse_tokens, read_tokens
 from steptape.api.server import serve
 
 TOKENS = {scope: f"{scope}-token-of-many-letters" for scope in ("read", "write", "admin")}

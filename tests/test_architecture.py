@@ -94,7 +94,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
 ROOF = {
     "store": {"run", "store"},
     "rules": {"certificate"},
-    "api": {"app", "server", "openapi"},
+    "api": {"app", "server"},
     "importers": {"discovery", "importing"},
     "cli": {"app"},
 }

@@ -19,7 +19,7 @@ from waiting import PATIENCE_S, until
 
 from api_serving import RUN, begin, finish
 from steptape import Recorder, open_store
-from steptape.api.middleware.tokens import parse_tokens
+from steptape.api.middleware.gate import parse_tokens
 from steptape.store.annotations import read_annotations
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

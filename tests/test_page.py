@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
-from steptape.api.pages.sparklines import sparkline
+from steptape.api.pages.runs import sparkline
 from steptape.cli.app import app
 from steptape.replay.reports.glossary import glossary
 from steptape.store.run_info import write_run_info

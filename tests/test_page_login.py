@@ -10,7 +10,7 @@ import pytest
 from served_page import record_run, serving
 from waiting import PATIENCE_S
 
-from steptape.api.middleware.tokens import parse_tokens
+from steptape.api.middleware.gate import parse_tokens
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"
 HTML = {"Accept": "text/html"}

@@ -20,7 +20,7 @@ from waiting import PATIENCE_S, until
 
 from api_serving import served
 from steptape import Policy, Recorder, backtest, open_run, verify
-from steptape.api.middleware.tokens import Holder, Scope, Tokens
+from steptape.api.middleware.gate import Holder, Scope, Tokens
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import read_annotations
 from steptape.store.errors import NotRunning

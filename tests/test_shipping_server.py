@@ -18,7 +18,7 @@ from waiting import PATIENCE_S
 from api_serving import SMALL, served
 from steptape import Recorder, open_run
 from steptape.api.limits import Limits
-from steptape.api.middleware.tokens import parse_tokens
+from steptape.api.middleware.gate import parse_tokens
 from steptape.shipping.intake import IntakeLimits
 from steptape.shipping.push_protocol import PushProgress, PushRefused, RunPapers, TargetAway
 from steptape.shipping.run_push import RunPush

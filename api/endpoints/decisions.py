@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
@@ -13,14 +13,10 @@ from ...store.errors import DamagedLog, shortened
 from ...store.event_json import decoded_attrs, encoded
 from ...store.reading.snapshot import Snapshot, effective_lineage, effective_rows
 from ..access import RequestedRun
-from ..answers import IN_EVERY_FORM, page_answer
-from ..models import DecisionItem, DecisionPage, RuleErrorItem
-from ..pagination import from_cursor, to_cursor
-from ..queries import Int32, Int64, PagedQuery
+from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
+from ..models import Int32, Int64, Model, Number, Page, PagedQuery
 
 router = APIRouter()
-
-_Item = TypeVar("_Item", DecisionItem, RuleErrorItem)
 
 _ORDER: Final = ("attempt", "rank", "seq")
 _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64])
@@ -40,6 +36,65 @@ _NOT_SAID: Final[dict[str, Any]] = {
     "stage": None,
     "error": None,
 }
+
+
+class DecisionItem(Model):
+    """A decision of a controller while the run was live."""
+
+    kind: Literal["decision"] = "decision"
+    attempt: int
+    rank: int
+    seq: int
+    """`seq` of the decision itself."""
+    event_seq: int | None
+    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
+    step: int
+    epoch: Number | None
+    time_ns: int
+    elapsed_ns: int
+    controller: str | None
+    trigger: str | None
+    operations: list[str]
+    values: dict[str, Any]
+    """The values that the rule read, by expression."""
+    mode: str
+    """`act`, or `shadow` if its operations were not carried out."""
+    severity: str | None
+    """`info`, `warning` or `critical`, if the controller declares one."""
+    message: str | None
+    """The controller's message, if it declares one."""
+    member: str | None
+    """The series whose controller it is, if there is one for each of a family."""
+    stage: int | None
+    """The stage of its escalation, from 1, if the controller escalates."""
+
+
+class RuleErrorItem(Model):
+    """A rule that could not be evaluated, recorded once per controller."""
+
+    kind: Literal["rule_error"] = "rule_error"
+    attempt: int
+    rank: int
+    seq: int
+    event_seq: int | None
+    step: int
+    epoch: Number | None
+    time_ns: int
+    elapsed_ns: int
+    controller: str | None
+    trigger: str | None
+    error: str | None
+
+
+class DecisionPage(Page):
+    """Decisions, in (attempt, rank, seq) order."""
+
+    items: list[DecisionItem]
+    rule_errors: list[RuleErrorItem]
+    """The errors of the whole run, on every page."""
+
+
+_Item = TypeVar("_Item", DecisionItem, RuleErrorItem)
 
 
 @router.get("/runs/{id}/decisions", summary="Decisions of rules", response_model=DecisionPage, responses=IN_EVERY_FORM)

@@ -1,16 +1,19 @@
-"""Serves ``/runs/{id}/events``: the log of a run, page by page, as of the first page."""
+"""Serves ``/runs/{id}/events``, the log of a run page by page, and ``/runs/{id}/tail``, new events as a stream."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi import Query as InQuery
+from fastapi.responses import StreamingResponse
 from pydantic import Field, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
@@ -19,18 +22,44 @@ from ...store.event_json import event_to_line
 from ...store.lineage import Cut
 from ...store.parquet.event_rows import EventRows
 from ...store.reading.snapshot import Snapshot, after, effective_lineage, of_rank, rolled_back
-from ..access import RequestedRun
-from ..answers import IN_EVERY_FORM, page_answer
-from ..live import changes
-from ..models import EventItem, EventPage
-from ..pagination import from_cursor, to_cursor
-from ..queries import Int32, Kind, PagedQuery, Seq
+from ..access import RequestedRun, RunAccess
+from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
+from ..feeds import Feeds, Place, changes
+from ..models import Int32, Kind, Model, Number, Page, PagedQuery, Query, Seq
+from ..problems import InvalidRequest
 
 router = APIRouter()
 
 #: Sort key of the events of one rank.
 _ORDER: Final = ("attempt", "seq")
 _Place = tuple[Int32, Seq]
+
+
+class EventItem(Model):
+    """One event, as in the JSON lines of `steptape export`, and whether it was rolled back."""
+
+    event: str
+    """Kind of the event."""
+    step: int
+    epoch: Number | None
+    attempt: int
+    rank: int
+    seq: int
+    """Position within (attempt, rank), gap-free from 0."""
+    micro_step: int
+    time_ns: int
+    elapsed_ns: int
+    value_lag: int
+    metrics: dict[str, Number]
+    attrs: dict[str, Any]
+    rolled_back: bool
+    """Whether a resume discarded the event: it was recorded after the checkpoint where the run resumed."""
+
+
+class EventPage(Page):
+    """Events, in (attempt, seq) order."""
+
+    items: list[EventItem]
 
 
 class Walk(NamedTuple):
@@ -137,3 +166,95 @@ def _items(page: Any, metric_of: dict[str, str], cuts: Mapping[int, Cut]) -> Ite
         EventItem.model_validate(json.loads(event_to_line(event)) | {"rolled_back": is_rolled_back})
         for event, is_rolled_back in zip(EventRows(page, metric_of), _marks(page, cuts), strict=True)
     )
+
+
+_EVENT_ID: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
+
+#: Seconds after which a client that has gone is noticed.
+_PRESENT_S: Final = 5.0
+
+
+class TailQuery(Query):
+    """Selects events."""
+
+    rank: Int32 = 0
+    """Rank that writes the events."""
+    kind: Kind | None = None
+    """Only events of this kind."""
+    after: str | None = Field(default=None, pattern=f"^{_EVENT_ID.pattern}$")
+    """Only events after this one, written `ATTEMPT.SEQ`; `0.-1` for all. By default only new events."""
+
+
+@router.get(
+    "/runs/{id}/tail",
+    summary="Events of a live run, as a stream",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def tail_run(
+    request: Request,
+    run: RequestedRun,
+    query: Annotated[TailQuery, InQuery()],
+    last_event_id: Annotated[
+        str | None, Header(description="`id` of the last event seen; the stream resumes after it.")
+    ] = None,
+) -> StreamingResponse:
+    """Stream server-sent events: `data` is an event as in `events`, `id` its `ATTEMPT.SEQ`, to resume from.
+
+    A final event named `end` holds the run's status once it has ended, or `gone` if it was deleted or is damaged.
+    Events that a resume rolls back are also sent.
+    """
+    asked = last_event_id or query.after
+    end = await run_in_threadpool(run.read, lambda snapshot: _end_of(snapshot, query.rank))
+    passed = end
+    if asked is not None:
+        match = _EVENT_ID.fullmatch(asked)
+        if match is None:
+            raise InvalidRequest(
+                "an event's id must have the form ATTEMPT.SEQ", where="header.last-event-id", got=asked
+            )
+        passed = int(match[1]), int(match[2])
+    held = ExitStack()
+    held.enter_context(request.app.state.streams.place())
+    stream = _stream(request, run, query, passed, end, held)
+    # Caches and proxies must neither store nor buffer the stream.
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _stream(
+    request: Request, run: RunAccess, query: TailQuery, passed: Place, end: Place, held: ExitStack
+) -> AsyncIterator[str]:
+    feeds: Feeds = request.app.state.feeds
+    beat_s = request.app.state.limits.heartbeat_s
+    with held:
+        async with feeds.follow(run, query.rank, end) as feed:
+            yield "retry: 1000\n\n"
+            beaten_s = time.monotonic()
+            while not await request.is_disconnected():
+                lines, status = await feed.next(passed)
+                passed = lines[-1].place if lines else passed
+                text = "".join(line.text for line in lines if query.kind in (None, line.kind))
+                if text:
+                    yield text
+                    beaten_s = time.monotonic()
+                elif time.monotonic() - beaten_s >= beat_s:
+                    yield ": still here\n\n"
+                    beaten_s = time.monotonic()
+                if status != "running":
+                    yield f"event: end\ndata: {json.dumps({'status': status})}\n\n"
+                    return
+                if not lines:
+                    await feed.wait(min(beat_s, _PRESENT_S))
+
+
+def _end_of(snapshot: Snapshot, rank: int) -> Place:
+    """Return the (attempt, seq) of a rank's last event, or the position before the first."""
+    listing = snapshot.listing
+    places = [(file.attempt, file.last) for file in listing.table("events") if file.rank == rank]
+    places += [
+        (segment.attempt, int(segment.seq[-1]))
+        for segment in snapshot.tail.segments
+        if segment.rank == rank and len(segment)
+    ]
+    return max(places, default=(0, -1))

@@ -8,11 +8,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from ...replay.health.health_state import HealthState
-from ..access import RequestedRun, RunAccess
+from ..access import RequestedRun, RunAccess, policy_named
 from ..models import Model
 from ..workers.pool import RuleWorkers
 from ..workers.worker_requests import HealthTrial
-from .policies import policy_named
 
 router = APIRouter()
 

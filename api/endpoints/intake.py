@@ -11,7 +11,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ...shipping.intake import Intake
 from ...shipping.push_protocol import RunPapers
-from ..models import Model, Problem
+from ..models import Model
+from ..problems import Problem
 
 router = APIRouter(responses={507: {"model": Problem}})
 

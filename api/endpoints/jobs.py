@@ -16,10 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.annotations import ANNOTATIONS
 from ...store.store import Store
-from ..access import OpenStore, RunAccess, file_stamp, find_run
+from ..access import OpenStore, RunAccess, file_stamp, find_run, policy_named
 from ..answers import JSON, answer
-from ..errors import InvalidRequest, JobNotDone, NotModified
 from ..models import Model, Page
+from ..problems import InvalidRequest, JobNotDone, NotModified
 from ..workers.job_queue import Job, JobQueue
 from ..workers.job_requests import (
     BacktestRequest,
@@ -31,7 +31,6 @@ from ..workers.job_requests import (
 )
 from ..workers.pool import RuleWorkers
 from ..workers.worker_requests import JobTrial
-from .policies import policy_named
 
 router = APIRouter()
 

@@ -16,8 +16,7 @@ from ...store.reading.snapshot import Snapshot, effective_lineage, effective_row
 from ...store.run import ask_recorder
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, page_answer
-from ..models import Model, Page
-from ..queries import FormedQuery, Int64
+from ..models import FormedQuery, Int64, Model, Page
 
 router = APIRouter()
 

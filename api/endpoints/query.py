@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...store.arrow_tables import from_arrow_stream, to_plain_rows
 from ...store.event_json import encoded
-from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, Form, answer, form_of, table_bytes
-from ..models import Model
-from ..queries import FormedQuery
+from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, answer, form_of, table_bytes
+from ..models import Form, FormedQuery, Model
 from ..workers.pool import Answer, QueryWorkers
 
 router = APIRouter()

@@ -1,7 +1,8 @@
-"""Serves ``/runs``: the runs of the store, newest first by default."""
+"""Serves ``/runs``, the runs of the store, newest first by default, and ``/runs/{id}``, all that is known about one."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,15 +13,16 @@ from fastapi import Query as InQuery
 from pydantic import TypeAdapter
 
 from ...store.errors import TelemetryError
-from ...store.reading.summary import RunSummary
+from ...store.event_json import encoded
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.summary import RunSummary, summarize
+from ...store.run_info import RunInfo
 from ...store.store import Store
-from ..access import OpenStore
-from ..answers import IN_EVERY_FORM, page_answer
-from ..config_filters import PARAMETER
-from ..models import RunPage, RunProblem, RunRow
-from ..pagination import from_cursor, to_cursor
+from ..access import OpenStore, RequestedRun
+from ..answers import IN_EVERY_FORM, from_cursor, model_answer, page_answer, to_cursor
+from ..models import Model, Number, Page
 from ..problems import detail_of, hint_of, sort_of
-from ..run_filters import Position, RunsQuery, admitted, after, in_order, position_of
+from ..run_filters import PARAMETER, Position, RunsQuery, admitted, after, in_order, position_of
 
 router = APIRouter()
 
@@ -35,6 +37,118 @@ _LINKS: Final = {
     operation: {"operationId": operation, "parameters": {"id": "$response.body#/items/0/run_id"}}
     for operation in ("read_run", "list_events", "list_samples", "list_decisions", "list_annotations", "annotate_run")
 }
+
+
+class RunFacts(Model):
+    """The fields that lists of runs and a single run share."""
+
+    run_id: str
+    name: str
+    group: str | None
+    tags: list[str]
+    status: str
+    """`running`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
+    started: datetime | None
+    """UTC, ISO 8601; null if the source of an imported run has no clock."""
+    ended: datetime | None
+    """UTC, ISO 8601; null while the run is live, or if it crashed."""
+    duration_s: Number
+    steps: int
+    """Optimizer updates finished, without those that a resume rolled back."""
+    planned_steps: int | None
+    """Updates that the training loop declared; null if it declared none."""
+    policy_digest: str | None
+    """Digest of the rule file in force at the end."""
+
+
+class RunRow(RunFacts):
+    """A run in a list."""
+
+    attempts: int
+    """Number of attempts: process lifetimes of the run."""
+
+
+class RunProblem(Model):
+    """A run folder that cannot be read."""
+
+    run: str
+    """Name of its folder."""
+    code: str
+    detail: str
+    hint: str | None = None
+
+
+class RunPage(Page):
+    """Runs, newest first."""
+
+    items: list[RunRow]
+    problems: list[RunProblem]
+    """Runs of this store that cannot be read, independent of the filters. No page lists them as items."""
+
+
+class PlanItem(Model):
+    """The length of training that the loop declared; null where it declared none."""
+
+    total_steps: int | None
+    total_epochs: int | None
+    steps_per_epoch: int | None
+
+
+class PolicyItem(Model):
+    """The rule file of an attempt, as it was at the time."""
+
+    digest: str
+    source: str
+    text: str
+    params: dict[str, Any]
+    semantics_version: int
+    """Version of the rule engine's semantics; another version may decide differently."""
+
+
+class AttemptItem(Model):
+    """One attempt of a run: the lifetime of one process."""
+
+    attempt: int
+    status: str
+    started_ns: int
+    """Nanoseconds since 1970 (UTC)."""
+    ended_ns: int | None
+    steps: int | None
+    """Optimizer updates finished at its end; null while it is running or after a crash."""
+    plan: PlanItem
+    policy: PolicyItem | None
+    environment: dict[str, Any]
+    failure: dict[str, str] | None
+    """Type and message of the exception that ended it, if any."""
+    parent: int | None
+    """The attempt that it continues; null if it started from scratch."""
+    parent_seq: int | None
+    """`seq` of the parent's checkpoint event that it resumed from, which still counts; null when only a step is known.
+    Later events of the parent were rolled back."""
+    from_step: int | None
+    """The step that it resumed from."""
+
+
+class MetricItem(Model):
+    """A metric of a run."""
+
+    name: str
+    kinds: list[str]
+    """Kinds of the events that carry the metric."""
+    count: int
+    """Number of its values in the log, over all kinds, ranks and attempts."""
+
+
+class RunDetail(RunFacts):
+    """Everything known about a run except its events."""
+
+    config: dict[str, Any]
+    attempts: list[AttemptItem]
+    metrics: list[MetricItem]
+    """In order of first appearance."""
+    events: dict[str, int]
+    """Number of events of each kind, over all ranks and attempts, including those that resumes rolled back."""
+    ranks: list[int]
 
 
 @router.get(
@@ -88,3 +202,44 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
 
 def _in_utc(moment: datetime | None) -> datetime | None:
     return moment and moment.replace(tzinfo=UTC)
+
+
+@router.get("/runs/{id}", summary="One run", response_model=RunDetail)
+def read_run(request: Request, run: RequestedRun) -> Response:
+    """Return the run's row, configuration, attempts (with the text of each policy), and counts of its events."""
+    return model_answer(request, run.read(_detail))
+
+
+def _detail(snapshot: Snapshot) -> RunDetail:
+    table = snapshot.events_table()
+    columns = snapshot.columns.by_metric
+    counts = table.group_by("kind", use_threads=False).aggregate(
+        [([], "count_all"), *((column, "count") for column in columns.values())]
+    )
+    kinds: list[str] = counts["kind"].to_pylist()
+    return RunDetail.model_validate(
+        facts_of(summarize(snapshot))
+        | {
+            "config": encoded(snapshot.info.config),
+            "attempts": _attempts(snapshot.info, snapshot.status),
+            "metrics": [
+                _metric(metric, dict(zip(kinds, counts[f"{column}_count"].to_pylist(), strict=True)))
+                for metric, column in columns.items()
+            ],
+            "events": dict(zip(kinds, counts["count_all"].to_pylist(), strict=True)),
+            "ranks": sorted(table["rank"].unique().to_pylist()),
+        }
+    )
+
+
+def _metric(name: str, counts: dict[str, int]) -> MetricItem:
+    return MetricItem(name=name, kinds=[kind for kind, count in counts.items() if count], count=sum(counts.values()))
+
+
+def _attempts(info: RunInfo, status: str) -> list[dict[str, Any]]:
+    """Return the attempts of ``run.json``; an earlier attempt still marked as running has crashed."""
+    attempts = [encoded(dataclasses.asdict(attempt)) for attempt in info.attempts]
+    for attempt in attempts[:-1]:
+        attempt["status"] = "crashed" if attempt["status"] == "running" else attempt["status"]
+    attempts[-1]["status"] = status
+    return attempts

@@ -13,21 +13,73 @@ from starlette.concurrency import run_in_threadpool
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows
 from ...store.sql.statements import SPIKE_COLUMNS
 from ..access import RequestedRun, RunAccess
-from ..answers import IN_EVERY_FORM, page_answer
-from ..errors import InvalidRequest, StepNotFound
-from ..models import SampleItem, SamplePage, SpikingSample, SpikingSamplePage
-from ..pagination import from_cursor, to_cursor
-from ..queries import FormedQuery, Int32, Int64
+from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
+from ..models import FormedQuery, Int32, Int64, Model, Number, Page
+from ..problems import InvalidRequest, StepNotFound
 from ..workers.pool import query_run
 
 router = APIRouter()
 
-_FIELDS: Final = tuple(SampleItem.model_fields)
 _ORDER: Final = ("attempt", "rank", "seq", "position")
 _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64, Int32])
 
 #: Default page size.
 _PAGE: Final = 1000
+
+
+class SampleItem(Model):
+    """The loss of one sample in one step."""
+
+    attempt: int
+    rank: int
+    seq: int
+    """`seq` of the event that recorded it."""
+    step: int
+    micro_step: int
+    position: int
+    """Position within the batch, from 0."""
+    sample_id: str | None
+    loss: Number
+    tokens: int | None
+    token_losses: list[Number] | None
+    """Loss of each token, if the sample was flagged."""
+
+
+class SamplePage(Page):
+    """Sample losses."""
+
+    items: list[SampleItem]
+
+
+class SpikingSample(Model):
+    """A sample that raised the loss above normal."""
+
+    step: int
+    attempt: int
+    rank: int
+    position: int
+    sample_id: str | None
+    loss: Number
+    typical: Number | None
+    """Median of the finite losses before the spike."""
+    excess: Number | None
+    """Loss above `typical`."""
+    share: Number
+    """Share of the total excess around the spike, from 0 to 1."""
+    seen: int | None
+    """How many times the sample was recorded before."""
+    earlier_loss: Number | None
+    """Mean of its finite losses in those earlier records."""
+    tokens: int | None
+
+
+class SpikingSamplePage(Page):
+    """Samples, hardest first."""
+
+    items: list[SpikingSample]
+
+
+_FIELDS: Final = tuple(SampleItem.model_fields)
 
 
 class SamplesQuery(FormedQuery):
@@ -86,7 +138,7 @@ async def list_spiking_samples(
     await run_in_threadpool(run.read, lambda snapshot: _check_step(snapshot, query.step))
     options = f"radius := {query.radius}, top := {query.top}, baseline := {query.baseline}"
     statement = f"SELECT {', '.join(SPIKE_COLUMNS)} FROM spiking_samples({query.step}, {options})"
-    found = await query_run(request, run, statement, rows=query.top)
+    found = await query_run(request, run.folder, statement, rows=query.top)
     page = SpikingSamplePage(items=[SpikingSample.model_validate(row) for row in found.table.to_pylist()], next=None)
     return await run_in_threadpool(page_answer, request, page, query.format)
 
@@ -107,7 +159,7 @@ async def _page(request: Request, run: RunAccess, query: SamplesQuery) -> Sample
         place = from_cursor(query.cursor, filters, _PLACE)
         conditions.append(f"({', '.join(_ORDER)}) > {place}")
     limit = query.limit or _PAGE
-    found = await query_run(request, run, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
+    found = await query_run(request, run.folder, _statement(conditions, ", ".join(_ORDER), limit + 1), rows=limit + 1)
     items = await run_in_threadpool(_items, found.table.slice(0, limit))
     more = found.is_cut_short or found.table.num_rows > limit
     return SamplePage(items=items, next=to_cursor(filters, _place(items[-1])) if more else None)
@@ -118,7 +170,7 @@ async def _highest(request: Request, run: RunAccess, query: SamplesQuery, top: i
     conditions = [] if query.step is None else [f"step = {query.step}"]
     # NaN ranks above all numbers in SQL, too.
     statement = _statement(conditions, f"loss DESC, seq, position, {', '.join(_ORDER)}", count)
-    found = await query_run(request, run, statement, rows=count)
+    found = await query_run(request, run.folder, statement, rows=count)
     if found.is_cut_short:
         raise InvalidRequest("so many samples exceed the size limit of a response", where="query.top", got=top)
     return SamplePage(items=await run_in_threadpool(_items, found.table), next=None)

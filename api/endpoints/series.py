@@ -1,24 +1,33 @@
-"""Serves ``/runs/{id}/series`` and ``/series``: the values of metrics in one or several runs, downsampled for plots."""
+"""Serves the values of metrics, downsampled for plots, and rolling statistics of them.
+
+``/runs/{id}/series`` and ``/series`` have the values of one or several runs. ``/runs/{id}/windows`` has statistics,
+each over the last values of the series itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Final
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import Field
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
 
 from ...store.arrow_tables import rows_at, rows_where
 from ...store.errors import TelemetryError
-from ...store.reading.plot_data import Axis, axis_columns, axis_values, between
+from ...store.events import is_loop_kind
+from ...store.reading.plot_data import Axis, axis_columns, axis_values, between, ends_and_extremes
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
+from ...store.sql.statements import text_literal
 from ..access import OpenStore, RequestedRun, check_freshness, find_run
 from ..answers import IN_EVERY_FORM, page_answer
-from ..downsampling import kept_indices
-from ..errors import InvalidRequest, MetricNotFound
-from ..models import SeriesItem, SeriesPage
-from ..queries import FormedQuery, Int32, Kind
+from ..models import FormedQuery, Int32, Kind, Model, Number, Page
+from ..problems import InvalidRequest, MetricNotFound
+from ..workers.pool import query_run
 
 router = APIRouter()
 
@@ -29,6 +38,63 @@ _CLOCKS: Final = ("attempt", "step", "epoch", "elapsed_ns")
 _MOST_SERIES: Final = 1000
 
 _Place = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
+
+
+class SeriesItem(Model):
+    """The values of one metric in one run's events of one kind, in event order. All lists have the same length."""
+
+    run_id: str
+    metric: str
+    kind: str | None
+    """Kind of the events; null when no event of this rank carries the metric."""
+    n_raw: int
+    """Number of values within `from` and `to`, before downsampling."""
+    sampled: bool
+    """Whether values were left out. The first, last, smallest and largest value always stay, and a NaN or infinity if
+    any."""
+    attempt: list[int]
+    step: list[int]
+    epoch: list[Number | None]
+    elapsed_ns: list[int]
+    """Monotonic clock in nanoseconds, from the start of each attempt."""
+    axis: str
+    """The quantity in `x`."""
+    x: list[Number]
+    """Position of each value on the axis."""
+    value: list[Number]
+
+
+class SeriesRow(Model):
+    """One value of a series, in formats other than JSON."""
+
+    run_id: str
+    metric: str
+    kind: str | None
+    attempt: int
+    step: int
+    epoch: Number | None
+    elapsed_ns: int
+    x: Number
+    value: Number
+
+
+class SeriesPage(Page):
+    """Series, ordered by run and metric as requested."""
+
+    items: list[SeriesItem]
+
+    @classmethod
+    def row_model(cls) -> type[BaseModel]:
+        """Return the model of one row per value."""
+        return SeriesRow
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one row per value."""
+        lists = ("attempt", "step", "epoch", "elapsed_ns", "x", "value")
+        for item in self.items:
+            of_all = {"run_id": item.run_id, "metric": item.metric, "kind": item.kind}
+            for row in zip(*(getattr(item, name) for name in lists), strict=True):
+                yield of_all | dict(zip(lists, row, strict=True))
 
 
 class SeriesQuery(FormedQuery):
@@ -164,3 +230,216 @@ def check_metrics(snapshot: Snapshot, metrics: list[str]) -> None:
         raise MetricNotFound(
             "no event carries this metric", where=snapshot.info.run_id, got=missing[0], fix=f"Recorded here: {known}"
         )
+
+
+#: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
+_KEPT_IF_FINITE: Final = 4
+
+
+def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
+    """Choose the values of a series to keep when it is drawn with a limited number of points.
+
+    The series is cut into buckets of equal count. Each bucket keeps its first and last value, its smallest and largest
+    finite value, and the first NaN, infinity and negative infinity. So no spike or divergence drops out of a picture.
+
+    Args:
+        values: The series, oldest first.
+        points: Maximum number of values to keep. If it is below 7, up to 7 values may be kept.
+
+    Returns:
+        Indices in ascending order: all of them when there are no more than ``points``.
+
+    >>> kept_indices([5.0, 1.0, 2.0, 9.0, 3.0, 4.0], 4)
+    [0, 1, 3, 5]
+
+    """
+    if len(values) <= points:
+        return range(len(values))
+    buckets = max(1, points // _KEPT_IF_FINITE)
+    if (kept_if_finite := ends_and_extremes(values, buckets)) is not None:
+        return kept_if_finite
+    values = [float(value) for value in values]
+    while len(kept := list(_kept(values, buckets))) > points and buckets > 1:
+        # Non-finite values take extra places: use proportionally fewer buckets.
+        buckets = max(1, min(buckets - 1, buckets * points // len(kept)))
+    return kept
+
+
+def _kept(values: Sequence[float], buckets: int) -> Iterator[int]:
+    bounds = [len(values) * i // buckets for i in range(buckets + 1)]
+    for start, end in itertools.pairwise(bounds):
+        yield from sorted(_kept_of_bucket(values[start:end], start))
+
+
+def _kept_of_bucket(bucket: Sequence[float], start: int) -> set[int]:
+    kept = {start, start + len(bucket) - 1}
+    # A finite sum has only finite terms, which saves most buckets a check of each value. An overflow does no harm.
+    if math.isfinite(sum(bucket)):
+        return kept | {start + bucket.index(min(bucket)), start + bucket.index(max(bucket))}
+    finite = [value for value in bucket if math.isfinite(value)]
+    if finite:
+        kept |= {start + bucket.index(min(finite)), start + bucket.index(max(finite))}
+    kept |= {start + bucket.index(infinity) for infinity in (math.inf, -math.inf) if infinity in bucket}
+    nan = next((i for i, value in enumerate(bucket) if math.isnan(value)), None)
+    return kept if nan is None else kept | {start + nan}
+
+
+_LISTS: Final = ("attempt", "seq", "step", "epoch", "elapsed_ns", "value", "mean", "min", "max", "std")
+
+
+class WindowsQuery(FormedQuery):
+    """Selects windows."""
+
+    metric: str
+    """Name of a metric as logged."""
+    n: int = Field(default=100, ge=1, le=100_000)
+    """Values per window, its newest included; fewer at the start of a series."""
+    kind: Kind | None = None
+    """Only values in events of this kind."""
+    rank: Int32 = 0
+    """Rank that wrote the values."""
+    points: int = Field(default=1000, ge=4, le=100_000)
+    """Most windows of an item: those at the values that a downsampled series keeps."""
+
+
+class WindowsItem(Model):
+    """The windows of one metric in the events of one kind. All lists have the same length."""
+
+    run_id: str
+    metric: str
+    kind: str
+    n: int
+    n_raw: int
+    """Number of windows before downsampling."""
+    sampled: bool
+    attempt: list[int]
+    seq: list[int]
+    step: list[int]
+    epoch: list[Number | None]
+    elapsed_ns: list[int]
+    value: list[Number]
+    """The newest value of each window."""
+    mean: list[Number]
+    min: list[Number]
+    max: list[Number]
+    std: list[Number]
+    """Population standard deviation. A window with a NaN has NaN in all statistics."""
+
+
+class WindowRow(Model):
+    """One window, in formats other than JSON."""
+
+    run_id: str
+    metric: str
+    kind: str
+    attempt: int
+    seq: int
+    step: int
+    epoch: Number | None
+    elapsed_ns: int
+    value: Number
+    mean: Number
+    min: Number
+    max: Number
+    std: Number
+
+
+class WindowsPage(Page):
+    """Windows, kind by kind."""
+
+    items: list[WindowsItem]
+
+    @classmethod
+    def row_model(cls) -> type[BaseModel]:
+        """Return the model of one row per window."""
+        return WindowRow
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per window."""
+        return [
+            {"run_id": item.run_id, "metric": item.metric, "kind": item.kind, **dict(zip(_LISTS, row, strict=True))}
+            for item in self.items
+            for row in zip(*(getattr(item, name) for name in _LISTS), strict=True)
+        ]
+
+
+@router.get("/runs/{id}/windows", summary="Rolling statistics", response_model=WindowsPage, responses=IN_EVERY_FORM)
+async def read_windows(request: Request, run: RequestedRun, query: Annotated[WindowsQuery, InQuery()]) -> Response:
+    """Return mean, minimum, maximum and standard deviation of the last `n` values, at each value.
+
+    Values that a resume rolled back are left out.
+    """
+    drawn = await run_in_threadpool(run.read, lambda snapshot: _drawn(snapshot, query))
+    if not drawn:
+        return page_answer(request, WindowsPage(items=[], next=None), query.format, [])
+    found = await query_run(
+        request, run.folder, _windows_statement(query, drawn), rows=sum(len(one.places) for one in drawn)
+    )
+    if found.is_cut_short:
+        raise InvalidRequest(
+            "the windows exceed the size limit of a response", fix="Request fewer points, or one kind of event"
+        )
+    return await run_in_threadpool(_windows_answer, request, run.folder.name, query, drawn, found.table)
+
+
+class _Drawn(NamedTuple):
+    """The values of one kind of event whose windows are drawn: their (attempt, seq), and how many there are in all."""
+
+    kind: str
+    n_raw: int
+    places: list[tuple[int, int]]
+
+
+def _drawn(snapshot: Snapshot, query: WindowsQuery) -> list[_Drawn]:
+    check_metrics(snapshot, [query.metric])
+    column = snapshot.columns.by_metric[query.metric]
+    cuts = effective_lineage(snapshot).cuts
+    wanted = ("kind", "attempt", "seq", *(PLACE if cuts else ()), column)
+    table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
+    table = table.filter(table[column].is_valid())
+    kinds = table["kind"].unique().to_pylist() if query.kind is None else [query.kind]
+    found = ((kind, rows_where(table, "kind", kind)) for kind in kinds if is_loop_kind(kind))
+    return [_drawn_of_kind(kind, rows, column, query.points) for kind, rows in found if rows.num_rows]
+
+
+def _drawn_of_kind(kind: str, rows: Any, column: str, points: int) -> _Drawn:
+    kept = rows_at(rows, kept_indices(rows[column].to_numpy(), points))
+    return _Drawn(kind, rows.num_rows, list(zip(kept["attempt"].to_pylist(), kept["seq"].to_pylist(), strict=True)))
+
+
+def _windows_statement(query: WindowsQuery, drawn: Sequence[_Drawn]) -> str:
+    """Build the SQL for the windows at the drawn places."""
+    by_attempt: dict[int, list[int]] = defaultdict(list)
+    for attempt, seq in itertools.chain.from_iterable(one.places for one in drawn):
+        by_attempt[attempt].append(seq)
+    # As one text: DuckDB needs 11 s for a table of 100,000 constant places, and 0.05 s to split a text of them.
+    places = [
+        f"SELECT {attempt} AS attempt, unnest(string_split('{','.join(map(str, seqs))}', ',')::BIGINT[]) AS seq"
+        for attempt, seqs in by_attempt.items()
+    ]
+    kind = f"AND kind = {text_literal(query.kind)}" if query.kind else ""
+    windows = f"FROM rolling({query.n}) WHERE metric = {text_literal(query.metric)} AND rank = {query.rank} {kind}"
+    return (
+        f"SELECT kind, {', '.join(_LISTS)} FROM (SELECT kind, {', '.join(_LISTS)} {windows}) "
+        f"SEMI JOIN ({' UNION ALL '.join(places)}) USING (attempt, seq) ORDER BY attempt, seq"
+    )
+
+
+def _windows_answer(
+    request: Request, run_id: str, query: WindowsQuery, drawn: Sequence[_Drawn], found: Any
+) -> Response:
+    items = [_windows_item(run_id, query, one, rows_where(found, "kind", one.kind)) for one in drawn]
+    page = WindowsPage(items=items, next=None)
+    return page_answer(request, page, query.format, page.rows())
+
+
+def _windows_item(run_id: str, query: WindowsQuery, drawn: _Drawn, rows: Any) -> WindowsItem:
+    return WindowsItem(
+        run_id=run_id,
+        metric=query.metric,
+        kind=drawn.kind,
+        n=query.n,
+        n_raw=drawn.n_raw,
+        sampled=len(drawn.places) < drawn.n_raw,
+        **{name: rows[name].to_pylist() for name in _LISTS},
+    )

@@ -12,11 +12,17 @@ from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.errors import StoreNotFound
 from ...store.run_info import FORMAT
 from ..access import OpenStore
-from ..errors import Busy
-from ..middleware.traffic import Traffic
-from ..models import Health, Model
+from ..middleware.safety_net import Traffic
+from ..models import Model
+from ..problems import Busy
 
 router = APIRouter()
+
+
+class Health(Model):
+    """The server is up and reaches its store."""
+
+    status: Literal["ok"] = "ok"
 
 
 class Ready(Model):

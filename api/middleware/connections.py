@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .host_and_token import MAX_HEAD_BYTES
+from .gate import MAX_HEAD_BYTES
 
 #: Timeout in seconds for the head of a request, from its first byte or the start of the connection.
 HEAD_S: Final = 10.0

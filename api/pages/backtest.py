@@ -1,4 +1,8 @@
-"""Serves ``/backtest``: the page to choose a policy and runs, start a job, read its savings and change a parameter."""
+"""Serves ``/backtest`` and ``/glossary``.
+
+The former is the page to choose a policy and runs, start a job, read its savings and change a parameter. The latter
+explains the words of the pages and reports.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
+from ...replay.reports.glossary import glossary
 from ...replay.runs.objective import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded
-from ..access import OpenStore
-from ..endpoints.policies import policies_known
+from ..access import OpenStore, policies_known
 from .compare import newest
 from .layout import PageRoute, page
 
@@ -62,3 +66,9 @@ def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:
         return None, str(error)
     except (OSError, UnicodeDecodeError) as error:
         return None, f"{name}: cannot be read ({type(error).__name__})"
+
+
+@router.get("/glossary")
+def show_glossary(request: Request) -> Response:
+    """Return the page."""
+    return page(request, "glossary.html", terms=glossary())

@@ -121,6 +121,11 @@ def time_taken(run: RunSummary) -> str:
     return _DASH if run.started is None and not run.duration_s else duration(run.duration_s)
 
 
+def share_done(run: RunSummary) -> int | None:
+    """Return the percentage of planned updates that are done; None without a plan."""
+    return min(100, round(100 * run.steps / run.planned_steps)) if run.planned_steps else None
+
+
 def compact(value: object) -> str:
     """Format a JSON value on one line; text stays as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

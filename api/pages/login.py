@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..middleware.tokens import Tokens
+from ..middleware.gate import Tokens
 from .layout import COOKIE, HEADERS, PageRoute, page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)

@@ -1,4 +1,4 @@
-"""Serves ``/runs/{id}``: the page of one run, which fetches its curves and samples itself."""
+"""Serves ``/runs/{id}``: the page of one run, which fetches its curves, samples and health itself."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
 from ..access import RequestedRun
-from ..middleware.tokens import Scope
+from ..endpoints.health import DEFAULT_POLICY, run_health
+from ..middleware.gate import Scope
 from ..workers.pool import query_run
-from .layout import PageRoute, page
-from .runs import share_done
+from .layout import PageRoute, page, share_done
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -62,7 +62,7 @@ async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
 
     The query reads every sample loss, so it runs like users' SQL: in a worker process, within limits.
     """
-    found = await query_run(request, run, _WORST_SAMPLES, rows=WORST)
+    found = await query_run(request, run.folder, _WORST_SAMPLES, rows=WORST)
     return page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 
@@ -108,3 +108,11 @@ def _statuses(snapshot: Snapshot) -> dict[int, str]:
     attempts = snapshot.info.attempts
     earlier = {one.attempt: "crashed" if one.status == "running" else one.status for one in attempts[:-1]}
     return earlier | {attempts[-1].attempt: snapshot.status}
+
+
+@router.get("/runs/{id}/health")
+async def show_health(request: Request, run: RequestedRun) -> Response:
+    """Return the table of groups that can be evaluated, the worst first, and the diagnoses that hold."""
+    found = await run_health(request, run, DEFAULT_POLICY)
+    known = [group for group in found.groups if group.state != "not evaluable"]
+    return page(request, "health.html", health=found, known=known, unknown=found.groups[len(known) :])

@@ -15,10 +15,9 @@ from typing import Final, Literal
 from ...store.child_process import ChildProcess
 from ...store.child_protocol import BrokenFrame
 from ...store.errors import TelemetryError
-from ..errors import Busy, JobNotFound, NotYours
 from ..limits import Limits
-from ..middleware.tokens import Holder, Scope
-from ..problems import without_path
+from ..middleware.gate import Holder, Scope
+from ..problems import Busy, JobNotFound, NotYours, without_path
 from .job_requests import JobOrder
 from .pool import exchange, start_worker
 

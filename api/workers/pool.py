@@ -27,9 +27,8 @@ from ...store.errors import DamagedLog, QueryRefused, QueryTimedOut, TelemetryEr
 from ...store.objects.access import fetch
 from ...store.sql.statements import DAMAGED_FILE
 from ...store.user_cache import CACHE_VARIABLES
-from ..access import RunAccess
-from ..errors import Busy, InvalidRequest
 from ..limits import Limits
+from ..problems import Busy, InvalidRequest
 from .worker_requests import SqlQuestion, Trial
 
 #: Seconds beyond the time limit for a worker to report a timeout itself; seconds for a worker to start.
@@ -295,12 +294,12 @@ class Found(NamedTuple):
     is_cut_short: bool
 
 
-async def query_run(request: Request, run: RunAccess, statement: str, *, rows: int) -> Found:
+async def query_run(request: Request, run: Path, statement: str, *, rows: int) -> Found:
     """Run the server's own SQL over the views of one run, in a worker, since it may read the whole log.
 
     Args:
         request: The request to answer.
-        run: The run.
+        run: The run's folder.
         statement: One statement, written by the server.
         rows: Most rows that it can return.
 
@@ -312,12 +311,12 @@ async def query_run(request: Request, run: RunAccess, statement: str, *, rows: i
     workers: QueryWorkers = request.app.state.query_workers
 
     def ask() -> Answer:
-        return workers.ask(statement, run.folder.name, rows=rows)
+        return workers.ask(statement, run.name, rows=rows)
 
     try:
         answer = await to_thread.run_sync(ask, limiter=workers.threads)
     except (QueryRefused, QueryTimedOut) as error:
         if error.what == DAMAGED_FILE:
-            raise DamagedLog(error.what, where=error.where or run.folder.name, fix=error.fix) from None
-        raise type(error)(error.what, where=run.folder.name, got=error.got, fix=error.fix) from None
+            raise DamagedLog(error.what, where=error.where or run.name, fix=error.fix) from None
+        raise type(error)(error.what, where=run.name, got=error.got, fix=error.fix) from None
     return Found(from_arrow_stream(answer.rows), answer.truncated)

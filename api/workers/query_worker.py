@@ -29,7 +29,7 @@ from ...store.sql.statements import QueryLimits, run_bounded
 from ...store.sql.views import connect
 from ...store.store import StoreViews, open_store
 from ...store.user_cache import is_mirror
-from ..errors import Busy
+from ..problems import Busy
 from .worker_requests import SqlQuestion
 
 #: The refusal of a statement that needs more memory than its worker may use.

@@ -25,7 +25,7 @@ from ...rules.scenarios.run import result_json, run_test
 from ...store.errors import shortened
 from ...store.own_process import limit_process
 from ...store.run import Run
-from ..errors import InvalidRequest
+from ..problems import InvalidRequest
 from .worker_requests import HealthTrial, JobTrial, PolicyTrial, ScenarioTrial
 
 #: Name in messages of the policy in the request.
