@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..store.errors import TelemetryError
-from ..store.objects.access import address_of
+from ..store.objects.mirror_access import address_of
 from ..store.own_process import collection_paused
 from ..store.store import local_folder
 from .limits import DEFAULT_LIMITS

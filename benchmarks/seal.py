@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from steptape.store.events import INTEGER_IDS, SampleLosses
 from steptape.store.journal.format import FRAME, PREAMBLE
-from steptape.store.journal.reading import read_segment
+from steptape.store.journal.segment_reading import read_segment
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import seal

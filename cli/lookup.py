@@ -19,7 +19,7 @@ import typer
 from ..store.errors import RunNotFound, StoreNotFound, TelemetryError
 from ..store.event_json import events_from_lines
 from ..store.events import Event
-from ..store.objects.access import address_of
+from ..store.objects.mirror_access import address_of
 from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import NO_FOLDER, Store, local_folder, open_store

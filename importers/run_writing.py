@@ -21,8 +21,8 @@ from ..store.errors import TelemetryError
 from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, is_kind
 from ..store.journal.writer import JournalWriter
-from ..store.parquet.digests import DIGESTS_JSON
 from ..store.parquet.sealing import seal
+from ..store.run_folder import DIGESTS_JSON
 from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
 from .encodings.numbers import INT64_MAX
 from .source import Fact, ImportedRun, RefusedRun, UnreadableSource

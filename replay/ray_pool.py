@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 from ..rules.policy_file.metrics import METRIC_CLASSES
 from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..store.errors import TelemetryError
-from ..store.objects.access import fetch_logs
+from ..store.objects.mirror_access import fetch_logs
 from .run_pool import Blocks, folders_in, timed_answers
 
 _Answer = TypeVar("_Answer")

@@ -25,7 +25,7 @@ from ..rules.policy_file.metrics import METRIC_CLASSES
 from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
-from ..store.objects.access import fetching_ahead
+from ..store.objects.mirror_access import fetching_ahead
 from ..store.own_process import end_with_parent
 from ..store.run import Run
 from ..store.user_cache import is_mirror

@@ -26,14 +26,15 @@ from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.events import is_loop_kind
 from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, VERSION, header_record
-from ..store.journal.reading import read_segment
 from ..store.journal.segment import Segment
+from ..store.journal.segment_reading import read_segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
 from ..store.lineage import DECIDING_RANK
-from ..store.parquet.digests import DIGESTS_JSON, FORMAT, read_digests
+from ..store.parquet.digests import FORMAT, read_digests
 from ..store.parquet.tables import read_parquet
 from ..store.reading.snapshot import retrying
 from ..store.run_folder import (
+    DIGESTS_JSON,
     INTAKE_JSON,
     RUN_ID,
     RUN_JSON,

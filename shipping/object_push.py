@@ -17,7 +17,6 @@ from typing import Final
 from ..store.annotations import ANNOTATIONS
 from ..store.columns import Columns, columns_json, columns_of, read_columns
 from ..store.errors import DamagedLog, StoreAway, StoreNotFound, UnsupportedVersion
-from ..store.objects.access import fetch
 from ..store.objects.bucket import Bucket, ObjectChanged
 from ..store.objects.manifest import (
     PARTS,
@@ -30,8 +29,9 @@ from ..store.objects.manifest import (
     part_in,
     part_key,
 )
-from ..store.parquet.digests import DIGESTS_JSON, FORMAT, Digests, digests_of, read_digests
-from ..store.run_folder import COLUMNS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files
+from ..store.objects.mirror_access import fetch
+from ..store.parquet.digests import FORMAT, Digests, digests_of, read_digests
+from ..store.run_folder import COLUMNS_JSON, DIGESTS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import (
     CHUNK_BYTES,

@@ -32,8 +32,8 @@ from ..store.journal.format import (
     VERSION,
     header_record,
 )
-from ..store.journal.reading import segment_of
 from ..store.journal.segment import Segment
+from ..store.journal.segment_reading import segment_of
 from ..store.own_process import WriterIdentity
 from ..store.run_info import RunInfo
 

@@ -19,9 +19,9 @@ from ..store.annotations import ANNOTATIONS, MAX_BYTES
 from ..store.columns import read_columns
 from ..store.errors import DamagedLog, require_version
 from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
-from ..store.journal.reading import is_being_written, read_segment, runs_of_frames
 from ..store.journal.segment import Frames
-from ..store.objects.access import is_live
+from ..store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
+from ..store.objects.mirror_access import is_live
 from ..store.own_process import WriterIdentity
 from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -16,8 +16,8 @@ from .annotations import REQUEST, Annotation, append_annotation, new_annotation_
 from .arrow_tables import Row
 from .errors import NotRunning, TelemetryError
 from .events import Event
-from .journal.reading import is_being_written, is_received
-from .objects.access import address_of, fetch, is_live, mirror_at
+from .journal.segment_reading import is_being_written, is_received
+from .objects.mirror_access import address_of, fetch, is_live, mirror_at
 from .own_process import collection_paused
 from .parquet.digests import digest_faults
 from .parquet.tables import events_schema
@@ -42,6 +42,8 @@ from .sql.statements import MOST_SPIKING, SPIKE_BASELINE, rows_of, run_query, sp
 from .sql.views import ALL_DECISIONS, connect
 
 if TYPE_CHECKING:
+    import duckdb
+
     from .reading.summary import Entry
 
 
@@ -291,6 +293,12 @@ class Run:
             QueryRefused: The statement is not one read-only statement, or fails.
         """
         return self.read(lambda snapshot: run_query(connect([snapshot], statement), statement))
+
+    @contextmanager
+    def connected(self, statement: str, *, memory_limit: str, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Yield a connection with those views of this run that a statement needs."""
+        with closing(connect([self.snapshot()], statement, memory_limit=memory_limit, threads=threads)) as connection:
+            yield connection
 
     def rows(self, statement: str) -> list[Row]:
         """Run the same and return each row as a dictionary."""

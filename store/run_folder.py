@@ -16,6 +16,7 @@ from .errors import DamagedLog, NotARun
 
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
+DIGESTS_JSON: Final = "digests.json"
 
 #: The owner of a run that was pushed here; runs that were recorded here have no such file.
 INTAKE_JSON: Final = "intake.json"

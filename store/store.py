@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from .arrow_tables import Row
 from .errors import QueryRefused, QueryTimedOut, RunNotFound, StoreNotFound, TelemetryError, counted
-from .objects.access import address_of, is_address, refresh
+from .objects.mirror_access import address_of, is_address, refresh
 from .reading.catalog import Catalog, Look, Newest, catalog_of
 from .reading.snapshot import read_snapshot, retrying
 from .reading.summary import Entry, runs_table

@@ -10,7 +10,7 @@ from shipped_runs import RUN, Loop
 from steptape.shipping.push_protocol import BadFrames, Chunk, Recording, checked_chunk, chunk_of
 from steptape.shipping.run_source import StreamFrames
 from steptape.store.journal.format import EVENT, framed, layout_record
-from steptape.store.journal.reading import read_segment
+from steptape.store.journal.segment_reading import read_segment
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
 

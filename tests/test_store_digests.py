@@ -23,9 +23,9 @@ from steptape import Recorder, open_run, open_store, verify
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
-from steptape.store.parquet.digests import DIGESTS_JSON, Alongside, attempt_digest, digest_faults, read_digests
+from steptape.store.parquet.digests import Alongside, attempt_digest, digest_faults, read_digests
 from steptape.store.parquet.sealing import complaints, seal
-from steptape.store.run_folder import list_files
+from steptape.store.run_folder import DIGESTS_JSON, list_files
 from steptape.store.run_info import Attempt, Plan, PolicyRecord
 
 EVENTS = [

@@ -18,7 +18,7 @@ from measuring import not_measured
 from waiting import PATIENCE_S
 
 from steptape.store.events import Event
-from steptape.store.journal.reading import read_segment
+from steptape.store.journal.segment_reading import read_segment
 from steptape.store.journal.writer import DELETED, JournalWriter
 
 
@@ -158,7 +158,7 @@ print(status)
 COPIED = f"""
 import ctypes, os, sys
 from pathlib import Path
-from steptape.store.journal.reading import is_being_written
+from steptape.store.journal.segment_reading import is_being_written
 from steptape.store.journal.writer import JournalWriter
 
 writer = JournalWriter(Path(sys.argv[1]), run_id="run-1")

@@ -34,7 +34,7 @@ from steptape.store.journal.format import (
     layout_record,
     samples_block,
 )
-from steptape.store.journal.reading import read_segment
+from steptape.store.journal.segment_reading import read_segment
 from steptape.store.parquet.from_journal import events_table, samples_table, vectors_table
 
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")

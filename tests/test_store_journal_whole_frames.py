@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.store.journal.format import FRAME, MAGIC, PREAMBLE, VERSION, framed
-from steptape.store.journal.reading import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
+from steptape.store.journal.segment_reading import CHECKED_TOGETHER_BYTES, LONG_RUN, runs_of_frames
 
 
 def journal(lengths: list[int], seed: int = 0) -> bytes:

@@ -20,8 +20,8 @@ from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.errors import DamagedLog, ReadOnlyStore, StoreAway, StoreNotFound
 from steptape.store.events import Event
 from steptape.store.objects import mirror as mirrors
-from steptape.store.objects.access import fetching_ahead
 from steptape.store.objects.mirror import Mirror, mirror_for
+from steptape.store.objects.mirror_access import fetching_ahead
 from steptape.store.parquet.sealing import seal
 from steptape.store.store import delete_run
 

@@ -24,7 +24,7 @@ from ...store.arrow_tables import from_arrow_stream
 from ...store.child_process import ChildProcess
 from ...store.child_protocol import MOST_BYTES, BrokenFrame, Frame
 from ...store.errors import DamagedLog, QueryRefused, QueryTimedOut, TelemetryError
-from ...store.objects.access import fetch
+from ...store.objects.mirror_access import fetch
 from ...store.sql.statements import DAMAGED_FILE
 from ...store.user_cache import CACHE_VARIABLES
 from ..limits import Limits

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +20,10 @@ from typing import Any, Final
 from ...store.arrow_tables import to_arrow_stream
 from ...store.child_protocol import error_to_json
 from ...store.errors import PartsMissing, QueryRefused, TelemetryError
-from ...store.objects.access import leave_bucket_to_parent
+from ...store.objects.mirror_access import leave_bucket_to_parent
 from ...store.own_process import limit_process
 from ...store.reading.catalog import Catalog
-from ...store.run import Run
 from ...store.sql.statements import QueryLimits, run_bounded
-from ...store.sql.views import connect
 from ...store.store import StoreViews, open_store
 from ...store.user_cache import is_mirror
 from ..problems import Busy
@@ -77,20 +74,11 @@ def _answered(path: Path, statement: str, run: str | None, bounds: QueryLimits) 
         scans = itertools.chain([store.catalog.recent], itertools.repeat(store.catalog.look))
         result = run_bounded(lambda text: views.connection(text, next(scans)), statement, bounds)
     else:
-        result = run_bounded(partial(_connected, store.run(run), limits=bounds), statement, bounds)
+        connected = partial(store.run(run).connected, memory_limit=bounds.memory, threads=bounds.threads)
+        result = run_bounded(connected, statement, bounds)
     return {"truncated": result.truncated, "elapsed_s": result.elapsed_s}, to_arrow_stream(result.table)
 
 
 @functools.lru_cache(maxsize=1)
 def _views_of(catalog: Catalog, memory_limit: str, threads: int) -> StoreViews:
     return StoreViews(catalog, memory_limit=memory_limit, threads=threads)
-
-
-@contextmanager
-def _connected(run: Run, statement: str, *, limits: QueryLimits) -> Iterator[Any]:
-    """Yield a connection with the views of one run."""
-    connection = connect([run.snapshot()], statement, memory_limit=limits.memory, threads=limits.threads)
-    try:
-        yield connection
-    finally:
-        connection.close()

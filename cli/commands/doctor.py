@@ -10,7 +10,7 @@ import typer
 
 from ...replay.run_pool import RunPool
 from ...store.errors import counted
-from ...store.objects.access import object_of, refresh
+from ...store.objects.mirror_access import object_of, refresh
 from ...store.reading.diagnosis import UNREADABLE, StoreFault, diagnose, folders_to_look_at, is_run_folder, twins
 from ...store.reading.training import check_training
 from ...store.run import Run

@@ -18,14 +18,24 @@ from typing import Any, Final, NamedTuple
 
 from ..annotations import ANNOTATIONS
 from ..errors import DamagedLog, require_version
-from ..run_folder import COLUMNS_JSON, MOST_SMALL_BYTES, RUN_ID, RUN_JSON, Listing, is_journal, is_sealed, listing_of
+from ..run_folder import (
+    COLUMNS_JSON,
+    DIGESTS_JSON,
+    MOST_SMALL_BYTES,
+    RUN_ID,
+    RUN_JSON,
+    Listing,
+    is_journal,
+    is_sealed,
+    listing_of,
+)
 
 FORMAT: Final = 1
 
 _AGAIN: Final = "Use the steptape that pushed it, or delete the run there and push it again"
 
 #: The small files that a manifest may hold, in the order in which a reader may get them.
-SMALL_FILES: Final = (COLUMNS_JSON, "digests.json", ANNOTATIONS, RUN_JSON)
+SMALL_FILES: Final = (COLUMNS_JSON, DIGESTS_JSON, ANNOTATIONS, RUN_JSON)
 
 #: Where manifests and parts lie below the prefix of a store.
 MANIFESTS: Final = "runs/"

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
-from ..run_folder import COLUMNS_JSON, Listing, SealedFile, list_files, read_file, replace_file
+from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
 
@@ -305,7 +305,6 @@ def bits(array: pa.Array) -> memoryview:
     return np.ascontiguousarray(numbers).data
 
 
-DIGESTS_JSON: Final = "digests.json"
 FORMAT: Final = 2
 
 #: The fields of an attempt that its digest covers, in this order.

@@ -36,13 +36,22 @@ import pyarrow as pa
 from ..columns import Columns, read_columns, write_columns
 from ..errors import TelemetryError
 from ..journal.format import RECEIVED
-from ..journal.reading import idle, is_being_written, is_sound, read_segment
 from ..journal.segment import Segment
+from ..journal.segment_reading import idle, is_being_written, is_sound, read_segment
 from ..own_process import is_of_this_machine
-from ..run_folder import COLUMNS_JSON, JournalFile, SealedFile, list_files, publish, remove_files, sealed_name
+from ..run_folder import (
+    COLUMNS_JSON,
+    DIGESTS_JSON,
+    JournalFile,
+    SealedFile,
+    list_files,
+    publish,
+    remove_files,
+    sealed_name,
+)
 from ..run_info import RunInfo, read_run_info
 from ..user_cache import require_writable
-from .digests import DIGESTS_JSON, Alongside, ColumnDigest, compute_digests
+from .digests import Alongside, ColumnDigest, compute_digests
 from .from_journal import events_table, metrics_table, samples_schema_of, samples_table, vectors_table
 from .tables import (
     CELLS_PER_ROW_GROUP,

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ..columns import Columns
 from ..errors import DamagedLog
-from ..objects.access import fetch, in_blocks
+from ..objects.mirror_access import fetch, in_blocks
 
 EVENT_FIELDS: Final = (
     pa.field("run_id", pa.string()),

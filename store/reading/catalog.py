@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..errors import NotARun, StoreAway, TelemetryError
-from ..objects.access import refresh
+from ..objects.mirror_access import refresh
 from ..own_process import collection_paused
 from ..run_folder import RUN_ID, run_names
 from ..user_cache import cache_folder

@@ -19,8 +19,8 @@ from ..annotations import read_annotations
 from ..columns import Columns
 from ..errors import DamagedLog, TelemetryError
 from ..events import AWAITED, LATE_FOR, LOST
-from ..journal.reading import is_being_written, read_segment
-from ..objects.access import fetch, is_live
+from ..journal.segment_reading import is_being_written, read_segment
+from ..objects.mirror_access import fetch, is_live
 from ..own_process import WriterIdentity, is_of_this_machine
 from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.tables import read_parquet, row_groups_of

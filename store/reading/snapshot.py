@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..errors import RunChanging, TelemetryError
 from ..events import ENVELOPE, Event
-from ..journal.reading import is_being_written, read_segment
 from ..journal.segment import Segment
+from ..journal.segment_reading import is_being_written, read_segment
 from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
-from ..objects.access import fetch, freshen, is_live
+from ..objects.mirror_access import fetch, freshen, is_live
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.event_rows import SAMPLE_COLUMNS, VECTOR_COLUMNS, EventRows, LongRows, with_samples, with_vectors
 from ..parquet.from_journal import Tail

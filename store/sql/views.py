@@ -20,7 +20,7 @@ from ..columns import Columns
 from ..errors import NotARun
 from ..events import CUSTOM, LOOP_KINDS
 from ..lineage import DECIDING_RANK, Cut
-from ..objects.access import fetch
+from ..objects.mirror_access import fetch
 from ..parquet.tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, VECTORS_SCHEMA, events_schema
 from ..reading.snapshot import Snapshot, effective_lineage, rolled_back
 from ..reading.summary import Entry, RunSummary, runs_table, summarize

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .manifest import PartInBlocks
     from .mirror import Mirror
 
+
 #: Runs whose events are fetched at a time.
 _AHEAD: Final = 64
 

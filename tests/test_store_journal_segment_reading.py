@@ -30,7 +30,7 @@ from steptape.store.journal.format import (
     framed,
     header_record,
 )
-from steptape.store.journal.reading import is_being_written, read_segment, runs_of_frames
+from steptape.store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import complaints
 
