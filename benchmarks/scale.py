@@ -27,8 +27,9 @@ from pathlib import Path
 from backtest import write_runs
 
 from steptape import backtest, load_policy, open_store
-from steptape.replay.backtests.backtesting import Backtest, Request
+from steptape.replay.backtests.backtesting import Request
 from steptape.replay.backtests.backtesting import _Judge as Judge
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.ray_pool import RayPool
 from steptape.replay.run_pool import Pool, RunPool
 

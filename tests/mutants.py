@@ -41,7 +41,7 @@ SECONDS: Final = ROOT / ".coverage-quick.xml"
 ROOMS: Final = ("store", "rules", "recorder", "replay")
 
 #: Modules that draw. Their pictures are looked at; where a line of theirs ends is no behaviour.
-DRAWING: Final = ("replay/reports/label_placement.py", "replay/reports/plots.py")
+DRAWING: Final = ("replay/reports/plots.py",)
 
 #: Modules that need what 'make test' lacks.
 ELSEWHERE: Final = ("replay/ray_pool.py",)

@@ -21,6 +21,7 @@ from steptape.api.workers.job_requests import JobOrder
 from steptape.api.workers.job_worker import run_job
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import RunNotFound
 
@@ -78,7 +79,9 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
 
     policy = parse_policy(POLICY, source="policy")
     runs = [open_store(store).run(name) for name in (RUN, f"{RUN[:-1]}b")]
-    expected = report_json(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True, family="run"))
+    expected = report_json(
+        summarize(backtest(policy, runs, baselines=[BASELINES["never"]], with_coverage=True, family="run"))
+    )
     assert (job["status"], job["runs_done"]) == ("done", 2)
     assert result.json()["runs"] == json.loads(json.dumps(expected["runs"]))
     assert page.headers["content-type"].startswith("text/html")
@@ -152,7 +155,7 @@ def test_a_note_more_is_another_job_and_counts_as_the_command_counts_it(client: 
         job = ended(client, start(client, "backtests", policy_text=POLICY, tolerance_steps=1, runs=[RUN]))
         expected = backtest(parse_policy(POLICY), [open_store(store).run(RUN)], tolerance_steps=1)
         detections.append(client.get(job["result"]).json()["detection"])
-        assert detections[-1] == json.loads(json.dumps(report_json(expected)["detection"]))
+        assert detections[-1] == json.loads(json.dumps(report_json(summarize(expected))["detection"]))
 
     assert detections[0] != detections[1]
 

@@ -13,7 +13,8 @@ import pytest
 
 from steptape import backtest, open_run
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.page import report_page
+from steptape.replay.reports.summary import summarize
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
@@ -53,7 +54,7 @@ def page_path(store_record: Callable[..., Path], tmp_path: Path) -> Path:
         runs.append(open_run(store_record(events, run_id=f"run-{number}", group=f"model {number % 12}")))
     report = backtest(parse_policy(POLICY), runs, baselines=list(BASELINES.values()), with_coverage=True)
     path = tmp_path / "report.html"
-    path.write_text(report_page(report))
+    path.write_text(report_page(summarize(report)))
     return path
 
 

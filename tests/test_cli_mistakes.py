@@ -18,7 +18,7 @@ from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, backtest, load_policy, open_run, open_store, sweep
 from steptape.cli.removed import OPTIONS
-from steptape.replay.backtests.policy_diff import diff_policies
+from steptape.replay.reports.diff import diff_policies
 
 POLICY = """
 params:

@@ -21,8 +21,8 @@ from steptape import backtest, load_policy, open_run, open_store
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.reports.aggregation import aggregate
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.run import Run
 
@@ -261,10 +261,10 @@ def test_a_backtest_over_logs_of_all_kinds_says_what_its_numbers_are_over(runs: 
     """A trainer's state in a checkpoint was interrupted by nobody, and a tracker's steps are no updates."""
     store = open_store(next(iter(runs.values())).folder.parent)
     report = backtest(load_policy(shipped_policies()["overfitting"]), store)
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
     (lacked, *_) = report.lacking
 
-    assert (report_json(report)["human"], total["steps"]) == (None, None)
+    assert (report_json(summarize(report))["human"], total["steps"]) == (None, None)
     assert sum("before its plan" in result.right_censored for result in report.results) == 4
     assert [one["unit"] for one in total["steps_by_unit"]] == ["updates", "tensorboard steps", "wandb steps"]
     assert (total["runs"], total["could_fire"], total["families"]["keys"]) == (98, 32, {"source folder": 5})

@@ -22,7 +22,7 @@ from waiting import PATIENCE_S
 from steptape import Recorder, open_run, open_store
 from steptape.api.pages.runs import sparkline
 from steptape.cli.app import app
-from steptape.replay.reports.glossary import glossary
+from steptape.replay.reports.html import glossary
 from steptape.store.run_info import write_run_info
 
 GLOSSARY = Path(__file__).parents[1] / "docs" / "reference" / "GLOSSARY.md"

@@ -12,13 +12,12 @@ import pytest
 from markupsafe import escape
 
 from steptape import Policy, backtest, open_run
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.arming import Arm, Arming, HowChosen, arming_of
-from steptape.replay.reports.html_page import report_page
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.ledger import Fate, ledger_of, ranked
-from steptape.replay.reports.terminal_tables import bar_lines, screenful
-from steptape.replay.reports.verdict import verdict
+from steptape.replay.reports.page import report_page
+from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
+from steptape.replay.reports.sentences import verdict
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import bar_lines, screenful
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.sweeps.swept_front import read_front
 from steptape.rules.policy_file.policy import parse_policy
@@ -66,13 +65,13 @@ def record(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
 
 def answer(policy: Policy, runs: Sequence[Run], choice: HowChosen | None = None) -> Arming:
     """Return the answer of a backtest."""
-    return arming_of(backtest(policy, runs), choice or HowChosen())
+    return summarize(backtest(policy, runs), choice or HowChosen()).arming
 
 
 def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """A stop at hour 2 of a run that became better loses two hours, and one that costs nothing saves three."""
     report = backtest(policy, record([CHEAP, DEAR, DEAR, DEAR]))
-    ledger, found = ledger_of(report), arming_of(report)
+    ledger, found = summarize(report).ledger, summarize(report).arming
 
     assert (ledger.unit, ledger.spent, ledger.total(Fate.SAVED), ledger.total(Fate.LOST)) == ("h", 20, 3, 6)
     assert found.arm is Arm.NO
@@ -92,9 +91,9 @@ def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
 def test_a_policy_that_could_not_fire_is_not_judged(record: Callable[..., list[Run]]) -> None:
     """The reason names what the runs never logged, and the page shows neither bars nor curves that say nothing."""
     report = backtest(parse_policy(TEXT.replace("eval_loss", "grad_norm")), record([CHEAP, DEAR]))
-    found, page = arming_of(report), report_page(report)
+    found, page = summarize(report).arming, report_page(summarize(report))
 
-    assert (found.arm, report_json(report)["arming"]["arm"]) == (Arm.CANNOT_JUDGE, "cannot_judge")
+    assert (found.arm, report_json(summarize(report))["arming"]["arm"]) == (Arm.CANNOT_JUDGE, "cannot_judge")
     assert found.because.startswith("These 2 runs never logged grad_norm, which its rules read, so it could not fire")
     assert "2 of 2 runs have no 'grad_norm'." in found.because
     assert '<div class="answer cannot_judge"><b>Cannot judge (high = 2)</b>' in page
@@ -105,9 +104,9 @@ def test_the_headline_and_the_text_have_the_params_that_were_judged(record: Call
     """The file says 2; the answer is about 3, and everything else in the file stays as it is written."""
     text = f"# high: the limit\n{TEXT}"
     report = backtest(parse_policy(text, params={"high": 3}), record([CHEAP, DEAR]))
-    page = report_page(report)
+    page = report_page(summarize(report))
 
-    assert arming_of(report).headline.endswith("(high = 3)")
+    assert summarize(report).arming.headline.endswith("(high = 3)")
     assert escape(text.replace("high: 2", "high: 3")) in page
 
 
@@ -116,17 +115,20 @@ def test_all_amounts_of_a_ledger_have_the_unit_of_what_was_spent(
 ) -> None:
     """A small amount has no smaller unit beside it, and text and bar have the same number."""
     report = backtest(policy, record([CHEAP, WHOLE], hours=0.1))
-    amounts = [bar.amount for bar in ledger_of(report).bars()]
+    amounts = [bar.amount for bar in summarize(report).ledger.bars()]
 
     assert amounts == ["1.0 h", "0.3 h (30%)", "0 h (0%)"]
-    assert "These save" not in " ".join(verdict(report, aggregate(report)))
-    assert "This saves 0.3 of 1.0 h (30%)." in " ".join(verdict(report, aggregate(report)))
+    assert "These save" not in " ".join(verdict(summarize(report)))
+    assert "This saves 0.3 of 1.0 h (30%)." in " ".join(verdict(summarize(report)))
 
 
 def test_a_guessed_metric_is_said_next_to_the_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """With the metric declared nothing is said."""
     runs, declared = record([CHEAP, DEAR]), declared_objective("eval_loss", "min")
-    guessed, known = report_page(backtest(policy, runs)), report_page(backtest(policy, runs, objective=declared))
+    guessed, known = (
+        report_page(summarize(backtest(policy, runs))),
+        report_page(summarize(backtest(policy, runs, objective=declared))),
+    )
 
     assert guessed.index("is a guess: eval_loss (lower is better)") < guessed.index('class="bars"')
     assert "is a guess" not in known
@@ -202,7 +204,7 @@ def test_a_policy_that_the_runs_chose_is_not_armed_without_a_certificate(
     path.write_text("\n".join(rows))
     front = read_front(path, policy)
     report = backtest(policy, record([CHEAP] * 22))
-    found, page = arming_of(report, HowChosen(front)), report_page(report, choice=HowChosen(front))
+    found, page = summarize(report, HowChosen(front)).arming, report_page(summarize(report, HowChosen(front)))
 
     assert (front.variants, [one.settings for one in front.front]) == (3, ["high = 1", "high = 2"])
     assert front.own == front.front[1]
@@ -229,20 +231,20 @@ def test_a_file_that_is_no_sweep_of_the_policy_is_refused(policy: Policy, tmp_pa
 def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """The page has it above everything else."""
     report = dataclasses.replace(backtest(policy, record([CHEAP, DEAR, DEAR, DEAR])), cost_per_hour=2.5)
-    found, told, page = arming_of(report), report_json(report), report_page(report)
+    found, told, page = summarize(report).arming, report_json(summarize(report)), report_page(summarize(report))
 
     assert (told["arming"]["arm"], told["arming"]["because"]) == ("no", found.because)
     assert told["ledger"] == {"unit": "h", "spent": 20.0, "saved": 3.0, "lost": 6.0, "unknown": 0.0}
     assert '<div class="answer no"><b>Do not arm it (high = 2)</b>' in page
     assert page.index('class="answer no"') < page.index('class="bars"') < page.index("Every run")
-    assert [line.split()[-1] for line in bar_lines(ledger_of(report))][:3] == ["50.00", "7.50", "15.00"]
+    assert [line.split()[-1] for line in bar_lines(summarize(report).ledger)][:3] == ["50.00", "7.50", "15.00"]
 
 
 def test_runs_are_sorted_by_what_they_lose(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """A long run that is lost comes before a short one with more regret."""
     runs = record([CHEAP, DEAR], group="short") + record([[1.9, 2.5, 1.0, 0.9, 0.8], WHOLE], group="long", hours=5)
 
-    names = [result.name for result in ranked(backtest(policy, runs))]
+    names = [result.name for result in summarize(backtest(policy, runs)).ranked]
 
     assert names == ["long-0", "short-1", "short-0", "long-1"]
 

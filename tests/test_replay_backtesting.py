@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from steptape import Policy, TelemetryError, backtest, open_run, open_store
-from steptape.replay.backtests.backtesting import Backtest
-from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.terminal_tables import table_rows
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import table_rows
 from steptape.replay.runs.objective import Saves, declared_objective
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -62,7 +62,7 @@ def record(store_record: Callable[..., Path]) -> Callable[..., Run]:
 
 def one(report: Backtest) -> Any:
     """Return the JSON of a report's only run."""
-    (run,) = report_json(report)["runs"]
+    (run,) = report_json(summarize(report))["runs"]
     return run
 
 
@@ -117,7 +117,7 @@ controllers:
 
     assert (result["recorded"]["checkpoints"], result["predicted"]["checkpoints"]) == (3, checkpoints)
     assert result["predicted"]["checkpoint_bytes"] == size_bytes
-    assert report_json(report)["saves"] == handling
+    assert report_json(summarize(report))["saves"] == handling
 
 
 def test_after_a_diverting_decision_no_number_is_given(record: Callable[..., Run]) -> None:
@@ -133,8 +133,8 @@ controllers:
     assert result["predicted"] is None
     assert set(result["saved"].values()) == {None}
     assert "does not show" in result["notes"][0]
-    assert report_json(report)["aggregate"]["not_known"] == 1
-    assert table_rows(report)[0][1] == "unknown"
+    assert report_json(summarize(report))["aggregate"]["not_known"] == 1
+    assert table_rows(summarize(report))[0][1] == "unknown"
 
 
 def test_regret_is_absolute_only_where_the_best_is_near_zero(policy: Policy, record: Callable[..., Run]) -> None:
@@ -170,7 +170,7 @@ def test_runs_that_cannot_be_judged_are_excluded_with_the_reason(
     report = backtest(policy, [good, empty])
 
     assert [run.run_id for run in report.excluded] == ["empty"]
-    assert any("empty: excluded, it recorded no step" in line for line in summary_lines(report))
+    assert any("empty: excluded, it recorded no step" in line for line in summary_lines(summarize(report)))
 
 
 def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record: Callable[..., Run]) -> None:
@@ -178,8 +178,10 @@ def test_the_objective_is_declared_or_guessed_only_when_one_can_be_meant(record:
     policy = parse_policy(STOP_ABOVE_2)
     run = record([1], evals={1: 0.5})
 
-    guessed = report_json(backtest(policy, [run]))["objective"]
-    declared = report_json(backtest(policy, [run], objective=declared_objective("eval_loss", "max")))["objective"]
+    guessed = report_json(summarize(backtest(policy, [run])))["objective"]
+    declared = report_json(summarize(backtest(policy, [run], objective=declared_objective("eval_loss", "max"))))[
+        "objective"
+    ]
 
     assert guessed == {"metric": "eval_loss", "mode": "min", "guessed": True, "origin": "guessed"}
     assert declared == {"metric": "eval_loss", "mode": "max", "guessed": False, "origin": "declared"}
@@ -212,7 +214,7 @@ def test_without_an_objective_regret_is_not_invented(policy: Policy, store_recor
 
     assert report.objective is None
     assert one(report)["regret"] == {"absolute": None, "relative": None}
-    assert any("--objective" in line for line in summary_lines(report))
+    assert any("--objective" in line for line in summary_lines(summarize(report)))
 
 
 @pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 1)])
@@ -227,11 +229,13 @@ def test_what_is_to_be_said_of_many_runs_is_said_once(
         runs.append(open_run(tmp_path / "copies" / f"run-{number}"))
     report = backtest(policy, runs, objective=declared_objective("eval_loss", "min"))
 
-    said = [line for line in summary_lines(report) if "regret is unknown" in line]
+    said = [line for line in summary_lines(summarize(report)) if "regret is unknown" in line]
 
     assert len(said) == lines
     assert (lines > 1) or said[0].startswith("4 runs, such as ")
-    assert all(any("regret is unknown" in note for note in run["notes"]) for run in report_json(report)["runs"])
+    assert all(
+        any("regret is unknown" in note for note in run["notes"]) for run in report_json(summarize(report))["runs"]
+    )
 
 
 def test_notes_that_differ_in_numbers_share_a_line_that_names_a_run(
@@ -245,7 +249,9 @@ def test_notes_that_differ_in_numbers_share_a_line_that_names_a_run(
     ]
 
     for order in (runs, runs[::-1]):  # The order of a store follows clocks.
-        said = [line for line in summary_lines(backtest(policy, order)) if "savings are a lower bound" in line]
+        said = [
+            line for line in summary_lines(summarize(backtest(policy, order))) if "savings are a lower bound" in line
+        ]
         assert said == ["4 runs, such as try-1: failed at step 1: savings are a lower bound."]
 
 
@@ -257,7 +263,7 @@ def test_the_aggregate_is_the_sum_of_the_runs(policy: Policy, record: Callable[.
         record([3, 1], evals={2: 0.5}, run_id="c"),
     ]
 
-    total = aggregate(backtest(policy, runs))
+    total = report_json(summarize(backtest(policy, runs)))["aggregate"]
 
     assert (total["runs"], total["fired"], total["stopped"]) == (3, 2, 2)
     assert (total["steps"], total["steps_saved"], total["seconds_saved"]) == (14, 3, 3.0)

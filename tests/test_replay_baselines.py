@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import backtest, open_run
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.baseline_rows import comparison
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy
@@ -209,7 +209,7 @@ controllers:
 
 def row(report: Backtest, name: str) -> dict[str, Any]:
     """Return one row of the comparison."""
-    return next(entry for entry in comparison(report) if entry["name"] == name)
+    return next(entry for entry in report_json(summarize(report))["comparison"] if entry["name"] == name)
 
 
 def test_never_and_the_oracle_enclose_every_policy(report: Backtest) -> None:
@@ -243,7 +243,7 @@ def test_a_comparison_pairs_runs(report: Backtest) -> None:
     less = row(report, "hf_early_stopping")["policy_less_this"]
 
     assert less["share_saved"]["mean"] == pytest.approx((0.5 - 0.1 + 0.5 - 0.1 + 0.0 - 0.1) / 3)
-    assert aggregate(report)["median_steps_to_stop"] == 5
+    assert report_json(summarize(report))["aggregate"]["median_steps_to_stop"] == 5
 
 
 def test_a_baseline_that_has_nothing_to_watch_says_so(store_record: Callable[..., Path]) -> None:
@@ -255,5 +255,5 @@ def test_a_baseline_that_has_nothing_to_watch_says_so(store_record: Callable[...
     without = backtest(policy, [run], baselines=[BASELINES["hf_early_stopping"]])
     high = backtest(policy, [run, scored], baselines=[BASELINES["prechelt_gl"]])
 
-    assert "there is none" in comparison(without)[1]["reason"]
-    assert "higher values of the objective are better" in comparison(high)[1]["reason"]
+    assert "there is none" in report_json(summarize(without))["comparison"][1]["reason"]
+    assert "higher values of the objective are better" in report_json(summarize(high))["comparison"][1]["reason"]

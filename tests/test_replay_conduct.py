@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from steptape import backtest, open_run
-from steptape.replay.backtests.backtesting import Backtest
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -67,8 +68,8 @@ def test_time_after_the_end_under_the_policy_does_not_count(record: Callable[...
 
 def test_each_decision_names_the_clauses_that_were_true(record: Callable[..., Run]) -> None:
     """An ``or`` names one clause or several; a rule without clauses names itself."""
-    document = report_json(over("loss > 2 or isnan(loss) or loss == 5", [record([3, float("nan"), 5, 1])]))
-    plain = report_json(over("loss > 2", [record([3], "run-2")]))
+    document = report_json(summarize(over("loss > 2 or isnan(loss) or loss == 5", [record([3, float("nan"), 5, 1])])))
+    plain = report_json(summarize(over("loss > 2", [record([3], "run-2")])))
 
     rows = document["runs"][0]["decisions"]
     assert [row["clauses"] for row in rows] == [["loss > 2"], ["isnan(loss)"], ["loss > 2", "loss == 5"]]
@@ -82,5 +83,7 @@ def test_the_report_says_what_flapped_waited_and_was_never_false(record: Callabl
     """It says so in sentences, summed over runs."""
     runs = [record([3, 1, 3], "run-1"), record([3, 1, 3], "run-2")]
 
-    assert any("c: 4 decisions, 2 flaps" in line for line in summary_lines(over("loss > 2", runs)))
-    assert any("never made the rule 'loss > 0' false" in line for line in summary_lines(over("loss > 0", runs)))
+    assert any("c: 4 decisions, 2 flaps" in line for line in summary_lines(summarize(over("loss > 2", runs))))
+    assert any(
+        "never made the rule 'loss > 0' false" in line for line in summary_lines(summarize(over("loss > 0", runs)))
+    )

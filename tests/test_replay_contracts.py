@@ -309,10 +309,10 @@ def hook(event, arguments):
 sys.dont_write_bytecode = True
 from steptape import backtest, sweep, verify
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.diff_report import diff_lines
-from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.diff import diff_lines, diff_policies
+from steptape.replay.reports.page import report_page
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.operations import Operation
 from steptape.rules.policy_file.policy import parse_policy
@@ -335,7 +335,7 @@ runs = list(open_store(sys.argv[1]))
 decisions = sum(len(replay(policy, run).decisions) for policy in policies for run in runs)
 assert all(verify(run).identical for run in runs)
 lines = diff_lines(diff_policies(*policies, runs))
-judged = backtest(policies[0], runs, baselines=list(BASELINES.values()), with_coverage=True)
+judged = summarize(backtest(policies[0], runs, baselines=list(BASELINES.values()), with_coverage=True))
 report = json.dumps(report_json(judged)) + report_page(judged)
 swept = len(sweep(policies[0], {"limit": [2.0, 3.0]}, runs).runs)
 told = {"decisions": decisions, "seen": seen, "lines": len(lines), "report": len(report), "swept": swept}

@@ -13,17 +13,14 @@ import pytest
 from markupsafe import escape
 
 from steptape import Policy, backtest, load_policy, open_run, sweep
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.baseline_rows import comparison
-from steptape.replay.reports.diff_report import diff_json, diff_lines
-from steptape.replay.reports.html_page import report_page
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.diff import diff_json, diff_lines, diff_policies
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.terminal_tables import table_rows
-from steptape.replay.reports.verdict import verdict
+from steptape.replay.reports.page import report_page
+from steptape.replay.reports.sentences import summary_lines, verdict
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import table_rows
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
@@ -206,7 +203,7 @@ def test_a_controller_that_could_not_fire_is_counted_among_the_runs_in_which_the
     report = backtest(load_policy(shipped_policies()["overfitting"]), map(open_run, runs))
     said = "The policy could fire in all 4 runs: stop_not_finite in 4, stop_overfitting in 1, stop_eval_not_finite in 1"
 
-    assert verdict(report, aggregate(report))[0] == f"{said}."
+    assert verdict(summarize(report))[0] == f"{said}."
 
 
 def test_a_value_that_came_late_counts_at_the_step_that_awaited_it(store_record: Recorder) -> None:
@@ -272,7 +269,10 @@ def report(mixed: list[Run]) -> Backtest:
 
 def test_means_are_over_the_runs_in_which_the_policy_could_fire(report: Backtest) -> None:
     """Each of the eight is stopped at step 71, the 21st after the tenth evaluation."""
-    total, rows = aggregate(report), {row["name"]: row for row in comparison(report)}
+    total, rows = (
+        report_json(summarize(report))["aggregate"],
+        {row["name"]: row for row in report_json(summarize(report))["comparison"]},
+    )
 
     assert (total["runs"], total["could_fire"], total["stopped"]) == (24, 10, 8)
     assert total["share_saved"]["mean"] == pytest.approx(8 * 0.29 / 10)
@@ -285,7 +285,7 @@ def test_means_are_over_the_runs_in_which_the_policy_could_fire(report: Backtest
 
 def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report: Backtest) -> None:
     """The first sentence has both counts; the reasons follow, each with its number of runs."""
-    paragraphs, lines = verdict(report, aggregate(report)), summary_lines(report)
+    paragraphs, lines = verdict(summarize(report)), summary_lines(summarize(report))
     said = " ".join(paragraphs)
 
     assert said.startswith("The policy could fire in 10 of 24 runs. It would have stopped 8 of these. ")
@@ -297,15 +297,15 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
     assert "6 runs, such as no-eval-0: could not fire: no 'eval_loss' of evaluate events." in lines
     assert "5 runs, such as no-step-0: could not fire: no step_end event." in lines
     assert "few-0: could not fire: fewer than 10 values of 'eval_loss' of evaluate events." in lines
-    assert sum(row[-1] == "cannot fire" for row in table_rows(report)) == 14
-    page = report_page(report).replace("\N{NO-BREAK SPACE}", " ")
+    assert sum(row[-1] == "cannot fire" for row in table_rows(summarize(report))) == 14
+    page = report_page(summarize(report)).replace("\N{NO-BREAK SPACE}", " ")
     assert all(f"<p>{escape(text)}</p>" in page for text in paragraphs)
-    assert report_page(report).count("could not fire</span>") == 14
+    assert report_page(summarize(report)).count("could not fire</span>") == 14
 
 
 def test_the_json_of_a_run_has_the_reason(report: Backtest) -> None:
     """It is null for a run in which the policy could fire; regret lists the run as left out."""
-    found = report_json(report)
+    found = report_json(summarize(report))
     reasons = {run["run_id"]: run["could_not_fire"] for run in found["runs"]}
     left_out = {run["run_id"]: run["reason"] for run in found["excluded_from_regret"]}
 
@@ -330,7 +330,7 @@ controllers:
     reports = [backtest(variant.policy(), mixed) for variant in found.variants]
 
     assert found.totals["could_fire"].tolist() == [13, 13, 10, 10]
-    for number, total in enumerate(map(aggregate, reports)):
+    for number, total in enumerate(report_json(summarize(one))["aggregate"] for one in reports):
         assert found.totals["could_fire"][number] == total["could_fire"]
         assert found.totals["steps"][number] == total["steps"]
         assert found.totals["steps_saved"][number] == total["steps_saved"]
@@ -383,7 +383,7 @@ def test_a_series_that_ends_before_half_of_the_run_is_told(store_record: Recorde
     ]
     report = backtest(policy("loss > 2"), map(open_run, runs))
 
-    assert verdict(report, aggregate(report))[0] == (
+    assert verdict(summarize(report))[0] == (
         "The policy could fire in both runs: stop in 2 (1 of them only in the first 15%)."
     )
     said = "'loss' ends at step 3 of 20: rules that read it saw no newer value"
@@ -408,5 +408,5 @@ def test_a_stop_after_which_nothing_was_evaluated_is_not_judged(store_record: Re
 
     assert report.results[0].relative_regret == 0
     why = "no stopped run can be judged (without an evaluation after the stop). This cuts off 3 of 9 steps (33%)."
-    assert f"What the stops cost is unknown: {why}" in verdict(report, aggregate(report))[0]
-    assert "no stopped run can be judged" in report_page(report)
+    assert f"What the stops cost is unknown: {why}" in verdict(summarize(report))[0]
+    assert "no stopped run can be judged" in report_page(summarize(report))

@@ -12,6 +12,7 @@ from steptape import backtest, load_policy, open_run
 from steptape.replay.policies.coverage import coverage_of
 from steptape.replay.policies.policy_text import with_controllers
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.run_pool import RunPool
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
@@ -53,7 +54,7 @@ def test_the_report_names_what_was_never_tried(runs: list[Run]) -> None:
     """It names them in words."""
     policy = parse_policy("controllers: [{name: high, triggers: [on_step_end], rule: loss > 9, operations: []}]")
 
-    lines = summary_lines(backtest(policy, runs, with_coverage=True))
+    lines = summary_lines(summarize(backtest(policy, runs, with_coverage=True)))
 
     assert any("high: these runs never made the rule 'loss > 9' true" in line for line in lines)
 

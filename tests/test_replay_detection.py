@@ -11,6 +11,7 @@ import pytest
 from steptape import TelemetryError, backtest, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.incidents import (
     Alarm,
     Incident,
@@ -90,12 +91,12 @@ def test_annotations_label_incidents(store_record: Callable[..., Path], first_st
     run = open_run(store_record([*events, Event("annotation", step=10, attrs=label)]))
 
     report = backtest(parse_policy(NOTES), [run])
-    found = report_json(report)["detection"]
+    found = report_json(summarize(report))["detection"]
 
     assert (found["incidents"], found["found"], found["true_alarms"]) == (1, 1, 1)
     assert found["delay_steps"] == {"median": 1, "p90": 1}
     assert found["delay_s"] == {"median": 1.0, "p90": 1.0}
-    assert any("found 1 of 1 labelled incident in 1 run" in line for line in summary_lines(report))
+    assert any("found 1 of 1 labelled incident in 1 run" in line for line in summary_lines(summarize(report)))
 
 
 @pytest.mark.parametrize(("first_step", "delay_s"), [(1, 4.0), (3, 1.0)])
@@ -127,7 +128,7 @@ def test_an_incident_without_a_range_of_steps_is_not_scored(
     events = [Event("step_end", step=s, metrics={"loss": 3.0}) for s in range(1, 11)]
     run = open_run(store_record([*events, Event("annotation", step=10, attrs={"incident": "spike", **steps})]))
 
-    assert report_json(backtest(parse_policy(NOTES), [run]))["detection"] is None
+    assert report_json(summarize(backtest(parse_policy(NOTES), [run])))["detection"] is None
 
 
 def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[..., Path]) -> None:
@@ -136,7 +137,7 @@ def test_annotations_made_afterwards_label_incidents_too(store_record: Callable[
     folder = store_record(events, sealed=True)
 
     def found() -> Any:
-        return report_json(backtest(parse_policy(NOTES), [open_run(folder)]))["detection"]
+        return report_json(summarize(backtest(parse_policy(NOTES), [open_run(folder)])))["detection"]
 
     assert found() is None
     append_annotation(folder, Annotation("a", 1, "bad shard", first_step=5, last_step=7, attrs={"incident": "spike"}))
@@ -154,8 +155,8 @@ def test_runs_without_labels_are_not_scored(store_record: Callable[..., Path]) -
     unlabelled = backtest(parse_policy(NOTES), runs)
     healthy = backtest(parse_policy(NOTES), runs, labels=IncidentLabels({"run-0": [], "run-1": []}))
 
-    assert report_json(unlabelled)["detection"] is None
-    assert report_json(healthy)["detection"]["false_alarms_per_run"] == 0.5
+    assert report_json(summarize(unlabelled))["detection"] is None
+    assert report_json(summarize(healthy))["detection"]["false_alarms_per_run"] == 0.5
 
 
 def test_a_file_of_labels_names_runs_and_steps(tmp_path: Path) -> None:

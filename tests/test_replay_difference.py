@@ -10,8 +10,7 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Recorder, open_run
-from steptape.replay.backtests.policy_diff import PolicyDiff, StopChange, diff_policies
-from steptape.replay.reports.diff_report import diff_json, diff_lines
+from steptape.replay.reports.diff import PolicyDiff, StopChange, diff_json, diff_lines, diff_policies
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

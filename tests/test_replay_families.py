@@ -18,16 +18,14 @@ from steptape import Policy, TelemetryError, backtest, open_run, open_store, swe
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.baselines import BASELINES, Baseline
-from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.aggregation import aggregate, without_regret
-from steptape.replay.reports.baseline_rows import comparison
-from steptape.replay.reports.diff_report import diff_lines
-from steptape.replay.reports.family_sentences import family_rows
-from steptape.replay.reports.html_page import report_page
+from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.judged_runs import Baseline
+from steptape.replay.reports.basis import family_rows
+from steptape.replay.reports.diff import diff_lines, diff_policies
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.verdict import verdict
+from steptape.replay.reports.page import report_page
+from steptape.replay.reports.sentences import summary_lines, verdict
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.families import Family, family_of
 from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.rules.policy_file.policy import parse_policy
@@ -179,23 +177,26 @@ def test_intervals_draw_families_and_the_report_names_key_and_number(policy: Pol
     report = backtest(policy, unequal)
     alone = backtest(policy, unequal, family="run")
 
-    found, single = aggregate(report)["share_saved"], aggregate(alone)["share_saved"]
-    said = " ".join(summary_lines(report))
+    found, single = (
+        report_json(summarize(report))["aggregate"]["share_saved"],
+        report_json(summarize(alone))["aggregate"]["share_saved"],
+    )
+    said = " ".join(summary_lines(summarize(report)))
     assert (found["runs"], found["families"], single["families"]) == (21, 10, 21)
     assert found["high"] - found["low"] > single["high"] - single["low"]
     assert "Intervals draw 10 families (group)." in said
     assert "12 of 21 runs are one family (group 'one')" in said
-    assert "Intervals draw 21 families (run)." in " ".join(summary_lines(alone))
-    assert report_json(report)["runs"][0]["family"] == {"key": "group", "value": "one"}
-    assert "Intervals draw 10 families (group)." in report_page(report)
+    assert "Intervals draw 21 families (run)." in " ".join(summary_lines(summarize(alone)))
+    assert report_json(summarize(report))["runs"][0]["family"] == {"key": "group", "value": "one"}
+    assert "Intervals draw 10 families (group)." in report_page(summarize(report))
 
 
 def test_fewer_than_eight_families_have_no_interval_however_many_runs(policy: Policy, unequal: list[Run]) -> None:
     """The report says why."""
     report = backtest(policy, unequal[:12])
 
-    assert aggregate(report)["share_saved"]["low"] is None
-    assert "These runs are 1 family (group); fewer than 8 have no interval." in summary_lines(report)
+    assert report_json(summarize(report))["aggregate"]["share_saved"]["low"] is None
+    assert "These runs are 1 family (group); fewer than 8 have no interval." in summary_lines(summarize(report))
 
 
 def test_a_key_of_families_that_no_run_has_is_refused(policy: Policy, record: Callable[..., Run]) -> None:
@@ -229,11 +230,13 @@ def test_several_logs_of_one_training_count_once(policy: Policy, record: Callabl
     assert [result.run_id for result in report.results] == ["csv", "other"]
     assert {result.run_id for result in turned.results} == {"csv", "other"}
     assert [run.run_id for run in report.repeated] == ["tb"]
-    assert report_json(report)["repeated"] == [
+    assert report_json(summarize(report))["repeated"] == [
         {"run_id": "tb", "name": "tb", "reason": "it repeats the series of csv (csv)"}
     ]
-    assert any(line.startswith("Counted once: 1 run that repeats another's") for line in summary_lines(report))
-    assert "counted once" in report_page(report)
+    assert any(
+        line.startswith("Counted once: 1 run that repeats another's") for line in summary_lines(summarize(report))
+    )
+    assert "counted once" in report_page(summarize(report))
 
 
 def test_a_log_with_a_clock_of_training_counts_before_a_longer_one_without(store_record: Callable[..., Path]) -> None:
@@ -295,7 +298,7 @@ def test_what_becomes_of_a_repeated_run_is_said(policy: Policy, record: Callable
     said = "the labels of twin (twin), which repeats it, are not used. To use them, label this run"
 
     assert [result.notes for result in report.results] == [(said,)]
-    assert f"kept: {said}." in summary_lines(report)
+    assert f"kept: {said}." in summary_lines(summarize(report))
     assert any("Counted once: 1 run" in line for line in diff_lines(diff_policies(policy, policy, runs)))
 
 
@@ -314,7 +317,9 @@ def test_rows_of_the_baseline_table_are_over_the_same_runs(policy: Policy, recor
         record("plain", curve(5)),
         record("bare", curve(6), metric="eval_other", clock=True),
     ]
-    rows = comparison(backtest(policy, runs, baselines=[BASELINES[name] for name in ("oracle", "random", "asha")]))
+    rows = report_json(
+        summarize(backtest(policy, runs, baselines=[BASELINES[name] for name in ("oracle", "random", "asha")]))
+    )["comparison"]
 
     own, oracle = rows[0], rows[1]
     assert {row["runs"] for row in rows} == {4}
@@ -335,8 +340,8 @@ controllers:
     report = backtest(policy, runs, baselines=[BASELINES["oracle"]])
     said = "All rows are over the same runs: those that every row scores, 2 of 3; for regret 2."
 
-    assert said in summary_lines(report)
-    assert said in report_page(report)
+    assert said in summary_lines(summarize(report))
+    assert said in report_page(summarize(report))
 
 
 def test_a_baseline_that_scores_few_runs_leaves_the_other_rows_alone(
@@ -345,11 +350,11 @@ def test_a_baseline_that_scores_few_runs_leaves_the_other_rows_alone(
     """ASHA needs clocks: one run of five has one, and the table is over all five."""
     runs = [record(f"run-{number}", curve(number), clock=number == 0) for number in range(5)]
     report = backtest(policy, runs, baselines=[BASELINES[name] for name in ("oracle", "asha")])
-    own, oracle, asha = comparison(report)
+    own, oracle, asha = report_json(summarize(report))["comparison"]
 
     assert own["runs"] == oracle["runs"] == 5
     assert asha["reason"].startswith("scored on 1 of 5 runs; the others have no clock times")
-    assert f"ASHA (Ray Tune): {asha['reason']}." in summary_lines(report)
+    assert f"ASHA (Ray Tune): {asha['reason']}." in summary_lines(summarize(report))
 
 
 def test_a_baseline_that_stops_before_any_evaluation_leaves_the_regret_of_the_others(
@@ -366,21 +371,24 @@ def test_a_baseline_that_stops_before_any_evaluation_leaves_the_regret_of_the_ot
         runs.append(open_run(store_record([first, *itertools.chain(*pairs)], run_id=f"run-{number}")))
     baselines = [Baseline("early", "stops early", early), BASELINES["oracle"]]
     report = backtest(policy, runs, baselines=baselines)
-    own, hasty, oracle = comparison(report)
+    own, hasty, oracle = report_json(summarize(report))["comparison"]
 
     assert (own["relative_regret"]["runs"], oracle["relative_regret"]["runs"]) == (5, 5)
     assert (hasty["relative_regret"]["mean"], hasty["share_saved"]["runs"]) == (None, 5)
     said = "No regret for stops early: it is known in fewer than half of these runs"
-    assert any(said in line for line in summary_lines(report))
-    assert said in report_page(report)
+    assert any(said in line for line in summary_lines(summarize(report)))
+    assert said in report_page(summarize(report))
 
 
 def test_the_table_of_families_begins_with_two(policy: Policy, record: Callable[..., Run]) -> None:
     """One family is the total."""
     runs = [record(f"{group}-{n}", [1.0, 2.5, 3.0, n], group=group) for group in ("one", "two") for n in range(2)]
 
-    assert [row[:3] for row in family_rows(aggregate(backtest(policy, runs)))] == [("one", "2", "2"), ("two", "2", "2")]
-    assert family_rows(aggregate(backtest(policy, runs[:2]))) == []
+    assert [row[:3] for row in family_rows(summarize(backtest(policy, runs)).totals)] == [
+        ("one", "2", "2"),
+        ("two", "2", "2"),
+    ]
+    assert family_rows(summarize(backtest(policy, runs[:2])).totals) == []
 
 
 def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record: Callable[..., Run]) -> None:
@@ -389,9 +397,9 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
     runs = [record(f"one-{n}", [value + n / 100 for value in free], group="one") for n in range(8)]
     runs += [record(f"other-{n}", [value + n / 100 for value in costly], group=f"g{n}") for n in range(2)]
     report = backtest(policy, runs)
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
 
-    assert verdict(report, total) == [
+    assert verdict(summarize(report)) == [
         "The policy could fire in all 10 runs.",
         "8 of 10 runs are one family (group 'one'). They are not independent: count them as one case. "
         "--family KEY tells families otherwise.",
@@ -403,7 +411,7 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
         "Their compute up to the stop is lost: 4 of 10 steps (40%).",
     ]
     assert [(part["value"], part["runs"]) for part in total["by_family"]] == [("one", 8), ("g0", 1), ("g1", 1)]
-    page = report_page(report)
+    page = report_page(summarize(report))
     assert "<td>one</td><td>8</td><td>8</td><td>60%</td>" in page
 
 
@@ -420,10 +428,10 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
     runs = [record(name, series, group=name) for name, series in values.items()]
     runs.append(record("failed", values["cheap"], group="failed", status="failed"))
     report = backtest(policy, runs)
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
     stops = total["stops_by_cost"]
 
-    assert verdict(report, total) == [
+    assert verdict(summarize(report)) == [
         "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
         "on would not have given a model more than 1% better (regret 0). "
         "This saves 3 of 23 steps (13%).",
@@ -449,9 +457,9 @@ def test_runs_that_are_not_stopped_are_no_evidence_that_stops_are_free(
     report = backtest(policy, runs)
     unknown = "What the stops cost is unknown: no stopped run can be judged"
 
-    assert unknown in " ".join(verdict(report, aggregate(report)))
-    assert any(unknown in line for line in summary_lines(report))
-    assert "mean regret" not in report_page(report)
+    assert unknown in " ".join(verdict(summarize(report)))
+    assert any(unknown in line for line in summary_lines(summarize(report)))
+    assert "mean regret" not in report_page(summarize(report))
 
 
 def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, record: Callable[..., Run]) -> None:
@@ -459,14 +467,14 @@ def test_a_run_with_few_evaluations_counts_in_no_mean_of_regret(policy: Policy, 
     runs = [record("one", [1.0]), record("four", [1.0, 2.5, 0.5, 0.4]), record("five", [1.0, 2.5, 0.5, 0.4, 0.5])]
     report = backtest(policy, runs, baselines=[BASELINES["oracle"]])
 
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
     assert (total["share_saved"]["runs"], total["relative_regret"]["runs"]) == (3, 1)
     assert total["relative_regret"]["mean"] == pytest.approx(0.6 / 0.4)
-    assert [row["relative_regret"]["runs"] for row in comparison(report)] == [1, 1]
-    assert [(run.run_id, run.reason) for run in without_regret(report)] == [
+    assert [row["relative_regret"]["runs"] for row in report_json(summarize(report))["comparison"]] == [1, 1]
+    assert [(run.run_id, run.reason) for run in summarize(report).without_regret] == [
         (run_id, "it has fewer than 5 evaluations of eval_loss, so its best says little") for run_id in ("one", "four")
     ]
-    assert "Left out of regret: 2 runs with fewer than 5 evaluations (four, one)." in summary_lines(report)
+    assert "Left out of regret: 2 runs with fewer than 5 evaluations (four, one)." in summary_lines(summarize(report))
 
 
 def test_medians_trimmed_means_and_absolute_regret_stand_beside_the_mean(
@@ -476,7 +484,7 @@ def test_medians_trimmed_means_and_absolute_regret_stand_beside_the_mean(
     runs = [record(f"run-{number:02}", [1.0, 1.0, 2.5, 1.0, 0.8 - number / 1000]) for number in range(19)]
     runs.append(record("tiny", [1.0, 1.0, 2.5, 1.0, 0.002]))
 
-    total = aggregate(backtest(policy, runs, family="run"))
+    total = report_json(summarize(backtest(policy, runs, family="run")))["aggregate"]
 
     regret, absolute = total["relative_regret"], total["absolute_regret"]["eval_loss"]
     kept = sorted(1 / (0.8 - number / 1000) - 1 for number in range(19))

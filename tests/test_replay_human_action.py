@@ -13,6 +13,7 @@ import pytest
 from steptape import Policy, backtest, open_run, open_store
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -151,7 +152,7 @@ def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_after
         )
         for last in range(4, 8)
     ]
-    lines = summary_lines(backtest(policy, runs))
+    lines = summary_lines(summarize(backtest(policy, runs)))
 
     where = "ends at step 3 of 20, before its plan: savings are a lower bound"
     note = lines.index(f"4 runs, such as trial 4: {where}.")
@@ -190,7 +191,7 @@ def test_the_report_sums_leads_up(policy: Policy, record: Callable[..., Run]) ->
     """The report counts earlier stops and gives their lead."""
     report = backtest(policy, [record(4, noted=9), record(9, noted=3), record(99, noted=5), record(5)])
 
-    assert report_json(report)["human"] == {
+    assert report_json(summarize(report))["human"] == {
         "runs": 3,
         "acted": 2,
         "earlier": 1,
@@ -198,4 +199,4 @@ def test_the_report_sums_leads_up(policy: Policy, record: Callable[..., Run]) ->
         "lead_s": {"median": -1.0, "p90": 10.0},
     }
     said = "A person acted in 3 runs (interrupted or annotated it). The policy acts earlier in 1;"
-    assert any(said in line for line in summary_lines(report))
+    assert any(said in line for line in summary_lines(summarize(report)))

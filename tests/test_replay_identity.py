@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from steptape import Policy, backtest, open_run
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.results import RunResult, SeqRange, seq_ranges
 from steptape.rules.engine.decisions import decision_digest

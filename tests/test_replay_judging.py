@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from steptape import Policy, backtest, open_run, sweep
-from steptape.replay.backtests.backtesting import Backtest
-from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.ledger import Fate, ledger_of
+from steptape.replay.reports.result import Fate
 from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -89,7 +89,7 @@ def test_a_late_stop_saves_less(policy: Policy, record: Callable[..., Run]) -> N
     assert result.seconds_saved == 2.0
     assert result.predicted is not None
     assert (result.predicted.best, result.predicted.checkpoints) == (0.4, 2)
-    assert "3 updates after" in report_json(report)["assumptions"][0]
+    assert "3 updates after" in report_json(summarize(report))["assumptions"][0]
 
 
 def test_a_delay_beyond_the_end_saves_nothing(policy: Policy, record: Callable[..., Run]) -> None:
@@ -128,7 +128,7 @@ controllers:
     events.append(Event("train_end", step=5, elapsed_ns=65 * SECOND_NS))
     runs = [open_run(store_record(events, sealed=True))]
     report = backtest(stops, runs, cost_per_hour=3600.0)
-    result, total, ledger = only(report), aggregate(report), ledger_of(report)
+    result, total, ledger = only(report), report_json(summarize(report))["aggregate"], summarize(report).ledger
 
     assert (result.recorded.elapsed_s, result.seconds_saved) == (65.0, saved_s)
     assert (total["elapsed_s"], total["seconds_saved"], total["cost_saved"]) == (65.0, saved_s, saved_s)
@@ -162,8 +162,10 @@ def test_cost_counts_the_hours_of_all_ranks(policy: Policy, record: Callable[...
     """Five seconds of eight ranks at 36 an hour cost 0.4."""
     report = backtest(policy, [record(plan=Plan(world_size=8))], cost_per_hour=36)
 
-    assert aggregate(report)["cost_saved"] == pytest.approx(0.4)
-    assert any("What is cut off cost 0.40: 0.0111 rank-hours at 36 each" in line for line in summary_lines(report))
+    assert report_json(summarize(report))["aggregate"]["cost_saved"] == pytest.approx(0.4)
+    assert any(
+        "What is cut off cost 0.40: 0.0111 rank-hours at 36 each" in line for line in summary_lines(summarize(report))
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,13 +184,13 @@ def test_a_run_that_might_have_gone_on_is_left_out_of_the_regret_with_its_reason
 ) -> None:
     """Its own regret is shown as a bound."""
     report = backtest(policy, [record(**info)])
-    document = report_json(report)
+    document = report_json(summarize(report))
 
     assert only(report).right_censored.startswith(reason)
     assert bool(only(report).right_censored) == bool(reason)
     assert document["aggregate"]["relative_regret"]["runs"] == (0 if reason else 1)
     assert [run["reason"].startswith(reason) for run in document["excluded_from_regret"]] == ([True] if reason else [])
-    assert table_rows(report)[0][TABLE_HEADINGS.index("regret")].startswith("≥") == bool(reason)
+    assert table_rows(summarize(report))[0][TABLE_HEADINGS.index("regret")].startswith("≥") == bool(reason)
 
 
 def test_after_a_diverting_decision_only_what_holds_whatever_follows_is_stated(record: Callable[..., Run]) -> None:
@@ -208,7 +210,7 @@ def test_median_steps_to_a_stop_allow_for_runs_that_ended_before(policy: Policy,
     """Two of four are stopped; half are by step 7, and runs never stopped count only as censored."""
     runs = [record(spike=spike, run_id=f"run-{spike}") for spike in (3, 7, 98, 99)]
 
-    assert aggregate(backtest(policy, runs))["median_steps_to_stop"] == 7
+    assert report_json(summarize(backtest(policy, runs)))["aggregate"]["median_steps_to_stop"] == 7
 
 
 def test_several_processes_find_what_one_finds(policy: Policy, record: Callable[..., Run]) -> None:
@@ -219,7 +221,7 @@ def test_several_processes_find_what_one_finds(policy: Policy, record: Callable[
     alone = backtest(policy, runs, with_coverage=True)
     together = backtest(policy, runs, with_coverage=True, processes=2)
 
-    assert report_json(together) == report_json(alone)
+    assert report_json(summarize(together)) == report_json(summarize(alone))
     assert [run.run_id for run in together.excluded] == ["run-5"]
 
 

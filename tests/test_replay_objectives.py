@@ -13,11 +13,11 @@ import pytest
 
 from steptape import Policy, TelemetryError, backtest, open_run, sweep
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.diff_report import diff_json, diff_lines
-from steptape.replay.reports.html_page import report_page
+from steptape.replay.reports.diff import diff_json, diff_lines, diff_policies
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.page import report_page
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.metric_names import mode_of
 from steptape.replay.runs.objective import Objective, declared_objective, guessed_objective
 from steptape.replay.sweeps.outcomes import Outcomes
@@ -124,7 +124,7 @@ def test_validation_comes_before_test_and_the_plain_loss_before_others(
 def test_each_run_of_a_mixed_store_is_judged_by_its_own_metric(mixed: list[Run]) -> None:
     """The first lines say by which metrics, for how many runs, and how many runs have none."""
     report = backtest(parse_policy(AT_3), mixed, baselines=list(BASELINES.values()))
-    told = report_json(report)
+    told = report_json(summarize(report))
 
     judged = {run["run_id"]: run["objective"] and run["objective"]["metric"] for run in told["runs"]}
     assert judged == {
@@ -133,7 +133,7 @@ def test_each_run_of_a_mixed_store_is_judged_by_its_own_metric(mixed: list[Run])
     # Best of 4, 3, 2.5 against 2; for the score, where higher is better, the best comes first.
     assert [run["regret"]["relative"] for run in told["runs"]] == [0.25, 0.25, 0.25, 0.0, None, None]
     assert (report.objective, told["objective"]) == (None, None)
-    lines = summary_lines(report)
+    lines = summary_lines(summarize(report))
     assert (
         "Runs are judged by: eval_loss (1 run), val_loss (1), validation/loss (1), eval_answer_f1 (1, higher is "
         "better). Lower is better unless it says otherwise (guessed run by run; change with --objective)."
@@ -141,7 +141,7 @@ def test_each_run_of_a_mixed_store_is_judged_by_its_own_metric(mixed: list[Run])
     assert "2 runs have no evaluation that says how good they are." in lines
     assert report.runs_frame()["objective_mode"].to_list() == ["min", "min", "min", "max", None, None]
     assert "val/box_loss" in told["runs"][4]["notes"][0]
-    assert "validation/loss" in report_page(report)
+    assert "validation/loss" in report_page(summarize(report))
 
 
 def test_baselines_watch_the_objective_of_each_run(record: Recording) -> None:
@@ -170,7 +170,7 @@ def test_several_declared_objectives_are_an_order_of_preference(mixed: list[Run]
     report = backtest(policy, mixed, objective=wanted)
 
     assert [result.objective for result in report.results] == [wanted[0], wanted[1], None, wanted[2], None, None]
-    assert any("3 runs have no evaluation" in line for line in summary_lines(report))
+    assert any("3 runs have no evaluation" in line for line in summary_lines(summarize(report)))
     with pytest.raises(TelemetryError, match=r"no run recorded an evaluation of this metric; got 'vall_loss'"):
         backtest(policy, mixed, objective=[*wanted, declared_objective("vall_loss")])
 
@@ -183,8 +183,13 @@ def test_the_metric_that_a_study_optimises_judges_its_runs(record: Recording) ->
 
     report = backtest(parse_policy(AT_3), [run], renames={"intermediate_value": "goal"})
 
-    assert report_json(report)["objective"] == {"metric": "goal", "mode": "max", "guessed": False, "origin": "study"}
-    assert any("goal, higher is better (the study optimises it" in line for line in summary_lines(report))
+    assert report_json(summarize(report))["objective"] == {
+        "metric": "goal",
+        "mode": "max",
+        "guessed": False,
+        "origin": "study",
+    }
+    assert any("goal, higher is better (the study optimises it" in line for line in summary_lines(summarize(report)))
 
 
 @pytest.mark.parametrize("declared", [(), ("val_loss", "eval_loss", "eval_answer_f1")], ids=["guessed", "declared"])
@@ -211,7 +216,7 @@ def test_a_renamed_metric_is_replayed_as_if_it_had_been_recorded_so(record: Reco
 
     def told(run: Run, renames: Mapping[str, str] | None = None) -> dict[str, Any]:
         report = report_json(
-            backtest(policy, [run], renames=renames, baselines=list(BASELINES.values()), with_coverage=True)
+            summarize(backtest(policy, [run], renames=renames, baselines=list(BASELINES.values()), with_coverage=True))
         )
         for name in ("run_id", "name", "identity"):
             report["runs"][0].pop(name)
@@ -277,12 +282,12 @@ def test_a_report_says_which_rename_would_let_the_rules_see_more_runs(mixed: lis
     """Nothing is said of names that nobody recorded otherwise, or after the rename."""
     policy = parse_policy(text)
     report = backtest(policy, mixed)
-    (hint,) = report_json(report)["lacking"]
+    (hint,) = report_json(summarize(report))["lacking"]
 
     assert hint == {"name": "eval_loss", "runs": 5, "of": 6, "nearest": {"val_loss": 1, "validation/loss": 1}}
     assert (
         "5 of 6 runs lack eval_loss, which the rules read; nearest: val_loss (1), validation/loss (1)"
-        in report_page(report)
+        in report_page(summarize(report))
     )
     assert backtest(policy, mixed, renames={"val_loss": "eval_loss", "validation/loss": "eval_loss"}).lacking == ()
 

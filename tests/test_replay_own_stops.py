@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from steptape import Recorder, backtest, open_run, sweep
-from steptape.replay.backtests.policy_diff import StopChange, diff_policies
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.diff_report import diff_lines
+from steptape.replay.reports.diff import StopChange, diff_lines, diff_policies
+from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.terminal_tables import TABLE_HEADINGS, table_rows
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.run import Run
@@ -101,14 +101,18 @@ def test_a_run_that_its_own_rule_stopped_is_a_bound_under_that_rule(record: Reco
     """Its record ends with the stop: nobody knows what training on would have given."""
     run = record(4, ARMED, total_steps=plan)
     report = backtest(ARMED, [run])
-    (result,), total, (row,) = report.results, aggregate(report), table_rows(report)
+    (result,), total, (row,) = (
+        report.results,
+        report_json(summarize(report))["aggregate"],
+        table_rows(summarize(report)),
+    )
 
     assert (result.stop is not None, run.info.last.steps) == (True, plain_stop(4)[0])
     assert result.right_censored.startswith(f"stopped by its own rules at step {plain_stop(4)[0]}")
     assert result.predicted == result.recorded
     assert (total["relative_regret"]["runs"], total["relative_regret_of_stopped"]["runs"]) == (0, 0)
     assert [row[TABLE_HEADINGS.index(name)] for name in ("cut off", "regret")] == ["≥0%", "≥0.00%"]
-    assert any("how it would have continued is unknown" in line for line in summary_lines(report))
+    assert any("how it would have continued is unknown" in line for line in summary_lines(summarize(report)))
 
 
 def test_a_run_that_ends_with_its_stop_is_a_bound_whatever_its_status(record: Record) -> None:
@@ -134,12 +138,12 @@ def test_regret_of_a_half_armed_store_is_that_of_its_whole_runs(record: Record) 
     """Runs that the rule stopped live are no evidence that it costs nothing."""
     runs = [record(seed, ARMED if seed % 2 else None) for seed in range(10)]
     whole = [plain_stop(seed)[1] for seed in range(0, 10, 2)]
-    total = aggregate(report := backtest(ARMED, runs))
+    total = report_json(summarize(report := backtest(ARMED, runs)))["aggregate"]
     swept = sweep(ARMED, {"patience": [3, 5]}, runs)
 
     assert total["relative_regret"]["runs"] == total["relative_regret_of_stopped"]["runs"] == 5
     assert total["relative_regret"]["mean"] == pytest.approx(sum(whole) / 5)
-    assert any(" Over 5 runs: " in line for line in summary_lines(report))
+    assert any(" Over 5 runs: " in line for line in summary_lines(summarize(report)))
     assert total["right_censored"] == 5
     assert swept.totals["mean_regret"][0] == pytest.approx(sum(whole) / 5)
 
@@ -169,7 +173,7 @@ def test_a_run_that_was_resumed_after_its_stop_shows_what_the_stop_would_have_co
     assert result.right_censored == ""
     assert result.relative_regret == pytest.approx(regret)
     assert (result.recorded.checkpoints, result.predicted and result.predicted.checkpoints) == (1, 1)
-    assert aggregate(report)["relative_regret_of_stopped"]["mean"] == pytest.approx(regret)
+    assert report_json(summarize(report))["aggregate"]["relative_regret_of_stopped"]["mean"] == pytest.approx(regret)
 
 
 def test_a_run_that_its_rules_stopped_twice_is_a_bound_with_what_the_record_shows(resumed: Record) -> None:

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from steptape import backtest, open_run, open_store
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.reports.html_page import report_page
-from steptape.replay.reports.label_placement import CHARACTER, LINE, LabelPlacement
-from steptape.replay.reports.scales import Scale, scale_of, tick_text
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.page import report_page
+from steptape.replay.reports.plots import CHARACTER, LINE, LabelPlacement, Scale, scale_of, tick_text
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.history import POINTS, curves_of
 from steptape.replay.runs.incidents import Incident, IncidentLabels
@@ -87,7 +87,7 @@ controllers:
 
 def test_the_page_is_whole_and_loads_nothing_from_anywhere(report: Backtest) -> None:
     """It has no script, external link, image or foreign address, and opens offline."""
-    text = report_page(report)
+    text = report_page(summarize(report))
     page = Page(text)
 
     assert page.open == []
@@ -106,7 +106,7 @@ def test_the_page_is_whole_and_loads_nothing_from_anywhere(report: Backtest) -> 
 
 def test_names_from_files_are_text_on_the_page(report: Backtest) -> None:
     """A policy or a run may have any name."""
-    text = report_page(report)
+    text = report_page(summarize(report))
 
     assert "<b>spikes" not in text
     assert "<script" not in text
@@ -164,7 +164,9 @@ def backtest_under(name: str, record: Callable[..., Path]) -> Backtest:
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_is_ever_an_element_of_the_page(name: str, store_record: Callable[..., Path]) -> None:
     """The page has the same elements and attributes as with a harmless name of the same length."""
-    hostile, harmless = (Page(report_page(backtest_under(each, store_record))) for each in (name, "x" * len(name)))
+    hostile, harmless = (
+        Page(report_page(summarize(backtest_under(each, store_record)))) for each in (name, "x" * len(name))
+    )
 
     assert [(tag, list(attrs)) for tag, attrs in hostile.seen] == [(tag, list(attrs)) for tag, attrs in harmless.seen]
     assert hostile.open == []
@@ -173,7 +175,7 @@ def test_no_name_is_ever_an_element_of_the_page(name: str, store_record: Callabl
 
 def test_every_run_is_on_the_page_and_so_is_what_was_left_out(report: Backtest) -> None:
     """It shows the report's numbers, the decisions on the curves, and the clauses that were never true."""
-    page = Page(report_page(report))
+    page = Page(report_page(summarize(report)))
 
     assert [page.text.count(run_id) > 0 for run_id in ("run-0", "run-1", "empty")] == [True] * 3
     assert "stop at 5" in page.text
@@ -186,7 +188,7 @@ def test_every_run_is_on_the_page_and_so_is_what_was_left_out(report: Backtest) 
 
 def test_a_page_without_runs_or_objective_still_opens() -> None:
     """An empty plot is not an error."""
-    page = Page(report_page(backtest(parse_policy("controllers: []"), [])))
+    page = Page(report_page(summarize(backtest(parse_policy("controllers: []"), []))))
 
     assert page.open == []
     assert "0 recorded runs" in page.text
@@ -225,7 +227,7 @@ def test_a_scale_of_nothing_is_none() -> None:
 
 def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
     """Runs not judged are in the first sentences, and a decision's row has rule, values and label."""
-    text = Page(report_page(report)).text.replace("\xa0", " ")
+    text = Page(report_page(summarize(report))).text.replace("\xa0", " ")
     verdict = "The policy would have stopped 1 of 2 runs."
 
     assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Steps cut off against")
@@ -258,7 +260,7 @@ controllers:
   - {{name: keep, triggers: [on_evaluate], rule: loss > 1, operations: [hfcontrols.should_save]}}
 """)
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
-    page = report_page(backtest(policy, [run]), written="2026-01-02")
+    page = report_page(summarize(backtest(policy, [run])), written="2026-01-02")
 
     assert said in page
     assert page.index("<b>stop</b> stops at on_step_end if") < page.index('<pre class="policy"')
@@ -282,7 +284,7 @@ controllers:
             for event in (Event("step_end", step=step), Event("evaluate", step=step, metrics={"eval_loss": value}))
         ]
         store = store_record(events, run_id=name, name=name, sealed=True).parent
-    page = report_page(backtest(policy, open_store(store)))
+    page = report_page(summarize(backtest(policy, open_store(store))))
     table = page[page.index("Every run") : page.index("Decisions</summary>")]
 
     assert table.index(">dear<") < table.index(">cheap<") < table.index(">whole<")
@@ -305,7 +307,7 @@ def test_labels_of_points_that_lie_together_stay_apart() -> None:
 
 def test_every_word_that_the_report_links_is_explained_at_its_end(report: Backtest) -> None:
     """A link to a word leads to it."""
-    page = report_page(report)
+    page = report_page(summarize(report))
     linked = set(re.findall(r'href="#word-([a-z-]+)"', page))
 
     assert {"regret", "deployable-regret"} <= linked

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import backtest, open_run
-from steptape.replay.backtests.backtesting import Backtest
-from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.pruners import asha, median_pruner, pruned_at
-from steptape.replay.reports.baseline_rows import comparison
+from steptape.replay.backtests.baselines import BASELINES, asha, median_pruner, pruned_at
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import Evaluation, declared_objective
 from steptape.replay.runs.results import Outlay, RunResult
 from steptape.rules.policy_file.policy import parse_policy
@@ -37,14 +37,14 @@ def result_of(values: Sequence[float], began_ns: int, every_ns: int, status: str
     outlay = Outlay(len(values), None, 0, None, None, None, None)
     ended_ns = began_ns + (len(values) + 1) * every_ns
     return RunResult(
-        "run",
-        "run",
-        status,
-        outlay,
-        outlay,
-        None,
-        (),
-        {},
+        run_id="run",
+        name="run",
+        status=status,
+        recorded=outlay,
+        predicted=outlay,
+        stop=None,
+        decisions=(),
+        error_counts={},
         ranks=1,
         evaluations=made,
         began_ns=began_ns,
@@ -174,7 +174,7 @@ def report(store_record: Callable[..., Path]) -> Backtest:
 
 def test_a_pruner_stands_in_the_comparison_with_its_savings_and_regrets(report: Backtest) -> None:
     """The last run ends at its first evaluation, which a checkpoint follows; it saves nine tenths, with a regret."""
-    _, median, rungs = comparison(report)
+    _, median, rungs = report_json(summarize(report))["comparison"]
 
     assert median["stopped"] == rungs["stopped"] == 1
     assert median["share_saved"]["mean"] == pytest.approx(0.9 / 7)
@@ -186,7 +186,9 @@ def test_pruners_need_a_metric_of_merit(store_record: Callable[..., Path]) -> No
     """The comparison says so."""
     run = open_run(store_record([Event("step_end", step=1, metrics={"loss": 1.0})]))
 
-    row = comparison(backtest(parse_policy("controllers: []"), [run], baselines=[BASELINES["asha"]]))[1]
+    row = report_json(summarize(backtest(parse_policy("controllers: []"), [run], baselines=[BASELINES["asha"]])))[
+        "comparison"
+    ][1]
 
     assert row["reason"] == "it watches the objective, and there is none"
 
@@ -201,7 +203,7 @@ def test_a_run_that_does_not_say_when_it_was_is_compared_with_none(store_record:
     mixed = backtest(policy, [clocked, timeless], baselines=baselines)
     free = backtest(policy, [timeless], baselines=baselines)
 
-    assert comparison(mixed)[1]["runs"] == 1
+    assert report_json(summarize(mixed))["comparison"][1]["runs"] == 1
     why = "the others have no clock times, or no metric judges them"
-    assert f"ASHA (Ray Tune): scored on 1 of 2 runs; {why}." in summary_lines(mixed)
-    assert comparison(free)[1]["reason"] == "no run has clock times"
+    assert f"ASHA (Ray Tune): scored on 1 of 2 runs; {why}." in summary_lines(summarize(mixed))
+    assert report_json(summarize(free))["comparison"][1]["reason"] == "no run has clock times"

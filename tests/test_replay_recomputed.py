@@ -11,10 +11,10 @@ import pytest
 from real_logs import FOLDER, Row, logs_with_evaluations
 
 from steptape import backtest, load_policy, open_run, open_store
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.baseline_rows import comparison
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import Saves, declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import shipped_policies
@@ -126,7 +126,7 @@ def test_every_number_of_the_report_is_found_again(name: str, report: Callable[[
     for result in found.results:
         assert (result.stop is not None) == (STOPPERS[name](LOGS[result.run_id]) is not None)
         check(result, expected[result.run_id])
-    total = aggregate(found)
+    total = report_json(summarize(found))["aggregate"]
     shares = [1 - one.steps_left / one.steps for one in expected.values()]
     assert total["runs"] == len(LOGS)
     assert total["stopped"] == sum(STOPPERS[name](rows) is not None for rows in LOGS.values()) > 3
@@ -151,7 +151,11 @@ def test_every_number_of_the_report_is_found_again(name: str, report: Callable[[
 @needs_logs
 def test_a_baseline_in_a_comparison_is_that_policy_backtested(report: Callable[[str], Backtest]) -> None:
     """Lightning's row next to another policy equals the plain loops."""
-    row = next(row for row in comparison(report("overfitting")) if row["name"] == "lightning_early_stopping")
+    row = next(
+        row
+        for row in report_json(summarize(report("overfitting")))["comparison"]
+        if row["name"] == "lightning_early_stopping"
+    )
     expected = [plain_of("lightning_early_stopping", rows, saves_of(rows)) for rows in LOGS.values()]
     regrets = [one.relative_regret for one in expected if one.relative_regret is not None]
 
@@ -169,7 +173,7 @@ def test_the_demo_s_uncontrolled_run_under_overfitting_is_found_again(handling: 
     found = over("overfitting", [run], handling)
 
     check(found.results[0], expected)
-    random = next(row for row in comparison(found) if row["name"] == "random")
+    random = next(row for row in report_json(summarize(found))["comparison"] if row["name"] == "random")
     rate = 1 / expected.steps_left
     saved, regret = plain.at_random(rows, rate)
     _, deployable_regret = plain.at_random(rows, rate, {rows[index].step for index in saves})

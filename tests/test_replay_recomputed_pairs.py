@@ -25,8 +25,9 @@ from steptape import backtest, open_run
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.backtesting import Backtest
-from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import Objective, declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
@@ -246,7 +247,7 @@ def check_run(result: RunResult, expected: plain.Judged) -> None:
 
 def check_all(report: Backtest, expected: Sequence[plain.Judged], family: str | None) -> None:
     """Compare what is said of all runs together."""
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
     able = [one for one in expected if one.could_fire]
     families = [one.log.family(family) for one in expected]
     assert total["runs"] == len(expected)

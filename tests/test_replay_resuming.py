@@ -17,6 +17,7 @@ from shipped_rules import RuleFiles
 
 from steptape import Policy, backtest, open_run, verify
 from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.replaying import Replay, replay
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
 from steptape.rules.engine.engine import Engine, resumed_engine
@@ -462,7 +463,7 @@ controllers:
   - {name: stop, triggers: [on_step_end], rule: len(loss) == 8, operations: [hfcontrols.should_training_stop]}
 """)
 
-    (result,) = report_json(backtest(policy, [resumed.open()]))["runs"]
+    (result,) = report_json(summarize(backtest(policy, [resumed.open()])))["runs"]
 
     assert (result["recorded"]["steps"], result["recorded"]["elapsed_s"]) == (9, 9.0)
     assert (result["stop"]["step"], result["stop"]["elapsed_s"]) == (8, 8.0)
@@ -478,7 +479,7 @@ def test_time_in_vain_is_told(live: Callable[[], LiveRun]) -> None:
     run.attempt(losses(1, first=3), None, parent=0, parent_seq=2, from_step=2)
     run.attempt(losses(1, 1, first=3), None, parent=0, parent_seq=2, from_step=2)
 
-    (result,) = report_json(backtest(policy, [run.open()]))["runs"]
+    (result,) = report_json(summarize(backtest(policy, [run.open()])))["runs"]
 
     assert result["recorded"]["elapsed_s"] == 4.0
     assert result["notes"] == [

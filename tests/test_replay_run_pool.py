@@ -19,7 +19,7 @@ from waiting import PATIENCE_S, until
 
 from steptape import Policy, TelemetryError, backtest, open_store
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import diff_policies
+from steptape.replay.reports.diff import diff_policies
 from steptape.replay.run_pool import Progress, RunPool, can_share_work, usable_processes, worthwhile_workers
 from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy

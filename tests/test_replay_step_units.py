@@ -12,14 +12,12 @@ from steptape import backtest, open_run, open_store
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.backtests.policy_diff import diff_policies
-from steptape.replay.reports.aggregation import aggregate
-from steptape.replay.reports.diff_report import diff_json, diff_lines
+from steptape.replay.backtests.judged_runs import Backtest
+from steptape.replay.reports.diff import diff_json, diff_lines, diff_policies
 from steptape.replay.reports.json_report import report_json
-from steptape.replay.reports.sentences import summary_lines
-from steptape.replay.reports.verdict import verdict
+from steptape.replay.reports.sentences import summary_lines, verdict
+from steptape.replay.reports.summary import summarize
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -55,7 +53,7 @@ def over(store: Store) -> Backtest:
 def test_steps_are_added_up_unit_by_unit(mixed: Store) -> None:
     """The total over all runs is unknown, and each run says what its steps count."""
     report = over(mixed)
-    total = aggregate(report)
+    total = report_json(summarize(report))["aggregate"]
 
     assert (total["steps"], total["steps_saved"], total["median_steps_to_stop"]) == (None, None, None)
     assert total["steps_by_unit"] == [
@@ -63,7 +61,7 @@ def test_steps_are_added_up_unit_by_unit(mixed: Store) -> None:
         {"unit": "_step", "runs": 1, "steps": 8, "steps_saved": 4},
         {"unit": "epochs", "runs": 1, "steps": 4, "steps_saved": 2},
     ]
-    assert {run["step_unit"] for run in report_json(report)["runs"]} == {"updates", "_step", "epochs"}
+    assert {run["step_unit"] for run in report_json(summarize(report))["runs"]} == {"updates", "_step", "epochs"}
 
 
 @pytest.mark.parametrize(
@@ -88,9 +86,9 @@ def test_sentences_name_the_unit_of_each_sum(mixed: Store) -> None:
     """Steps of updates are called steps."""
     report = over(mixed)
 
-    assert "cut off 50% of a run's steps on average." in " ".join(verdict(report, aggregate(report)))
+    assert "cut off 50% of a run's steps on average." in " ".join(verdict(summarize(report)))
     saved = "Cut off: 25 of 50 steps (50%) in 2 runs, 4 of 8 _step (50%) in 1 run, 2 of 4 epochs (50%) in 1 run, 0 of"
-    assert any(line.startswith(saved) for line in summary_lines(report))
+    assert any(line.startswith(saved) for line in summary_lines(summarize(report)))
 
 
 def test_a_difference_adds_up_steps_unit_by_unit(mixed: Store) -> None:
@@ -142,5 +140,7 @@ def test_an_import_that_does_not_say_what_its_steps_count_has_a_unit_of_its_own(
         for run_id, source in (("new", None), ("old", {"kind": "wandb"}))
     )
 
-    assert aggregate(backtest(STOP, [new]))["steps"] == 2
-    assert [one["unit"] for one in aggregate(backtest(STOP, [new, old]))["steps_by_unit"]] == ["updates", "wandb steps"]
+    assert report_json(summarize(backtest(STOP, [new])))["aggregate"]["steps"] == 2
+    assert [
+        one["unit"] for one in report_json(summarize(backtest(STOP, [new, old])))["aggregate"]["steps_by_unit"]
+    ] == ["updates", "wandb steps"]

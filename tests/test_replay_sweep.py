@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
-from steptape.replay.reports.aggregation import aggregate
+from steptape.replay.reports.json_report import report_json
+from steptape.replay.reports.summary import summarize
 from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.metric_names import Mode
@@ -112,7 +113,9 @@ def test_the_order_of_the_runs_changes_no_bit_of_a_total(tmp_path: Path) -> None
     policy = parse_policy(POLICY)
 
     totals, turned = (sweep(policy, AXES, order).totals for order in (runs, runs[::-1]))
-    report, turned_report = (aggregate(backtest(policy, order)) for order in (runs, runs[::-1]))
+    report, turned_report = (
+        report_json(summarize(backtest(policy, order)))["aggregate"] for order in (runs, runs[::-1])
+    )
 
     assert repr({name: found.tolist() for name, found in totals.items()}) == repr(
         {name: found.tolist() for name, found in turned.items()}

@@ -10,6 +10,7 @@ import pytest
 from steptape import Policy, backtest, load_policy, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
+from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.judging import judge_run
 from steptape.replay.runs.replaying import Replay, replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
@@ -121,9 +122,9 @@ def test_the_report_gives_the_interval(store_record: Callable[..., Path]) -> Non
     note = "logged every 100 steps: patience and windows count logged values"
 
     assert "1 run logged every 100 steps: patience and windows count logged values, so live they end earlier." in (
-        summary_lines(counts)
+        summary_lines(summarize(counts))
     )
-    assert note in report_json(counts)["runs"][0]["notes"]
-    assert report_json(counts)["runs"][0]["log_interval_steps"] == 100
-    assert report_json(counts)["runs"][0]["stop"]["validity"] == "approximate"
-    assert not any("logged every" in line for line in summary_lines(stays))
+    assert note in report_json(summarize(counts))["runs"][0]["notes"]
+    assert report_json(summarize(counts))["runs"][0]["log_interval_steps"] == 100
+    assert report_json(summarize(counts))["runs"][0]["stop"]["validity"] == "approximate"
+    assert not any("logged every" in line for line in summary_lines(summarize(stays)))

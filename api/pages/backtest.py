@@ -12,7 +12,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
-from ...replay.reports.glossary import glossary
+from ...replay.reports.html import glossary
 from ...replay.runs.objective import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy

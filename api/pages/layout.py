@@ -17,7 +17,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from ...replay.reports.amounts import duration
-from ...replay.reports.html_templates import html_environment
+from ...replay.reports.html import html_environment
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...replay.backtests.backtesting import backtest
-from ...replay.backtests.baselines import BASELINES, Baseline
-from ...replay.reports.aggregation import families_json
-from ...replay.reports.html_page import report_page
+from ...replay.backtests.baselines import BASELINES
+from ...replay.backtests.judged_runs import Baseline
+from ...replay.reports.basis import objectives_json
 from ...replay.reports.json_report import report_json
-from ...replay.reports.objectives import objectives_json
+from ...replay.reports.page import report_page
+from ...replay.reports.result import FamilyCounts
+from ...replay.reports.summary import summarize
 from ...replay.run_pool import Progress
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.verification import Verification, verify
@@ -86,7 +88,7 @@ def run_job(order: JobOrder, tell: Callable[[int], object]) -> JobResult:
 
 
 def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], told: Told) -> JobResult:
-    result = backtest(
+    found = backtest(
         policy,
         runs,
         objective=_objectives(request),
@@ -100,6 +102,7 @@ def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], tol
         with_coverage=request.coverage,
         family=request.family,
     )
+    result = summarize(found)
     return JobResult(encoded(report_json(result)), report_page(result, written=datetime.now(UTC).date().isoformat()))
 
 
@@ -123,7 +126,7 @@ def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Tol
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
         "saves": str(result.saves),
-        "families": families_json(run.family for run in result.runs),
+        "families": asdict(FamilyCounts.of(run.family for run in result.runs)),
         "runs": [
             {
                 "run_id": run.run_id,

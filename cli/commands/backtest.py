@@ -11,32 +11,15 @@ from typing import Any, Final
 
 import typer
 
-from ...replay.backtests.backtesting import Backtest
 from ...replay.backtests.backtesting import backtest as backtest_runs
-from ...replay.backtests.baselines import BASELINES, Baseline, baseline_policy
+from ...replay.backtests.baselines import BASELINES, baseline_policy
+from ...replay.backtests.judged_runs import Baseline
 from ...replay.choosing.certification_report import outside_json, outside_lines
 from ...replay.choosing.population import outside_of
-from ...replay.reports.aggregation import aggregate
-from ...replay.reports.arming import Arm, Arming, HowChosen, arming_of
-from ...replay.reports.baseline_rows import comparison
-from ...replay.reports.family_sentences import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows
 from ...replay.reports.json_report import report_json_but_runs, runs_json
-from ...replay.reports.ledger import ledger_of
-from ...replay.reports.objectives import guess_warning, rename_hints
-from ...replay.reports.sentences import summary_lines
-from ...replay.reports.terminal_tables import (
-    COMPARISON_HEADINGS,
-    MOST_ROWS,
-    SCREEN_LINES,
-    TABLE_HEADINGS,
-    TABLE_LEGEND,
-    bar_lines,
-    comparison_rows,
-    lines_of,
-    screenful,
-    table_rows,
-    unlisted_sentence,
-)
+from ...replay.reports.result import BacktestResult, HowChosen
+from ...replay.reports.summary import summarize
+from ...replay.reports.terminal import terminal_report
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.sweeps.swept_front import read_front
@@ -74,7 +57,7 @@ def backtest(asked: BacktestArguments) -> None:
     compared = _baselines(asked.baselines or (["all"] if asked.html else []))
     began_s = time.monotonic()
     with reading_runs() as on_progress:
-        result = backtest_runs(
+        found = backtest_runs(
             loaded,
             chosen,
             on_progress=on_progress,
@@ -87,15 +70,16 @@ def backtest(asked: BacktestArguments) -> None:
             with_curves=asked.html is not None,
             **replaying,
         )
+    found = dataclasses.replace(found, took_s=time.monotonic() - began_s)
     outside = {} if certified is None else outside_of(certified, chosen)
-    result = dataclasses.replace(result, took_s=time.monotonic() - began_s)
     more = {} if certified is None else outside_json(certified, outside)
     choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
-    _report(result, choice, asked.html, asked.as_json, more)
+    _report(summarize(found, choice), asked.html, asked.as_json, more)
     if certified is not None and not asked.as_json:
-        for line in outside_lines(certified, outside, {one.run_id: one.name for one in result.results}):
+        for line in outside_lines(certified, outside, {one.run_id: one.name for one in found.results}):
             say(line)
-    if not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:") and _is_silent(result):
+    is_silent = bool(found.results) and not any(one.fired for one in found.results)
+    if is_silent and not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:"):
         say(_how_to_check(asked))
 
 
@@ -150,23 +134,23 @@ def _certificate_of(path: Path, policy: Policy) -> Certificate:
     return certificate
 
 
-def _report(result: Backtest, choice: HowChosen, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
+def _report(result: BacktestResult, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
     if html is not None:
         # Loaded late, as jinja2 takes 35 ms.
-        from ...replay.reports.html_page import report_page
+        from ...replay.reports.page import report_page
 
         with output_file(html) as page:
-            page.write(report_page(result, written=datetime.now(UTC).date().isoformat(), choice=choice))
+            page.write(report_page(result, written=datetime.now(UTC).date().isoformat()))
     if as_json:
-        print_json_with_list({**report_json_but_runs(result, choice), **more}, "runs", runs_json(result))
+        print_json_with_list({**report_json_but_runs(result), **more}, "runs", runs_json(result.backtest))
     else:
-        _print(result, choice)
+        for block in terminal_report(result):
+            if isinstance(block, str):
+                say(block)
+            else:
+                print_table(block.headings, block.rows, numeric=block.numeric)
         if html is not None:
             say(f"The HTML report is in {html}.")
-
-
-def _is_silent(result: Backtest) -> bool:
-    return bool(result.results) and not any(one.fired for one in result.results)
 
 
 def _how_to_check(asked: BacktestArguments) -> str:
@@ -176,58 +160,6 @@ def _how_to_check(asked: BacktestArguments) -> str:
     command = f"'steptape check {asked.policy} {where}'"
     first = "" if asked.history is None else "import the logs; then "
     return f"No rule fired: {first}{command} says whether the runs have what the rules read."
-
-
-def _print(result: Backtest, choice: HowChosen) -> None:
-    """Print the answer, the bars, the runs that lose most and the sentences, on one screen unless more is asked for."""
-    answer = arming_of(result, choice)
-    printed = _print_answer(result, answer)
-    if answer.arm is not Arm.CANNOT_JUDGE:
-        printed += _print_runs(result)
-    total = aggregate(result)
-    lines = summary_lines(result, total)
-    verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
-    for line in [*verdict, ""]:
-        say(line)
-    is_whole = bool(result.baselines or result.coverage)
-    printed += lines_of([*verdict, ""])
-    families = family_rows(total)
-    needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
-    if families and (is_whole or printed + needed < SCREEN_LINES):
-        print_table(FAMILY_HEADINGS, families, numeric=FAMILY_HEADINGS[1:])
-        say(FAMILY_LEGEND)
-        say()
-        printed += needed
-    for line in rest if is_whole else screenful(rest, printed):
-        say(line)
-
-
-def _print_answer(result: Backtest, answer: Arming) -> int:
-    """Print whether to arm the policy, and the bars if there are any to judge it by. Return the number of lines."""
-    lines = [*rename_hints(result.lacking), f"{answer.headline}. {answer.because}", *answer.grounds]
-    if answer.arm is not Arm.CANNOT_JUDGE:
-        lines += filter(None, [guess_warning([one.objective for one in result.results])])
-        lines += ["", *bar_lines(ledger_of(result))]
-    for line in [*lines, ""]:
-        say(line)
-    return lines_of([*lines, ""])
-
-
-def _print_runs(result: Backtest) -> int:
-    """Print the runs that lose most, and the baselines. Return the number of lines of the former."""
-    table = table_rows(result)[:MOST_ROWS]
-    below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if result.results else "") if line]
-    print_table(TABLE_HEADINGS, table, numeric=TABLE_HEADINGS[1:-1])
-    for line in [*below, ""]:
-        say(line)
-    if result.baselines:
-        print_table(
-            COMPARISON_HEADINGS,
-            comparison_rows(comparison(result)),
-            numeric=COMPARISON_HEADINGS[1:],
-        )
-        say()
-    return lines_of([*below, ""]) + len(table) + 1
 
 
 def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:

@@ -17,7 +17,8 @@ import typer
 from ...examples.settings import Settings
 from ...replay.backtests.backtesting import backtest
 from ...replay.reports.sentences import summary_lines
-from ...replay.reports.terminal_tables import TABLE_HEADINGS, TABLE_LEGEND, table_rows
+from ...replay.reports.summary import summarize
+from ...replay.reports.terminal import TABLE_LEGEND, run_table
 from ...replay.runs.objective import Saves
 from ...replay.runs.results import RunResult
 from ...replay.runs.verification import verify
@@ -131,11 +132,12 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
 
 
 def _backtest(policy: Policy, run: Run) -> RunResult:
-    report = backtest(policy, [run], saves=Saves.REPLACE)
-    print_table(TABLE_HEADINGS, table_rows(report), numeric=TABLE_HEADINGS[1:-1])
+    report = summarize(backtest(policy, [run], saves=Saves.REPLACE))
+    table = run_table(report)
+    print_table(table.headings, table.rows, numeric=table.numeric)
     for line in (TABLE_LEGEND, "", *summary_lines(report)):
         say(line)
-    return report.results[0]
+    return report.backtest.results[0]
 
 
 def _compare(results: Mapping[str, RunResult], live: Mapping[str, Run]) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from ...replay.backtests.policy_diff import diff_policies
-from ...replay.reports.diff_report import diff_json, diff_lines
+from ...replay.reports.diff import diff_json, diff_lines, diff_policies
 from ..arguments import DiffArguments
 from ..lookup import complain_of, runs_chosen
 from ..output import print_json, reading_runs, say

@@ -10,9 +10,16 @@ from typing import Any, Final
 import typer
 
 from ...replay.choosing.out_of_sample import FrontPoint, Optimism, SplitKind, optimism_of, point_json
-from ...replay.reports.aggregation import families_json
-from ...replay.reports.family_sentences import families_text, family_notice, repeated_sentence
-from ...replay.reports.objectives import objective_sentences, objectives_json, renamed_text
+from ...replay.documents import document
+from ...replay.reports.basis import (
+    families_text,
+    family_notice,
+    objective_sentences,
+    objectives_json,
+    renamed_text,
+    repeated_sentence,
+)
+from ...replay.reports.result import FamilyCounts
 from ...replay.reports.sentences import DEPLOYABLE_REGRET, REGRET, SAVES
 from ...replay.reports.sweep_page import front_title, sample_sentences, sweep_page
 from ...replay.runs.objective import FEWEST_EVALUATIONS, asks_for_checkpoints
@@ -130,9 +137,9 @@ def _front_rows(
 def _of_families(result: Sweep) -> Iterator[str]:
     """Yield the families of several runs, with a warning of one that has most of the runs that could fire."""
     if len(result.runs) > 1:
-        yield f"These runs are {families_text(families_json(run.family for run in result.runs))}."
+        yield f"These runs are {families_text(FamilyCounts.of(run.family for run in result.runs))}."
     able = [run.family for run in result.runs if run.could_fire]
-    if notice := family_notice(families_json(able), len(able)):
+    if notice := family_notice(FamilyCounts.of(able), len(able)):
         yield notice
 
 
@@ -144,7 +151,7 @@ def _print_lines(result: Sweep, rows: Sequence[dict[str, Any]], judged: Optimism
         "runs": len(result.runs),
         "runs_excluded": len(result.excluded),
         "runs_repeated": len(result.repeated),
-        "families": families_json(run.family for run in result.runs),
+        "families": document(FamilyCounts.of(run.family for run in result.runs)),
         "steps_recorded": result.steps,
         "objective": declared.metric if declared else None,
         "mode": str(declared.mode) if declared else None,

@@ -8,136 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import read_run_info
-from ..policies.coverage import Conduct, ControllerCoverage, Coverage, coverage_of
+from ..policies.coverage import Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
 from ..runs.families import check_family_key, family_of
 from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
 from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
-from ..runs.objective import (
-    FEWEST_EVALUATIONS,
-    Declared,
-    Objective,
-    Saves,
-    check_evaluated,
-    declared_objectives,
-    shared_objective,
-)
+from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
 from ..runs.results import Excluded, RunResult
 from ..sweeps.column_replay import replay_by_columns
-from .baselines import Baseline, BaselineOutcome, baseline_outcomes, reads_runs
-from .frames import decisions_frame, runs_frame
-from .lacked_metrics import LackedMetric, lacked_in
-
-if TYPE_CHECKING:
-    import polars as pl
-
-#: Printed with every backtest, because the numbers mean nothing without it.
-ASSUMPTIONS = (
-    "A stop takes effect at the end of its step: an evaluation or checkpoint due then is still made.",
-    "Each run is judged by what it recorded up to its stop; later decisions would not have been made.",
-    "A resumed run is judged along the lineage of its newest attempt; rolled-back work counts in no number.",
-    "Deployable is an evaluation at a step that has a checkpoint.",
-    "Regret statistics cover runs that ran as long as planned; for the others, regret is a lower bound.",
-    f"They leave out runs with fewer than {FEWEST_EVALUATIONS} evaluations, whose best says little.",
-    "Several logs of one training count once: they hold the same series of losses or scores.",
-)
-
-#: Printed with them: what becomes of the checkpoints.
-SAVES_ASSUMPTIONS: Final = MappingProxyType(
-    {
-        Saves.KEEP: "The run's own checkpoints remain. If rules order others, these are added: at most one per step, "
-        "each of the run's average size.",
-        Saves.REPLACE: "If rules order checkpoints, these replace the run's own: at most one per step, each of the "
-        "run's average size.",
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Backtest:
-    """The results of a policy over runs.
-
-    Attributes:
-        policy: The policy.
-        results: One for each run that was judged, with the objective that judges it.
-        excluded: The runs that were not, each with its reason.
-        repeated: The runs that repeat another's series and are counted once, each with the run that counts.
-        settings: The settings of the backtest.
-        declared: The objectives that the user declared, the preferred one first; empty if they were not.
-        lacking: The metrics that rules read and many runs lack.
-        cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
-        baselines: Scores of simpler policies on the same runs; empty if none were requested.
-        coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
-        conduct: For each result, the conduct of the controllers; empty if coverage was not requested.
-        read_events: Events read and folded, also for baselines and coverage, once per read. Like ``took_s``, it
-            describes how the backtest was made, not the runs: comparisons ignore both.
-        took_s: Wall-clock seconds; None if the caller did not measure them.
-    """
-
-    policy: Policy
-    results: tuple[RunResult, ...]
-    excluded: tuple[Excluded, ...] = ()
-    repeated: tuple[Excluded, ...] = ()
-    settings: BacktestSettings = DEFAULT_SETTINGS
-    declared: tuple[Objective, ...] = ()
-    lacking: tuple[LackedMetric, ...] = ()
-    cost_per_hour: float | None = None
-    baselines: tuple[BaselineOutcome, ...] = ()
-    coverage: tuple[ControllerCoverage, ...] = ()
-    conduct: tuple[Conduct, ...] = ()
-    read_events: int = field(default=0, compare=False)
-    took_s: float | None = field(default=None, compare=False)
-
-    @property
-    def policy_digest(self) -> str:
-        """Digest of the policy's canonical form."""
-        return self.policy.digest
-
-    @property
-    def objective(self) -> Objective | None:
-        """The objective of every run that has one; None if they differ, or no run has one."""
-        return shared_objective(result.objective for result in self.results)
-
-    @property
-    def event_count(self) -> int:
-        """Events that the results rest on: those of every judged run, counted once."""
-        return sum(result.identity.event_count for result in self.results)
-
-    @property
-    def events_per_s(self) -> float | None:
-        """Events read and folded per second of wall clock, over all processes; None if unknown."""
-        return self.read_events / self.took_s if self.took_s else None
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """The assumptions behind the numbers."""
-        first, *others = ASSUMPTIONS
-        if self.settings.delay_steps:
-            first = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
-        return (first, SAVES_ASSUMPTIONS[self.settings.saves], *others)
-
-    def runs_frame(self) -> pl.DataFrame:
-        """Return one row per run: what was recorded, predicted and saved."""
-        return runs_frame(self.results, self.cost_per_hour)
-
-    def decisions_frame(self) -> pl.DataFrame:
-        """Return one row per decision, over all runs."""
-        return decisions_frame(self.results)
-
-    def validity_counts(self) -> dict[str, int]:
-        """Return the number of decisions by label, over all runs."""
-        labels = [str(judged.validity) for result in self.results for judged in result.decisions]
-        return dict(sorted(Counter(labels).items()))
+from .baselines import baseline_outcomes, reads_runs
+from .judged_runs import Backtest, Baseline, LackedMetric
 
 
 def backtest(
@@ -250,10 +139,25 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
-        lacking=lacked_in([judged[index].lacked for index in counted]),
+        lacking=_lacked_in([judged[index].lacked for index in counted]),
         read_events=read_events,
     )
     return report, [judged_runs[index] for index in counted]
+
+
+def _lacked_in(lacked: Sequence[Mapping[str, str]]) -> tuple[LackedMetric, ...]:
+    """Return the metrics for which a rename would help, in the order of their names.
+
+    Args:
+        lacked: For each run the metrics that it lacks, each with its own metric that comes closest.
+    """
+    found = []
+    for name in sorted(set[str]().union(*lacked)):
+        nearest = [one[name] for one in lacked if name in one]
+        known = Counter(sorted(filter(None, nearest)))
+        if known:
+            found.append(LackedMetric(name, len(nearest), len(lacked), dict(known.most_common())))
+    return tuple(found)
 
 
 def _knowledge(result: RunResult) -> Knowledge:

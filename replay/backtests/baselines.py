@@ -2,17 +2,21 @@
 
 Most are policy files in ``baseline_policies/``, with the defaults of the tool that they imitate. Five are not: never
 stopping, stopping at the best evaluation (unknowable in time), stopping at random as often per step as the policy does,
-and two that compare runs with each other (see ``pruners``).
+and two pruners, which compare a run with earlier runs, as hyper-parameter tuners do.
+
+A pruner takes runs in the order in which they began. A run sees of each earlier one what it had recorded by then on the
+wall clock, up to where the pruner would have ended it. It sees nothing of runs that began with it or later. A run
+without a clock sees none and is seen by none. A step of the tuner is here the number of the evaluation, from 1 on.
 """
 
 from __future__ import annotations
 
 import math
-import re
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -26,12 +30,9 @@ from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best, relative
 from ..runs.results import RunResult
 from ..sweeps.column_replay import replay_by_columns
-from .pruners import Pruner, asha, median_pruner, pruned_at, says_when
+from .judged_runs import MERIT, Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
-
-#: Name under which baseline files read the objective, and the pattern that finds it.
-_MERIT: Final = re.compile(r"\beval_loss\b")
 
 #: Files whose rule is defined only for errors and losses, which are better low.
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
@@ -43,26 +44,90 @@ NO_MERIT: Final = "it watches the objective, and there is none"
 NO_CLOCK: Final = "no run has clock times"
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """An alternative to compare a policy with.
+#: ``MedianPruner`` of Optuna (class reference, version 4): n_startup_trials. Its n_warmup_steps is 0, and its
+#: interval_steps and n_min_trials are 1; these defaults need no code.
+STARTUP_RUNS: Final = 5
 
-    Attributes:
-        name: Unique among baselines.
-        title: Display name.
-        path: Its policy file; None if it is not a policy.
-        pruner: How it compares runs with each other; None if it looks at each run alone.
+#: ``AsyncHyperBandScheduler`` of Ray Tune (ray.tune.schedulers reference): grace_period and reduction_factor, with one
+#: bracket. Its max_t ends trials at 100 reports; recorded runs have their planned length, so it is left out.
+GRACE: Final = 1
+REDUCTION: Final = 4
+
+
+def median_pruner(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> bool:
+    """Whether the best so far is worse than the median of completed runs at the same evaluation.
+
+    NaN evaluations are ignored; a run with no others is pruned.
     """
+    completed = [run for run in earlier if run.is_complete(now_ns)]
+    if len(completed) < STARTUP_RUNS:
+        return False
+    own = _numbers(costs)
+    others = _numbers(run.at(len(costs), now_ns) for run in completed)
+    return not own or (bool(others) and min(own) > statistics.median(others))
 
-    name: str
-    title: str
-    path: Path | None = None
-    pruner: Pruner | None = None
 
-    @property
-    def reads_merit(self) -> bool:
-        """Whether it reads the objective."""
-        return self.path is not None and _MERIT.search(self.path.read_text(encoding="utf-8")) is not None
+def asha(costs: Sequence[float], earlier: Sequence[Earlier], now_ns: int) -> bool:
+    """Whether a run that reaches a rung (evaluation 1, 4, 16, ...) is worse there than the best quarter before it.
+
+    The boundary is interpolated between the runs that reached the rung; the first run to reach it continues. NaN is
+    never worse, and sets no boundary.
+    """
+    if not _is_rung(len(costs)):
+        return False
+    others = sorted(_numbers(run.at(len(costs), now_ns) for run in earlier))
+    return bool(others) and costs[-1] > _quantile(others, 1 / REDUCTION)
+
+
+def says_when(run: RunResult) -> bool:
+    """Whether a run's log has a clock. Without one, neither its predecessors nor their records by then are known."""
+    return run.began_ns > 0 and all(evaluation.time_ns > 0 for evaluation in run.evaluations)
+
+
+def pruned_at(pruner: Pruner, results: Sequence[RunResult]) -> list[Evaluation | None]:
+    """Return for each result the evaluation at which a pruner would have ended the run; None where it would not.
+
+    Args:
+        pruner: The pruner.
+        results: The results of runs that one objective judges, in any order.
+    """
+    stops: list[Evaluation | None] = [None] * len(results)
+    earlier: list[Earlier] = []
+    clocked = sorted((run.began_ns, index) for index, run in enumerate(results) if says_when(run))
+    for _, beginning in groupby(clocked, key=lambda entry: entry[0]):
+        begun: list[Earlier] = []
+        for _, index in beginning:
+            run = results[index]
+            is_max = run.objective is not None and run.objective.mode is Mode.MAX
+            costs = [-one.value if is_max else one.value for one in run.evaluations]
+            times = [one.time_ns for one in run.evaluations]
+            made = next((n for n, now in enumerate(times, start=1) if pruner(costs[:n], earlier, now)), None)
+            if made is not None:
+                stops[index] = run.evaluations[made - 1]
+            ran_out = made is None and run.status in ("completed", "stopped")
+            begun.append(Earlier(costs[:made], times[:made], run.ended_ns if ran_out else None))
+        earlier += begun
+    return stops
+
+
+def _numbers(costs: Iterable[float]) -> list[float]:
+    return [cost for cost in costs if not math.isnan(cost)]
+
+
+def _is_rung(number: int) -> bool:
+    rung = GRACE
+    while rung < number:
+        rung *= REDUCTION
+    return rung == number
+
+
+def _quantile(ranked: Sequence[float], share: float) -> float:
+    """Return the value at a share of the way through sorted values, interpolated."""
+    place = share * (len(ranked) - 1)
+    low = math.floor(place)
+    if low + 1 >= len(ranked) or place == low:
+        return ranked[low]
+    return ranked[low] + (place - low) * (ranked[low + 1] - ranked[low])
 
 
 NEVER: Final = Baseline("never", "never stop")
@@ -90,40 +155,6 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineScore:
-    """The score of a baseline on one run.
-
-    Attributes:
-        stopped: Whether it would have ended the run; a probability for the one that stops at random.
-        share_saved: Share of the recorded steps.
-        relative_regret, relative_deployable_regret: As for a policy; None where unknown.
-    """
-
-    stopped: float
-    share_saved: float | None
-    relative_regret: float | None
-    relative_deployable_regret: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineOutcome:
-    """The scores of a baseline over the runs of a backtest.
-
-    Attributes:
-        baseline: The baseline.
-        digest: Digest of its policy with the objective substituted; None if it is not a policy, or if runs are judged
-            by several objectives and it reads them.
-        standings: One score per result of the backtest, in order; None where it has none.
-        reason: Why it has no scores at all; empty if it has.
-    """
-
-    baseline: Baseline
-    digest: str | None
-    standings: tuple[BaselineScore | None, ...]
-    reason: str = ""
-
-
 def baseline_policy(
     baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
 ) -> Policy:
@@ -146,7 +177,7 @@ def baseline_policy(
     if objective is not None and baseline.reads_merit:
         if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
             raise ValueError("it is defined for losses only, and higher values of the objective are better")
-        text = _MERIT.sub(lambda _: _merit_of(objective), text)
+        text = MERIT.sub(lambda _: _merit_of(objective), text)
     return parse_policy(text, source=str(baseline.path), params=params)
 
 
@@ -248,18 +279,6 @@ def _pruner_outcome(
         for index, stop in zip(alike, stops, strict=True):
             standings[index] = _pruned(results[index], stop, delay_steps)
     return BaselineOutcome(baseline, None, tuple(standings))
-
-
-def standing_of(result: RunResult) -> BaselineScore | None:
-    """Return a policy's result as a score; None where it is unknown."""
-    if result.predicted is None:
-        return None
-    return BaselineScore(
-        float(result.stop is not None),
-        result.share_saved,
-        result.relative_regret,
-        result.relative_deployable_regret,
-    )
 
 
 @dataclass(frozen=True, slots=True)

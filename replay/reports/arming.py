@@ -1,67 +1,30 @@
 """Answers whether to arm a policy: yes, no, not enough runs, or cannot judge, each with the reason.
 
-Takes a backtest and how the policy was chosen. ``RULE`` states the rule behind the answer.
+Takes the runs with their fates and how the policy was chosen. ``result.RULE`` states the rule behind the answer.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ...rules.certificate import Certificate
 from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
-from ..backtests.backtesting import Backtest
 from ..choosing.certification_report import grounds_of, promise
 from ..choosing.risks import binomial_tails
-from ..runs.families import Family
 from ..runs.results import RunResult
-from ..sweeps.swept_front import SweptFront
-from .aggregation import regrets_of_stopped
-from .family_sentences import family_heading
-from .ledger import Fate, fate_of, ledger_of
-from .stop_costs import NOTABLE_REGRET
+from .basis import family_heading
+from .result import CONFIDENCE, NOTABLE_REGRET, Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
 
-#: The share of families that may lose by a policy, and how sure the runs must make of it.
+#: The share of families that may lose by a policy.
 LIMIT: Final = 0.1
-CONFIDENCE: Final = 0.9
 
 _SURE: Final = f"with {CONFIDENCE:.0%} confidence"
 _SURELY: Final = _SURE.capitalize()
-
-#: How the answer follows from the numbers.
-RULE: Final = (
-    f"A run loses if training on after the stop gave a model more than {NOTABLE_REGRET:.0%} better. A family loses if "
-    "more than 1 in 10 of its runs lose. The exact binomial test counts families. "
-    "Cannot judge: the policy could fire in none of the runs. Do not arm: it loses more than it saves, or "
-    f"{_SURE} more than 1 in 10 families lose. "
-    f"Arm: a certificate covers these runs, or {_SURE} at most 1 in 10 families lose, where a stop of unknown cost "
-    "counts as a loss and nobody chose the policy by these runs. "
-    "Not enough runs: neither follows."
-)
-
-
-class Arm(StrEnum):
-    """The answer."""
-
-    YES = "yes"
-    NO = "no"
-    NOT_ENOUGH = "not_enough"
-    CANNOT_JUDGE = "cannot_judge"
-
-
-#: The answer in words.
-HEADLINES: Final = {
-    Arm.YES: "Arm it",
-    Arm.NO: "Do not arm it",
-    Arm.NOT_ENOUGH: "Not enough runs",
-    Arm.CANNOT_JUDGE: "Cannot judge",
-}
 
 #: Maximum number of params in the headline, and of reasons that a sentence names.
 _NAMED: Final = 3
@@ -73,82 +36,25 @@ _REGRET: Final = " (how far the model at the stop is from the run's best)"
 _LACKED: Final = re.compile(r"\bno '([^']+)'")
 
 
-@dataclass(frozen=True, slots=True)
-class HowChosen:
-    """How the policy was chosen, as far as the user says.
+def arming_of(policy: Policy, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> Arming:
+    """Return whether to arm a policy after a backtest.
 
-    Attributes:
-        front: The sweep over these runs that the policy was chosen from; None if it is unknown.
-        certificate: The policy's certificate; None without one.
-        outside: Ids of the runs that it does not cover.
+    Args:
+        policy: The policy.
+        runs: The runs with what it does to each.
+        ledger: The sums over those in which it could fire.
+        choice: How it was chosen.
     """
-
-    front: SweptFront | None = None
-    certificate: Certificate | None = None
-    outside: Collection[str] = ()
-
-
-#: Nobody says how the policy was chosen.
-UNTOLD: Final = HowChosen()
-
-
-@dataclass(frozen=True, slots=True)
-class Arming:
-    """Whether to arm a policy.
-
-    Attributes:
-        arm: The answer.
-        because: The reason, in sentences.
-        families: Number of families of the runs that a metric judges and in which the policy could fire.
-        lost: Number of them that lose.
-        unknown: Number of them that may lose, because the cost of stops is unknown.
-        more: Number of further families that would suffice for ``yes`` if none of them loses; None if none would.
-        params: The params that were judged, in words; empty without any.
-        grounds: What a certificate rests on, in sentences.
-    """
-
-    arm: Arm
-    because: str
-    families: int = 0
-    lost: int = 0
-    unknown: int = 0
-    more: int | None = None
-    params: str = ""
-    grounds: tuple[str, ...] = ()
-
-    @property
-    def headline(self) -> str:
-        """The answer in words, with the params that it is about: the same file may do well with others."""
-        return f"{HEADLINES[self.arm]} ({self.params})" if self.params else HEADLINES[self.arm]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer as JSON."""
-        return {
-            "arm": str(self.arm),
-            "headline": self.headline,
-            "because": self.because,
-            "grounds": list(self.grounds),
-            "families": self.families,
-            "families_lost": self.lost,
-            "families_unknown": self.unknown,
-            "more_families": self.more,
-        }
-
-
-def arming_of(backtest: Backtest, choice: HowChosen = UNTOLD) -> Arming:
-    """Return whether to arm a policy after a backtest."""
-    return _Case(backtest, choice).answer()
+    return _Case(policy, runs, ledger, choice).answer()
 
 
 class _Case:
     """A backtest with what the answer rests on."""
 
-    def __init__(self, backtest: Backtest, choice: HowChosen) -> None:
-        self._policy, self._choice = backtest.policy, choice
-        self._results = backtest.results
-        self._ledger = ledger_of(backtest)
-        pairs = zip(backtest.results, regrets_of_stopped(backtest), strict=True)
-        self._able = [(result, fate_of(result, regret)) for result, regret in pairs if not result.could_not_fire]
+    def __init__(self, policy: Policy, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> None:
+        self._policy, self._ledger, self._choice = policy, ledger, choice
+        self._results = [run.result for run in runs]
+        self._able = [(run.result, run.fate) for run in runs if not run.result.could_not_fire]
         judged = [(result.family, fate) for result, fate in self._able if result.objective is not None]
         self._families = Counter(family for family, _ in judged)
         losses = Counter(family for family, fate in judged if fate is Fate.LOST)
@@ -156,7 +62,7 @@ class _Case:
         self._lost = sum(losses[family] > LIMIT * runs for family, runs in self._families.items())
         self._doubtful = sum(doubts[family] > LIMIT * runs for family, runs in self._families.items())
         self._are_runs = len(self._families) == len(judged)
-        self._key = _heading(self._families)
+        self._key = family_heading(FamilyCounts.of(self._families))
 
     def answer(self) -> Arming:
         """Return the answer: refusals first, then what is lacking."""
@@ -305,10 +211,6 @@ def _these(runs: int) -> str:
 
 def _of(runs: int) -> str:
     return "one run" if runs == 1 else f"{runs:,} runs"
-
-
-def _heading(families: Counter[Family]) -> str:
-    return family_heading({"keys": dict.fromkeys(sorted({family.key for family in families}))})
 
 
 def _may_stop(policy: Policy) -> bool:

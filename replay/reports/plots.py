@@ -6,17 +6,15 @@ Colours come from the page's style sheet by class, so the same drawing works on 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from ..runs.history import TRAINING_SERIES, Curve
 from ..runs.objective import Objective, best
 from ..runs.results import RunResult
-from .label_placement import LabelPlacement, Placed
-from .scales import Scale, scale_of, tick_text
 
 WIDTH: Final = 480
 _LEFT: Final = 46
@@ -231,3 +229,160 @@ def _title(text: str) -> Markup:
 
 def _text(x: float, y: float, text: str, kind: str) -> Markup:
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(kind, x, y, text)
+
+
+#: Positive values that span more than this factor are drawn on a logarithmic scale.
+_WIDE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A mapping from a range of values to a range of a drawing.
+
+    Attributes:
+        low, high: Values at the two ends.
+        begin, end: Positions of the ends, in drawing units.
+        is_log: Whether the scale is logarithmic.
+    """
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    is_log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the position of a value."""
+        low, high, value = (math.log10(v) if self.is_log else v for v in (self.low, self.high, value))
+        return self.begin + (self.end - self.begin) * (value - low) / (high - low)
+
+    def ticks(self, count: int = 4) -> list[float]:
+        """Return about ``count`` round values within the range.
+
+        >>> Scale(0, 100, 0, 1).ticks()
+        [0.0, 25.0, 50.0, 75.0, 100.0]
+        """
+        if self.is_log:
+            powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+            if len(powers) >= 2:
+                stride = max(1, round(len(powers) / count))
+                return [10.0**power for power in list(powers)[::stride]]
+        raw = (self.high - self.low) / count
+        magnitude = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def scale_of(values: Iterable[float], begin: float, end: float, *, may_be_log: bool = False) -> Scale | None:
+    """Return a scale that holds every finite value, with a margin; None without finite values.
+
+    Args:
+        values: The values to draw.
+        begin, end: Positions of the ends.
+        may_be_log: Whether it becomes logarithmic if positive values span more than a factor of 10.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    low, high = min(finite), max(finite)
+    if may_be_log and low > 0 and high / low > _WIDE:
+        return Scale(low / 1.1, high * 1.1, begin, end, is_log=True)
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return Scale(low - room, high + room, begin, end)
+
+
+def tick_text(value: float) -> str:
+    """Format a value for an axis.
+
+    >>> tick_text(20000.0), tick_text(0.25), tick_text(1e-7)
+    ('20k', '0.25', '1e-07')
+    """
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
+            return f"{value / size:g}{unit}"
+    return f"{value:.4g}"
+
+
+#: Width of a character and height of a line, in drawing units; generous, because fonts differ.
+CHARACTER: Final = 7.0
+LINE: Final = 12.5
+
+#: Distance from a point to its label, and clearance around every point.
+_BESIDE: Final = 9.0
+_AROUND: Final = 5.0
+
+#: Vertical shifts tried for a label, nearest first.
+_SHIFTS: Final = (0.0, *(sign * 13.0 * step for step in range(1, 9) for sign in (-1, 1)))
+
+
+class Placed(NamedTuple):
+    """The position of a label.
+
+    Attributes:
+        x, y: The end of the text next to the point, on the base line.
+        side: ``start`` if the text continues to the right from there, ``end`` if it ends there.
+        is_far: Whether it is far enough away to need a leader line.
+    """
+
+    x: float
+    y: float
+    side: str
+    is_far: bool
+
+
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: _Box) -> bool:
+        """Whether two boxes overlap."""
+        is_beside = self.right <= other.left or other.right <= self.left
+        return not (is_beside or self.bottom <= other.top or other.bottom <= self.top)
+
+
+@dataclass(slots=True)
+class LabelPlacement:
+    """Places labels one after the other.
+
+    Args:
+        points: All points of the plot.
+        left, right, top, bottom: The area for labels.
+    """
+
+    points: Sequence[tuple[float, float]]
+    left: float
+    right: float
+    top: float
+    bottom: float
+    _taken: list[_Box] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._taken = [_Box(x - _AROUND, y - _AROUND, x + _AROUND, y + _AROUND) for x, y in self.points]
+
+    def place(self, x: float, y: float, text: str) -> Placed:
+        """Return the position next to a point that overlaps least, the nearest of several such."""
+        candidates = self._candidates(x, y, CHARACTER * len(text))
+        placed, box = min(candidates, key=lambda entry: sum(entry[1].meets(taken) for taken in self._taken))
+        self._taken.append(box)
+        return placed
+
+    def _candidates(self, x: float, y: float, length: float) -> Iterator[tuple[Placed, _Box]]:
+        """Yield the positions within the area, nearest first, right before left."""
+        yielded = False
+        for shift in _SHIFTS:
+            for side, begin in (("start", x + _BESIDE), ("end", x - _BESIDE - length)):
+                middle = y + shift
+                box = _Box(begin, middle - LINE / 2, begin + length, middle + LINE / 2)
+                is_inside = box.left >= self.left and box.right <= self.right
+                if is_inside and box.top >= self.top and box.bottom <= self.bottom:
+                    yielded = True
+                    at = begin if side == "start" else begin + length
+                    yield Placed(at, middle + 4, side, abs(shift) > LINE), box
+        if not yielded:
+            box = _Box(x + _BESIDE, y - LINE / 2, x + _BESIDE + length, y + LINE / 2)
+            yield Placed(box.left, y + 4, "start", False), box

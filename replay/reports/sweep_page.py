@@ -17,8 +17,8 @@ from ...store.errors import counted
 from ..choosing.out_of_sample import Optimism, SplitKind
 from ..sweeps.sweeping import Sweep
 from ..sweeps.totals import stopped_counts
-from .html_templates import STYLE_FILE, TEMPLATES, html_environment
-from .objectives import guess_warning, objective_sentences
+from .basis import guess_warning, objective_sentences
+from .html import STYLE_FILE, TEMPLATES, html_environment
 from .plots import Mark, savings_plot
 from .sentences import REGRET
 

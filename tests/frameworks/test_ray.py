@@ -20,8 +20,8 @@ from steptape import Policy, Recorder, TelemetryError, backtest, open_store, swe
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import State, import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.backtests.backtesting import Backtest
 from steptape.replay.backtests.baselines import BASELINES
+from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.choosing.certifying import certify
 from steptape.replay.choosing.risks import risk_of
 from steptape.replay.ray_pool import RETRIES, RayPool

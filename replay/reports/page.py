@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -20,35 +20,43 @@ from ...rules.language.patience import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.errors import counted
-from ..backtests.backtesting import Backtest
+from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.families import Family
 from ..runs.objective import asks_for_checkpoints, saving_controllers
 from ..runs.replaying import Validity
 from ..runs.results import Excluded, RunResult
-from ..sweeps.swept_front import SweptFront
-from .aggregation import aggregate, detection_json, human_json, without_regret
 from .amounts import short_duration
-from .arming import RULE, UNTOLD, Arm, HowChosen, arming_of
-from .baseline_rows import baseline_notes, comparison, is_cost_known, same_runs_sentence
-from .decision_rows import NOTES, DecisionRow, decision_rows
-from .family_sentences import FAMILY_WORDS, family_heading, family_rows, notices
-from .glossary import glossary
-from .html_templates import STYLE_FILE, TEMPLATES, html_environment
-from .ledger import MEANINGS, Ledger, ledger_of, ranked
-from .objectives import guess_warning, objective_sentences, rename_hints, renamed_sentences, renamed_text
+from .basis import (
+    FAMILY_WORDS,
+    family_heading,
+    family_rows,
+    guess_warning,
+    notices,
+    objective_sentences,
+    rename_hints,
+    renamed_sentences,
+    renamed_text,
+)
+from .html import STYLE_FILE, TEMPLATES, glossary, html_environment
+from .json_report import DecisionRow, decision_rows
 from .plots import Mark, run_plot, savings_plot
+from .result import MEANINGS, POLICY, RULE, Arm, BacktestResult, BacktestTotals, Ledger
 from .sentences import (
     CLAUSE,
     DEPLOYABLE_REGRET,
+    NOTES,
     REGRET,
     SAVES,
     TRIMMED_MEAN,
+    baseline_notes,
+    bounds_sentence,
     no_objective_sentence,
+    same_runs_sentence,
     sum_sentences,
     thinning_lines,
+    verdict,
 )
-from .verdict import bounds_sentence, verdict
 
 #: Maximum number of runs whose curves are drawn; the table lists them all.
 PLOTTED: Final = 60
@@ -76,6 +84,9 @@ _RULES: Final = 4
 #: Maximum number of families with a colour of their own.
 _COLOURS: Final = 8
 
+#: The baseline that stops nothing.
+_NEVER: Final = "never"
+
 #: What a rule does, in the words of its list.
 _DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
 
@@ -89,70 +100,67 @@ class Figure(NamedTuple):
     plot: Markup
 
 
-def report_page(backtest: Backtest, written: str = "", choice: HowChosen = UNTOLD) -> str:
+def report_page(result: BacktestResult, written: str = "") -> str:
     """Return the whole page: whether to arm the policy, what it saves and loses, the runs, and folded details.
 
     Args:
-        backtest: The backtest.
+        result: What the backtest found.
         written: Today's date, if the page says so.
-        choice: How the policy was chosen.
     """
-    total, compared, ledger = aggregate(backtest), comparison(backtest), ledger_of(backtest)
+    backtest, totals, compared, answer = result.backtest, result.totals, result.comparison, result.arming
     decisions, classes = list(_listed_decisions(backtest)), _family_classes(backtest)
-    answer = arming_of(backtest, choice)
     is_shown = answer.arm is not Arm.CANNOT_JUDGE or bool(decisions)
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         semantics_version=SEMANTICS_VERSION,
-        ranked=ranked(backtest),
+        ranked=result.ranked,
         written=written,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
-        total=total,
+        total=totals,
         answer=answer,
         arming_rule=RULE,
-        ledger=ledger,
-        bars=list(ledger.bars()),
+        ledger=result.ledger,
+        bars=list(result.ledger.bars()),
         meanings=MEANINGS,
         policy_text=text_as_judged(backtest.policy),
         classes=classes,
-        swept=choice.front,
+        swept=result.front,
         rules=_rules(backtest),
-        verdict=verdict(backtest, total),
+        verdict=verdict(result),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
-        sums=sum_sentences(backtest, total),
-        judged_by=_judged_by(backtest, total),
+        sums=sum_sentences(result),
+        judged_by=_judged_by(backtest, totals),
         renamed=renamed_text(backtest.settings.renames),
         hints=list(rename_hints(backtest.lacking)),
         words=[term for term in glossary() if term.anchor in _WORDS],
-        family_headings=(family_heading(total["families"]), *FAMILY_WORDS[1:]),
-        family_rows=family_rows(total),
-        left_out=_left_out(backtest),
-        left_out_sentence=_left_out_sentence(backtest),
-        notices=notices(backtest, total),
-        same_runs=same_runs_sentence(compared, total["could_fire"]),
+        family_headings=(family_heading(totals.families), *FAMILY_WORDS[1:]),
+        family_rows=family_rows(totals),
+        left_out=_left_out(result),
+        left_out_sentence=_left_out_sentence(result),
+        notices=notices(result),
+        same_runs=same_runs_sentence(compared, totals.could_fire),
         baseline_notes=list(baseline_notes(compared)),
         clause=CLAUSE,
-        labels=[(label, NOTES[Validity(label)]) for label in backtest.validity_counts()],
+        labels=[(label, NOTES[Validity(label)]) for label in totals.validity],
         compared=compared,
-        is_cost_known=is_cost_known,
-        savings=savings_plot(_marks(backtest, compared, choice.front, classes)),
-        figures=_figures(backtest, ledger) if is_shown else [],
+        savings=savings_plot(_marks(result, classes)),
+        figures=_figures(result) if is_shown else [],
         is_shown=is_shown,
-        guess=guess_warning([result.objective for result in backtest.results]) if is_shown else "",
+        guess=guess_warning([one.objective for one in backtest.results]) if is_shown else "",
         metric=None if backtest.objective is None else backtest.objective.metric,
-        has_deployable=any(result.relative_deployable_regret is not None for result in backtest.results),
+        has_deployable=any(one.relative_deployable_regret is not None for one in backtest.results),
         shown=SHOWN,
         listed=LISTED_RUNS,
         untested=sum(not one.true_runs for each in backtest.coverage for one in (each.rule, *each.clauses)),
-        undrawn=len(backtest.results) - PLOTTED,
-        detected=detection_json(backtest),
-        people=human_json(backtest),
+        undrawn=totals.runs - PLOTTED,
+        detected=result.detection,
+        people=result.human,
         decisions=decisions,
         most_values=_VALUES,
-        unlisted=sum(len(result.decisions) for result in backtest.results) - sum(map(len, decisions)),
+        unlisted=sum(len(one.decisions) for one in backtest.results) - sum(map(len, decisions)),
         assumptions=(*backtest.assumptions, *thinning_lines(backtest), *_rests_on(backtest)),
-        notes=[f"{result.name}: {note}" for result in backtest.results for note in result.notes],
+        notes=[f"{one.name}: {note}" for one in backtest.results for note in one.notes],
     )
 
 
@@ -177,16 +185,16 @@ def _patience(controller: Controller) -> str:
     return f", true more than {controller.patience.threshold} times{in_a_row}"
 
 
-def _judged_by(backtest: Backtest, total: Mapping[str, Any]) -> Iterator[str]:
+def _judged_by(backtest: Backtest, totals: BacktestTotals) -> Iterator[str]:
     """Yield what the verdict rests on: renamed metrics, the metrics that judge the runs, and what the words mean."""
     yield from renamed_sentences(backtest)
     said = objective_sentences([result.objective for result in backtest.results])
     yield from said or [no_objective_sentence(backtest)]
-    if said and total["stopped"]:
+    if said and totals.stopped:
         yield REGRET
-        if total["relative_deployable_regret"]["runs"]:
+        if totals.relative_deployable_regret.runs:
             yield DEPLOYABLE_REGRET
-    yield bounds_sentence(total)
+    yield bounds_sentence(totals)
 
 
 def _family_classes(backtest: Backtest) -> dict[Family, str]:
@@ -198,29 +206,25 @@ def _family_classes(backtest: Backtest) -> dict[Family, str]:
     return {family: f"family-{number}" for number, family in enumerate(largest)}
 
 
-def _left_out(backtest: Backtest) -> dict[str, Sequence[Any]]:
+def _left_out(result: BacktestResult) -> dict[str, Sequence[Excluded]]:
     """Return the runs that were left out, by what they are missing from. They come first: no number mentions them."""
-    unable = _unable(backtest)
-    ids = {run.run_id for run in unable}
     runs = {
-        "not judged": backtest.excluded,
-        "counted once": backtest.repeated,
-        "could not fire": unable,
-        "left out of regret": [run for run in without_regret(backtest) if run.run_id not in ids],
+        "not judged": result.backtest.excluded,
+        "counted once": result.backtest.repeated,
+        "could not fire": result.unable,
+        "left out of regret": _only_without_regret(result),
     }
     return {what: left for what, left in runs.items() if left}
 
 
-def _unable(backtest: Backtest) -> list[Excluded]:
-    """Return the runs in which the policy could not fire, each with the reason."""
-    return [Excluded(one.run_id, one.name, one.could_not_fire) for one in backtest.results if one.could_not_fire]
+def _only_without_regret(result: BacktestResult) -> list[Excluded]:
+    ids = {run.run_id for run in result.unable}
+    return [run for run in result.without_regret if run.run_id not in ids]
 
 
-def _left_out_sentence(backtest: Backtest) -> str:
+def _left_out_sentence(result: BacktestResult) -> str:
     """Return how many runs were left out, and whether they lack evaluations."""
-    unable = _unable(backtest)
-    ids = {run.run_id for run in unable}
-    left = [run for run in without_regret(backtest) if run.run_id not in ids]
+    backtest, unable, left = result.backtest, result.unable, _only_without_regret(result)
     parts = []
     if backtest.excluded:
         parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
@@ -244,45 +248,36 @@ def _left_out_sentence(backtest: Backtest) -> str:
     return "; ".join(parts)
 
 
-def _marks(
-    backtest: Backtest,
-    rows: Sequence[Mapping[str, Any]],
-    swept: SweptFront | None,
-    classes: Mapping[Family, str],
-) -> list[Mark]:
-    marks = (
-        []
-        if swept is None
-        else [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept.front]
-    )
-    for result in backtest.results:
-        own_regret, own_share = result.relative_regret, result.share_saved
-        if result.stop is not None and own_regret is not None and own_share is not None:
-            kind = f"run {classes.get(result.family, '')}".strip()
-            marks.append(Mark(100 * own_share, 100 * own_regret, result.name, kind))
+def _marks(result: BacktestResult, classes: Mapping[Family, str]) -> list[Mark]:
+    swept = () if result.front is None else result.front.front
+    marks = [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept]
+    for run in result.backtest.results:
+        own_regret, own_share = run.relative_regret, run.share_saved
+        if run.stop is not None and own_regret is not None and own_share is not None:
+            kind = f"run {classes.get(run.family, '')}".strip()
+            marks.append(Mark(100 * own_share, 100 * own_regret, run.name, kind))
+    scored = [(row, row.score) for row in result.comparison if row.score is not None]
     # Baselines that stop nothing are the same point as never to stop.
-    idle = [row["name"] for row in rows if row.get("stopped") == 0 and row["name"] not in ("policy", "never")]
-    for row in rows:
-        if row["name"] in idle:
+    idle = [row.name for row, score in scored if score.stopped == 0 and row.name not in (POLICY, _NEVER)]
+    for row, score in scored:
+        share, regret = score.share_saved.mean, score.relative_regret.mean
+        if row.name in idle or share is None or regret is None or not score.is_cost_known:
             continue
-        known = (row["share_saved"]["mean"], row["relative_regret"]["mean"]) if "reason" not in row else (None,)
-        if None not in known and is_cost_known(row):
-            kind = "policy" if row["name"] == "policy" else "baseline"
-            label = row["title"] if kind == "policy" else row["name"].replace("_", " ")
-            if row["name"] == "never" and idle:
-                label = f"{label} ({len(idle)} more)"
-            share, regret = 100 * row["share_saved"]["mean"], 100 * row["relative_regret"]["mean"]
-            marks.append(Mark(share, regret, label, kind))
+        label = row.title if row.is_policy else row.name.replace("_", " ")
+        if row.name == _NEVER and idle:
+            label = f"{label} ({len(idle)} more)"
+        marks.append(Mark(100 * share, 100 * regret, label, "policy" if row.is_policy else "baseline"))
     return marks
 
 
-def _figures(backtest: Backtest, ledger: Ledger) -> list[Figure]:
+def _figures(result: BacktestResult) -> list[Figure]:
     """Return the curves of the runs. Runs with a stop or a decision come first: readers look for these."""
-    ordered = sorted(ranked(backtest), key=lambda result: (result.stop is None, not result.fired))
-    drawn = ((result, ledger.entries.get(result.run_id), run_plot(result)) for result in ordered[:PLOTTED])
+    ledger = result.ledger
+    ordered = sorted(result.ranked, key=lambda run: (run.stop is None, not run.fired))
+    drawn = ((run, ledger.entries.get(run.run_id), run_plot(run)) for run in ordered[:PLOTTED])
     return [
-        Figure(result, "" if entry is None else entry.fate, _caption(result, ledger), plot)
-        for result, entry, plot in drawn
+        Figure(run, "" if entry is None else entry.fate, _caption(run, ledger), plot)
+        for run, entry, plot in drawn
         if plot
     ]
 

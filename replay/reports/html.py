@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 _ROW: Final = re.compile(r'^\| <a id="(?P<anchor>[a-z-]+)"></a>(?P<word>[^|]+) \| (?P<meaning>[^|]+) \|$', re.MULTILINE)
 
@@ -28,3 +32,21 @@ def glossary() -> tuple[Word, ...]:
 def _plain(markdown: str) -> str:
     """Return the text without marks of code and links."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")
+
+
+#: The style sheet and the templates of the reports' pages.
+STYLE_FILE: Final = Path(__file__).with_name("page.css")
+TEMPLATES: Final = Path(__file__).with_name("templates")
+
+
+def html_environment(folder: Path, filters: Mapping[str, Callable[..., Any]]) -> Environment:
+    """Return an environment for the templates of a folder, with additional filters."""
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters
+    return environment

@@ -1,17 +1,18 @@
-"""Builds the terminal tables of a backtest. What does not fit there is in the JSON and on the page."""
+"""Prints a backtest at a terminal, on one screen unless more is asked for. The JSON and the page have the rest."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from ...store.errors import counted
-from ..backtests.backtesting import Backtest
+from ..intervals import Interval
 from ..runs.results import RunResult
-from .baseline_rows import is_cost_known
-from .ledger import MEANINGS, Ledger, ledger_of, ranked
+from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning, rename_hints
+from .result import MEANINGS, Arm, BacktestResult, ComparisonRow, Ledger, RowScore
+from .sentences import summary_lines
 
 #: Headings of the table that ``table_rows`` fills.
 TABLE_HEADINGS: Final = ("run", "stop", "of", "cut off", "lost", "saves", "regret", "deploy", "validity")
@@ -37,6 +38,54 @@ COMPARISON_HEADINGS: Final = ("", "stops", "cut off", "regret", "median", "deplo
 
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
+
+
+class Table(NamedTuple):
+    """A table: its headings, its rows of cells, and the headings of the columns of numbers."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Sequence[str]
+
+
+def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
+    """Yield the answer, the bars, the runs that lose most and the sentences, as lines and tables.
+
+    All of them if baselines or coverage were asked for, else what fits on a screen.
+    """
+    backtest, arming = result.backtest, result.arming
+    is_judged, is_whole = arming.arm is not Arm.CANNOT_JUDGE, bool(backtest.baselines or backtest.coverage)
+    answer = [*rename_hints(backtest.lacking), f"{arming.headline}. {arming.because}", *arming.grounds]
+    if is_judged:
+        answer += filter(None, [guess_warning([one.objective for one in backtest.results])])
+        answer += ["", *bar_lines(result.ledger)]
+    yield from [*answer, ""]
+    printed = lines_of([*answer, ""])
+    if is_judged:
+        table = run_table(result)._replace(rows=table_rows(result)[:MOST_ROWS])
+        below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if backtest.results else "") if line]
+        yield table
+        yield from [*below, ""]
+        printed += lines_of([*below, ""]) + len(table.rows) + 1
+        if backtest.baselines:
+            yield Table(COMPARISON_HEADINGS, comparison_rows(result.comparison), COMPARISON_HEADINGS[1:])
+            yield ""
+    lines = summary_lines(result)
+    verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    yield from [*verdict, ""]
+    printed += lines_of([*verdict, ""])
+    families = family_rows(result.totals)
+    needed = lines_of([FAMILY_LEGEND]) + len(families) + 2
+    if families and (is_whole or printed + needed < SCREEN_LINES):
+        yield Table(FAMILY_HEADINGS, families, FAMILY_HEADINGS[1:])
+        yield from (FAMILY_LEGEND, "")
+        printed += needed
+    yield from rest if is_whole else screenful(rest, printed)
+
+
+def run_table(result: BacktestResult) -> Table:
+    """Return the table of all runs."""
+    return Table(TABLE_HEADINGS, table_rows(result), TABLE_HEADINGS[1:-1])
 
 
 def bar_lines(ledger: Ledger) -> Iterator[str]:
@@ -77,29 +126,29 @@ def screenful(sentences: Iterable[str], printed: int) -> Iterator[str]:
         yield sentence
 
 
-def table_rows(backtest: Backtest) -> list[tuple[str, ...]]:
+def table_rows(result: BacktestResult) -> list[tuple[str, ...]]:
     """Return one row of cells per run: what is cut off and lost, checkpoints, regret and deployable regret."""
-    results, ledger = ranked(backtest), ledger_of(backtest)
-    return [(label, *_cells(result, ledger)) for label, result in zip(_labels(results), results, strict=True)]
+    labels = _labels(result.ranked)
+    return [(label, *_cells(run, result.ledger)) for label, run in zip(labels, result.ranked, strict=True)]
 
 
-def unlisted_sentence(backtest: Backtest) -> str:
+def unlisted_sentence(result: BacktestResult) -> str:
     """Return what a table of ``MOST_ROWS`` runs leaves out, and where it is; empty if it has all."""
-    left = ranked(backtest)[MOST_ROWS:]
-    unable = sum(bool(result.could_not_fire) for result in left)
-    stopped = sum(result.stop is not None for result in left)
+    left = result.ranked[MOST_ROWS:]
+    unable = sum(bool(run.could_not_fire) for run in left)
+    stopped = sum(run.stop is not None for run in left)
     counts = ((stopped, "stopped"), (len(left) - stopped - unable, "not stopped"), (unable, "where it could not fire"))
     which = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     more = counted(len(left), "more run", ",")
     return f"{more} ({which}): --html FILE and --json list every run." if left else ""
 
 
-def comparison_rows(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+def comparison_rows(rows: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
     """Return the cells of the comparison with baselines: means over the same runs, and the median regret.
 
     The last two columns are the policy less the baseline, in points, with a star if the interval excludes zero.
     """
-    return [_comparison_cells(row) for row in rows if "reason" not in row]
+    return [_comparison_cells(row, row.score) for row in rows if row.score is not None]
 
 
 def _labels(results: Sequence[RunResult]) -> list[str]:
@@ -151,15 +200,15 @@ def _share(regret: float | None, bound: str) -> str:
     return "-" if regret is None else f"{bound}{regret:.2%}"
 
 
-def _comparison_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    less, is_known = row.get("policy_less_this", {}), is_cost_known(row)
+def _comparison_cells(row: ComparisonRow, score: RowScore) -> tuple[str, ...]:
+    less, regret = row.policy_less_this, score.relative_regret
     return (
-        row["title"],
-        f"{row['stopped']:.3g}",
-        _percent(row["share_saved"]["mean"]),
-        *(_percent(row["relative_regret"][key]) if is_known else "-" for key in ("mean", "median")),
-        _percent(row["relative_deployable_regret"]["mean"]),
-        *(_difference(less.get(key)) for key in ("share_saved", "relative_regret")),
+        row.title,
+        f"{score.stopped:.3g}",
+        _percent(score.share_saved.mean),
+        *(_percent(value) if score.is_cost_known else "-" for value in (regret.mean, regret.median)),
+        _percent(score.relative_deployable_regret.mean),
+        *(("", "") if less is None else (_difference(less.share_saved), _difference(less.relative_regret))),
     )
 
 
@@ -167,8 +216,8 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
 
 
-def _difference(found: Mapping[str, Any] | None) -> str:
-    if found is None or found["mean"] is None:
+def _difference(found: Interval) -> str:
+    if found.mean is None:
         return ""
-    is_clear = found["low"] is not None and (found["low"] > 0 or found["high"] < 0)
-    return f"{100 * found['mean']:+.2f}{'*' if is_clear else ' '}"
+    is_clear = found.low is not None and found.high is not None and (found.low > 0 or found.high < 0)
+    return f"{100 * found.mean:+.2f}{'*' if is_clear else ' '}"

@@ -1,0 +1,245 @@
+"""Says what numbers over runs rest on: the families of runs, the metrics that judge them, and renamed metrics."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from ...store.errors import counted
+from ...store.events import JsonObject
+from ..backtests.judged_runs import Backtest, LackedMetric
+from ..intervals import FEWEST_FAMILIES
+from ..runs.event_stream import Renames
+from ..runs.families import Family
+from ..runs.metric_names import Mode
+from ..runs.objective import Objective, Origin
+from ..runs.results import Excluded
+from .amounts import percent, short_duration
+from .result import BacktestResult, BacktestTotals, FamilyCounts, Part
+
+#: Headings of the table that ``family_rows`` fills.
+FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "cut off", "time", "judged", "worse", "worst regret")
+
+#: Headings of the same table where there is room for words.
+FAMILY_WORDS: Final = (
+    "family",
+    "runs where it could fire",
+    "stopped",
+    "of a run's steps cut off",
+    "time cut off",
+    "stops judged",
+    "training on gains >1%",
+    "worst regret",
+)
+
+#: The line below that table, for the headings that are too short to be clear.
+FAMILY_LEGEND: Final = (
+    "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stopped runs that were "
+    "evaluated after the stop. worse: those of them in which training on would have given a model more than 1% better."
+)
+
+#: Maximum number of families in the table.
+_MOST_FAMILIES: Final = FEWEST_FAMILIES
+
+
+def all_of(count: int) -> str:
+    """Return the words for every one of so many.
+
+    >>> all_of(2), all_of(1200)
+    ('both', 'all 1,200')
+    """
+    return "both" if count == 2 else f"all {count:,}"
+
+
+def family_sentence(families: FamilyCounts) -> str:
+    """Return which families intervals draw, or why there are no intervals; empty without runs."""
+    if families.count >= FEWEST_FAMILIES:
+        return f"Intervals draw {families_text(families)}."
+    if not families.count:
+        return ""
+    return f"These runs are {families_text(families)}; fewer than {FEWEST_FAMILIES} have no interval."
+
+
+def families_text(families: FamilyCounts) -> str:
+    """Return the number of families, and the keys that tell them."""
+    keys, count = families.keys, families.count
+    by = next(iter(keys)) if len(keys) == 1 else ", ".join(f"{number} by {key}" for key, number in keys.items())
+    return f"{count:,} {'family' if count == 1 else 'families'} ({by})"
+
+
+def family_warning(families: FamilyCounts, runs: int) -> str:
+    """Return a warning that one family has more than half of the runs; empty if none has."""
+    largest = families.largest
+    if largest is None or not families.is_mostly_one(runs):
+        return ""
+    which = f"{largest.key} {largest.value!r}" if largest.value else f"one {largest.key}"
+    of = all_of(runs).capitalize() if largest.runs == runs else f"{largest.runs:,} of {runs:,}"
+    return f"{of} runs are one family ({which})."
+
+
+def notices(result: BacktestResult) -> list[str]:
+    """Return over which families and runs the numbers are, in sentences."""
+    families, repeated = result.totals.families, result.backtest.repeated
+    if result.totals.runs + len(repeated) < 2:  # A single run is no question of families.
+        return []
+    notice = family_notice(families, result.totals.could_fire)
+    return [text for text in (family_sentence(families), notice, repeated_sentence(repeated)) if text]
+
+
+def family_notice(families: FamilyCounts, runs: int) -> str:
+    """Return that warning with what it means, and how families change."""
+    warning = family_warning(families, runs)
+    if not warning:
+        return ""
+    describe = "" if families.count == 1 else " Means mostly describe these."
+    return f"{warning}{describe} --family names another key."
+
+
+def repeated_sentence(repeated: Sequence[Excluded]) -> str:
+    """Return which runs count once with another; empty without any."""
+    if not repeated:
+        return ""
+    verb = "repeats" if len(repeated) == 1 else "repeat"
+    such = f"{repeated[0].name} ({repeated[0].run_id}): {repeated[0].reason}"
+    return f"Counted once: {counted(len(repeated), 'run', ',')} that {verb} another's series, such as {such}."
+
+
+def family_heading(families: FamilyCounts) -> str:
+    """Return what tells the families."""
+    return next(iter(families.keys)) if len(families.keys) == 1 else FAMILY_HEADINGS[0]
+
+
+def family_rows(total: BacktestTotals) -> list[tuple[str, ...]]:
+    """Return the cells of the families in which runs are stopped, most stops first; the last row counts the others.
+
+    Empty where an interval says enough: where there are several families, all of them small. One family is the total.
+    """
+    families = total.families
+    is_small = families.count >= FEWEST_FAMILIES and not families.is_mostly_one(total.could_fire)
+    if families.count < 2 or is_small or not total.stopped:
+        return []
+    ordered = sorted(total.by_family, key=lambda entry: (-entry[1].stopped, -entry[1].runs))
+    listed = [entry for entry in ordered[:_MOST_FAMILIES] if entry[1].stopped]
+    rows, others = [_cells(*entry) for entry in listed], ordered[len(listed) :]
+    if others:
+        runs, stopped = sum(part.runs for _, part in others), sum(part.stopped for _, part in others)
+        rows.append((counted(len(others), "other"), f"{runs:,}", f"{stopped:,}", *"-----"))
+    return rows
+
+
+def _cells(family: Family, part: Part) -> tuple[str, ...]:
+    bound, cost = "≥" if part.right_censored else "", part.relative_regret_of_stopped
+    share, is_judged = part.share_saved.mean, cost.runs > 0
+    return (
+        family.value or family.key,
+        f"{part.runs:,}",
+        f"{part.stopped:,}",
+        "-" if share is None else f"{bound}{percent(share)}",
+        short_duration(part.seconds_saved),
+        f"{cost.runs:,}" if part.stopped else "-",
+        f"{cost.above_1_percent:,}" if is_judged else "-",
+        f"{cost.max:.2%}" if is_judged else "-",
+    )
+
+
+#: Most metrics that one sentence lists.
+_LISTED: Final = 6
+
+_HOW: Final = MappingProxyType(
+    {
+        Origin.DECLARED: "declared",
+        Origin.STUDY: "the study optimises it; change with --objective",
+        Origin.GUESSED: "guessed; change with --objective",
+    }
+)
+
+
+def objective_sentences(objectives: Sequence[Objective | None]) -> list[str]:
+    """Return by which metrics runs are judged and who says so; nothing if no metric judges any of them.
+
+    Args:
+        objectives: The objective of each run; None for a run without one.
+    """
+    judged = Counter(objective for objective in objectives if objective is not None).most_common()
+    if not judged:
+        return []
+    if len(judged) == 1:
+        ((objective, _),) = judged
+        better = "lower" if objective.mode is Mode.MIN else "higher"
+        said = [f"Runs are judged by {objective.metric}, {better} is better ({_HOW[objective.origin]})."]
+    else:
+        (first, count), *others = judged
+        listed = [_named(first, counted(count, "run", ","))]
+        listed += [_named(objective, f"{runs:,}") for objective, runs in others[: _LISTED - 1]]
+        if rest := others[_LISTED - 1 :]:
+            listed.append(f"{counted(len(rest), 'other metric')} ({sum(runs for _, runs in rest):,})")
+        said = [f"Runs are judged by: {', '.join(listed)}. {_how({objective.origin for objective, _ in judged})}"]
+    without = sum(objective is None for objective in objectives)
+    if without:
+        have, they = ("has", "it is") if without == 1 else ("have", "they are")
+        said.append(f"{counted(without, 'run', ',')} {have} no evaluation that says how good {they}.")
+    return said
+
+
+def guess_warning(objectives: Iterable[Objective | None]) -> str:
+    """Return a warning that nobody declared what judges runs; empty if somebody did, or nothing judges them."""
+    guessed = Counter(one for one in objectives if one is not None and one.guessed).most_common(_LISTED)
+    if not guessed:
+        return ""
+    named = ", ".join(f"{one.metric} ({'lower' if one.mode is Mode.MIN else 'higher'} is better)" for one, _ in guessed)
+    return f"The metric that judges the runs is a guess: {named}. Declare it by --objective."
+
+
+def objectives_json(objectives: Iterable[Objective | None]) -> list[JsonObject]:
+    """Return each objective with the number of runs that it judges, the commonest first."""
+    judged = Counter(objective for objective in objectives if objective is not None)
+    return [{**objective.to_json(), "runs": runs} for objective, runs in judged.most_common()]
+
+
+def renamed_text(renames: Renames) -> str:
+    """Return the renames as part of a title; empty without any."""
+    names: dict[str, list[str]] = {}
+    for old, new in renames:
+        names.setdefault(new, []).append(old)
+    return "; ".join(f"{', '.join(old)} read as {new}" for new, old in names.items())
+
+
+def renamed_sentences(backtest: Backtest) -> Iterator[str]:
+    """Yield which metrics were renamed for the report, and which at the import of the runs."""
+    if asked := renamed_text(backtest.settings.renames):
+        yield f"Metrics were renamed: {asked}."
+    runs = [result.renamed_at_import for result in backtest.results if result.renamed_at_import]
+    if runs:
+        names = tuple(dict.fromkeys(pair for renames in runs for pair in renames))
+        yield f"At the import of {counted(len(runs), 'run', ',')} metrics were renamed: {renamed_text(names)}."
+
+
+def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:
+    """Yield a sentence for each metric that runs recorded under other names than the rules read."""
+    for one in lacking:
+        counts = [f"{name} ({runs:,})" for name, runs in one.nearest.items()]
+        more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
+        options = " ".join(f"--rename {shlex.quote(f'{old}={one.name}')}" for old in list(one.nearest)[:_LISTED])
+        lack = "lacks" if one.runs == 1 else "lack"
+        yield (
+            f"{one.runs:,} of {counted(one.of, 'run', ',')} {lack} {one.name}, which the rules read; "
+            f"nearest: {', '.join(counts[:_LISTED])}{more}. To replay over these: {options}"
+        )
+
+
+def _named(objective: Objective, runs: str) -> str:
+    remarks = [runs]
+    if objective.mode is Mode.MAX:
+        remarks.append("higher is better")
+    if objective.origin is Origin.STUDY:
+        remarks.append("as the study says")
+    return f"{objective.metric} ({', '.join(remarks)})"
+
+
+def _how(origins: set[Origin]) -> str:
+    if origins == {Origin.DECLARED}:
+        return "Lower is better unless it says otherwise (declared)."
+    return "Lower is better unless it says otherwise (guessed run by run; change with --objective)."
