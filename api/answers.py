@@ -21,7 +21,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
 from ..store.arrow_tables import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
-from .models import Form
+from ..store.events import JsonObject
+from .models import Form, Page
 from .problems import InvalidCursor, NotAcceptable
 
 JSON: Final = "application/json"
@@ -39,7 +40,7 @@ MEDIA_TYPES: Final[Mapping[Form, str]] = {
 }
 
 #: OpenAPI description of a response in every format; its model describes the JSON.
-IN_EVERY_FORM: Final[dict[int | str, dict[str, Any]]] = {
+IN_EVERY_FORM: Final[dict[int | str, JsonObject]] = {
     200: {
         "content": {
             MEDIA_TYPES[form]: {"schema": {"type": "string"}, "x-form": str(form)} for form in Form if form != Form.JSON
@@ -89,7 +90,7 @@ def page_answer(
         lines = [*(item.model_dump_json() for item in page.items), trailer]
         return answer(request, "".join(f"{line}\n" for line in lines).encode(), MEDIA_TYPES[form], headers)
     held: Sequence[Mapping[str, Any]] = [item.model_dump() for item in page.items] if rows is None else list(rows)
-    table = table_of(columns_of(type(page).row_model()), held)
+    table = table_of(columns_of(type(page)), held)
     return answer(request, table_bytes(table, form), MEDIA_TYPES[form], headers)
 
 
@@ -113,9 +114,9 @@ def model_answer(request: Request, model: BaseModel) -> Response:
     return answer(request, model.model_dump_json().encode(), JSON)
 
 
-def columns_of(model: type[BaseModel]) -> dict[str, ColumnType]:
-    """Return the columns of a table with such models as rows."""
-    return {name: _column_type(field.annotation) for name, field in model.model_fields.items()}
+def columns_of(page: type[Page]) -> dict[str, ColumnType]:
+    """Return the columns of a page as a table."""
+    return {name: _column_type(annotation) for name, annotation in page.columns().items()}
 
 
 def _column_type(annotation: Any) -> ColumnType:

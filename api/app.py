@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from ..store.errors import StoreNotFound, TelemetryError
+from ..store.events import JsonObject
 from ..store.store import local_folder, open_store
 from .endpoints import (
     decisions,
@@ -152,7 +153,7 @@ def _add_middleware(app: FastAPI, hosts: Collection[str]) -> None:
 
 
 def _add_endpoints(app: FastAPI) -> None:
-    problems: dict[int | str, dict[str, Any]] = {status: {"model": Problem} for status in STATUSES}
+    problems: dict[int | str, JsonObject] = {status: {"model": Problem} for status in STATUSES}
     app.include_router(service.router, responses={s: p for s, p in problems.items() if s not in (404, 422)})
     for endpoints in _ENDPOINTS:
         app.include_router(endpoints.router, prefix=PREFIX, responses=problems)
@@ -188,7 +189,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 class _Application(FastAPI):
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> JsonObject:
         """Return the OpenAPI document with the right media type for problems: FastAPI declares them as plain JSON."""
         if self.openapi_schema is None:
             for name, path in super().openapi()["paths"].items():
@@ -201,7 +202,7 @@ class _Application(FastAPI):
         return super().openapi()
 
 
-def _retype_problems(responses: dict[str, Any]) -> None:
+def _retype_problems(responses: JsonObject) -> None:
     for status, response in responses.items():
         if status >= "400":
             response["content"] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}

@@ -6,14 +6,15 @@ strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the store's JSON lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..store.event_json import encoded
-from ..store.events import CUSTOM_KIND, KINDS, is_kind, kind_advice
+from ..store.events import CUSTOM_KIND, KINDS, JsonObject, is_kind, kind_advice
 
 #: A float64 that may be NaN or infinite.
 Number = Annotated[
@@ -29,7 +30,11 @@ Next = Annotated[
 ]
 
 #: A JSON object of any content: a configuration, params, attributes. Non-finite numbers in it become their names.
-JsonObject = Annotated[dict[str, Any], BeforeValidator(encoded)]
+FreeObject = Annotated[JsonObject, BeforeValidator(encoded)]
+
+
+#: The fields of a series that its values share.
+_SHARED: Final = ("run_id", "metric", "kind")
 
 
 class Form(StrEnum):
@@ -43,9 +48,11 @@ class Form(StrEnum):
 
 
 class Model(BaseModel):
-    """A part of a response."""
+    """A part of a response. It can be read from any object with its attributes."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, from_attributes=True, ser_json_inf_nan="strings", use_attribute_docstrings=True
+    )
 
 
 class Page(Model):
@@ -54,10 +61,31 @@ class Page(Model):
     next: Next
 
     @classmethod
-    def row_model(cls) -> type[BaseModel]:
-        """Return the model of one table row, for formats other than JSON; by default the model of an item."""
-        model: type[BaseModel] = get_args(cls.model_fields["items"].annotation)[0]
-        return model
+    def columns(cls) -> Mapping[str, Any]:
+        """Return the types of a table's columns, for formats other than JSON: those of an item's fields."""
+        item: type[BaseModel] = get_args(cls.model_fields["items"].annotation)[0]
+        return {name: field.annotation for name, field in item.model_fields.items()}
+
+
+class ListsPage(Page):
+    """One page of series, whose items hold lists of one length: a table has a row for each value."""
+
+    items: list[Any]
+
+    @classmethod
+    def columns(cls) -> Mapping[str, Any]:
+        """Return the types of a table's columns: what all values of an item share, and the elements of its lists."""
+        fields = super().columns()
+        lists = {name: get_args(kind)[0] for name, kind in fields.items() if get_origin(kind) is list}
+        return {**{name: fields[name] for name in _SHARED}, **lists}
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield one row per value."""
+        lists = [name for name in self.columns() if name not in _SHARED]
+        for item in self.items:
+            of_all = {name: getattr(item, name) for name in _SHARED}
+            for row in zip(*(getattr(item, name) for name in lists), strict=True):
+                yield of_all | dict(zip(lists, row, strict=True))
 
 
 #: Integers that the log can hold; others are refused before they reach Arrow or SQL.
@@ -79,13 +107,13 @@ _FORMS: list[JsonValue] = [{"enum": [*sorted(KINDS)]}, {"pattern": f"^{CUSTOM_KI
 Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"anyOf": _FORMS})]
 
 
-class Query(BaseModel):
-    """Query parameters. Unknown ones are refused: a misspelt filter would match everything."""
+class Asked(BaseModel):
+    """What a client sends. Unknown fields are refused: a misspelt filter would match everything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class FormedQuery(Query):
+class FormedQuery(Asked):
     """Query parameters of a list with several response formats."""
 
     format: Form | None = None

@@ -265,7 +265,7 @@ async def _on_not_modified(_: Request, error: Exception) -> Response:
     return Response(status_code=304, headers={"ETag": error.etag, "Vary": "Accept", "Cache-Control": "no-cache"})
 
 
-def _parameter_error(entry: dict[str, Any]) -> ParameterError:
+def _parameter_error(entry: Mapping[str, Any]) -> ParameterError:
     where = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "missing":
         return ParameterError(where=where, what="this parameter is required")

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from ..store.events import JsonObject
 from ..store.reading.catalog import Look
 from ..store.reading.summary import Entry, RunSummary
 from ..store.run_info import STATUSES, flattened
@@ -82,9 +83,9 @@ _WORDS: Final = {
 }
 
 
-def _parameters() -> dict[str, Any]:
+def _parameters() -> Mapping[str, Any]:
     """Build the fields of the query model: one for each run field and each operator that suits it."""
-    found: dict[str, Any] = {}
+    found = {}
     groups = (
         (_TEXTS, _OF_TEXTS, _Text),
         (("status",), ("ne", "in"), _Text),
@@ -268,7 +269,7 @@ _CONFIG_OPERATORS: Final[dict[str, _Test]] = {
 }
 
 #: The OpenAPI parameter that stands for all of these: each property of the object is one query parameter.
-PARAMETER: Final[dict[str, Any]] = {
+PARAMETER: Final[JsonObject] = {
     "name": "config",
     "in": "query",
     "required": False,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...store.arrow_tables import row_after, rows_where
 from ...store.errors import DamagedLog, shortened
 from ...store.event_json import decoded_attrs, encoded
+from ...store.events import JsonObject
 from ...store.reading.snapshot import Snapshot, effective_lineage, effective_rows
 from ..access import RequestedRun
 from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
@@ -23,7 +24,7 @@ _PLACE: Final = TypeAdapter(tuple[Int32, Int32, Int64])
 _COLUMNS: Final = (*_ORDER, "kind", "step", "epoch", "time_ns", "elapsed_ns", "attrs")
 
 #: Defaults for attributes that a hand-written event may lack.
-_NOT_SAID: Final[dict[str, Any]] = {
+_NOT_SAID: Final[JsonObject] = {
     "event_seq": None,
     "controller": None,
     "trigger": None,
@@ -38,24 +39,32 @@ _NOT_SAID: Final[dict[str, Any]] = {
 }
 
 
-class DecisionItem(Model):
-    """A decision of a controller while the run was live."""
+class RuleEventItem(Model):
+    """What decisions and errors of rules share."""
 
-    kind: Literal["decision"] = "decision"
+    kind: str
     attempt: int
     rank: int
     seq: int
-    """`seq` of the decision itself."""
     event_seq: int | None
-    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
     step: int
     epoch: Number | None
     time_ns: int
     elapsed_ns: int
     controller: str | None
     trigger: str | None
+
+
+class DecisionItem(RuleEventItem):
+    """A decision of a controller while the run was live."""
+
+    kind: Literal["decision"] = "decision"
+    seq: int
+    """`seq` of the decision itself."""
+    event_seq: int | None
+    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
     operations: list[str]
-    values: dict[str, Any]
+    values: JsonObject
     """The values that the rule read, by expression."""
     mode: str
     """`act`, or `shadow` if its operations were not carried out."""
@@ -69,20 +78,10 @@ class DecisionItem(Model):
     """The stage of its escalation, from 1, if the controller escalates."""
 
 
-class RuleErrorItem(Model):
+class RuleErrorItem(RuleEventItem):
     """A rule that could not be evaluated, recorded once per controller."""
 
     kind: Literal["rule_error"] = "rule_error"
-    attempt: int
-    rank: int
-    seq: int
-    event_seq: int | None
-    step: int
-    epoch: Number | None
-    time_ns: int
-    elapsed_ns: int
-    controller: str | None
-    trigger: str | None
     error: str | None
 
 

@@ -19,13 +19,14 @@ from starlette.concurrency import run_in_threadpool
 
 from ...store.arrow_tables import row_after, rows_at
 from ...store.event_json import event_to_line
+from ...store.events import JsonObject
 from ...store.lineage import Cut
 from ...store.parquet.event_rows import EventRows
 from ...store.reading.snapshot import Snapshot, after, effective_lineage, of_rank, rolled_back
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
 from ..feeds import Feeds, Place, changes
-from ..models import Int32, Kind, Model, Number, Page, PagedQuery, Query, Seq
+from ..models import Asked, Int32, Kind, Model, Number, Page, PagedQuery, Seq
 from ..problems import InvalidRequest
 
 router = APIRouter()
@@ -51,7 +52,7 @@ class EventItem(Model):
     elapsed_ns: int
     value_lag: int
     metrics: dict[str, Number]
-    attrs: dict[str, Any]
+    attrs: JsonObject
     rolled_back: bool
     """Whether a resume discarded the event: it was recorded after the checkpoint where the run resumed."""
 
@@ -174,7 +175,7 @@ _EVENT_ID: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
 _PRESENT_S: Final = 5.0
 
 
-class TailQuery(Query):
+class TailQuery(Asked):
     """Selects events."""
 
     rank: Int32 = 0

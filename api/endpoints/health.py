@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from ...replay.health.health_state import HealthState
+from ...store.events import JsonObject
 from ..access import RequestedRun, RunAccess, policy_named
 from ..models import Model
 from ..workers.pool import RuleWorkers
@@ -28,9 +29,9 @@ class AlarmItem(Model):
     member: str | None
     """The metric of a family that it is about."""
     message: str
-    values: dict[str, Any]
+    values: JsonObject
     """What the rule read where it fired."""
-    bounds: dict[str, Any]
+    bounds: JsonObject
     """The params of the policy among these."""
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi import Path as InPath
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from ...shipping.intake import Intake
 from ...shipping.push_protocol import RunPapers
-from ..models import Model
+from ..models import Asked, Model
 from ..problems import Problem
 
 router = APIRouter(responses={507: {"model": Problem}})
@@ -58,10 +58,8 @@ class IntakeState(Model):
     digests: list[StreamDigestItem]
 
 
-class NewPapers(BaseModel):
+class NewPapers(Asked):
     """The files of a run that are not its log."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     run: str = ""
     """The text of `run.json`; empty to leave it as it is."""
@@ -71,19 +69,15 @@ class NewPapers(BaseModel):
     """Lines of `annotations.jsonl`. Those that are there already are ignored."""
 
 
-class StreamName(BaseModel):
+class StreamName(Asked):
     """One stream."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     attempt: int = Field(ge=0)
     rank: int = Field(ge=0)
 
 
-class EndedStreams(BaseModel):
+class EndedStreams(Asked):
     """Streams whose writers are gone."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     streams: list[StreamName]
 
@@ -117,7 +111,7 @@ async def post_frames(request: Request, run_id: RunId) -> StreamPosition:
     A chunk is a small journal segment; the store format describes it.
     """
     content = await request.body()
-    return StreamPosition(**await run_in_threadpool(_take_chunk, request, run_id, content))
+    return await run_in_threadpool(_take_chunk, request, run_id, content)
 
 
 @router.post("/intake/{id}/end", summary="Say that a pushed run's writers are gone")
@@ -130,9 +124,9 @@ def end_intake(request: Request, run_id: RunId, body: EndedStreams) -> IntakeSta
     return intake_state(request, run_id)
 
 
-def _take_chunk(request: Request, run_id: str, content: bytes) -> dict[str, Any]:
+def _take_chunk(request: Request, run_id: str, content: bytes) -> StreamPosition:
     (attempt, rank), number = _intake(request).take_chunk(run_id, _owner(request), content)
-    return {"attempt": attempt, "rank": rank, "next_seq": number}
+    return StreamPosition(attempt=attempt, rank=rank, next_seq=number)
 
 
 def _intake(request: Request) -> Intake:

@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.annotations import ANNOTATIONS
+from ...store.events import JsonObject
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, file_stamp, find_run, policy_named
 from ..answers import JSON, answer
@@ -70,7 +71,7 @@ class JobPage(Page):
     items: list[JobItem]
 
 
-_ACCEPTED: Final[dict[int | str, dict[str, Any]]] = {
+_ACCEPTED: Final[dict[int | str, JsonObject]] = {
     202: {
         "headers": {"Location": {"description": "The job.", "schema": {"type": "string"}}},
         "links": {

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
-from ...store.arrow_tables import rows_where
+from ...store.arrow_tables import Row, rows_where
 from ...store.event_json import decoded_attrs, encoded
+from ...store.events import JsonObject
 from ...store.reading.snapshot import Snapshot, effective_lineage, effective_rows
 from ...store.run import ask_recorder
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, page_answer
-from ..models import FormedQuery, Int64, Model, Page
+from ..models import Asked, FormedQuery, FreeObject, Int64, Model, Page
 
 router = APIRouter()
 
@@ -40,7 +42,7 @@ class AnnotationItem(Model):
     first_step: int | None
     last_step: int | None
     """The steps that it is about, both inclusive; null if it is about the whole run."""
-    attrs: dict[str, Any]
+    attrs: FreeObject
 
 
 class AnnotationPage(Page):
@@ -49,16 +51,14 @@ class AnnotationPage(Page):
     items: list[AnnotationItem]
 
 
-class NewAnnotation(BaseModel):
+class NewAnnotation(Asked):
     """A note to add."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     text: str = Field(min_length=1, max_length=10_000)
     first_step: Int64 | None = None
     last_step: Int64 | None = None
     """The steps that it is about, both inclusive; `last_step` defaults to `first_step`."""
-    attrs: dict[str, Any] = Field(default_factory=dict)
+    attrs: JsonObject = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _steps_are_in_order(self) -> NewAnnotation:
@@ -69,10 +69,8 @@ class NewAnnotation(BaseModel):
         return self
 
 
-class NewRequest(BaseModel):
+class NewRequest(Asked):
     """A request to the recorder of a running run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     request: Literal["stop", "save", "evaluate"]
     reason: str = Field(default="", max_length=10_000)
@@ -123,16 +121,7 @@ def make_annotation(run: RunAccess, body: NewAnnotation, author: str) -> Annotat
 
 
 def _item(annotation: Annotation, origin: Literal["recorder", "api"]) -> AnnotationItem:
-    return AnnotationItem(
-        id=annotation.id,
-        origin=origin,
-        time_ns=annotation.time_ns,
-        text=annotation.text,
-        author=annotation.author,
-        first_step=annotation.first_step,
-        last_step=annotation.last_step,
-        attrs=encoded(annotation.attrs),
-    )
+    return AnnotationItem(origin=origin, **asdict(annotation))
 
 
 def _recorded(snapshot: Snapshot) -> list[AnnotationItem]:
@@ -141,7 +130,7 @@ def _recorded(snapshot: Snapshot) -> list[AnnotationItem]:
     return [_item(_from_event(row), "recorder") for row in rows]
 
 
-def _from_event(row: dict[str, Any]) -> Annotation:
+def _from_event(row: Row) -> Annotation:
     attrs = decoded_attrs(row["attrs"] or "{}")
     text = attrs.pop("text", "")
     told = {name: step_told(attrs.get(name)) for name in ("first_step", "last_step")}

@@ -5,23 +5,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from fastapi import Query as InQuery
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.errors import PolicyError
-from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
+from ...rules.policy_file.policy import load_policy, shipped_policies
 from ...rules.readings.reading import Param
-from ...store.event_json import encoded
+from ...store.events import JsonObject
 from ..access import OpenStore, RequestedRun, find_run, policies_known, policy_named
 from ..answers import IN_EVERY_FORM, model_answer, page_answer
-from ..models import FormedQuery, Model, Page
+from ..models import Asked, FormedQuery, FreeObject, Model, Page
 from ..workers.pool import RuleWorkers
 from ..workers.worker_requests import PolicyTrial, ScenarioTrial
 
@@ -37,7 +38,7 @@ class PolicyRow(Model):
     digest: str | None
     """Digest of the rule file; null if it does not load."""
     description: str
-    params: dict[str, Any]
+    params: FreeObject
     error: str | None
     """Why it does not load; null if it does."""
 
@@ -61,7 +62,7 @@ class RunPolicy(Model):
     digest: str
     source: str
     text: str
-    params: dict[str, Any]
+    params: FreeObject
     semantics_version: int
 
 
@@ -75,7 +76,7 @@ class RunPolicyPage(Page):
 def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) -> Response:
     """Return the policies that come with steptape, and those of the folder that the server was given."""
     known = policies_known(request.app.state.policies)
-    items = [PolicyRow.model_validate(_row(name, path)) for name, path in sorted(known.items())]
+    items = [_row(name, path) for name, path in sorted(known.items())]
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
 
 
@@ -86,48 +87,39 @@ def read_policy(
     """Return a policy and its text."""
     path = policy_named(name, request.app.state.policies)
     text = path.read_text(encoding="utf-8", errors="replace")
-    return model_answer(request, PolicyDetail.model_validate({**_row(name, path), "text": text}))
+    return model_answer(request, PolicyDetail(**dict(_row(name, path)), text=text))
 
 
 @router.get("/runs/{id}/policies", summary="Rule files of a run", response_model=RunPolicyPage, responses=IN_EVERY_FORM)
 def list_run_policies(request: Request, run: RequestedRun, query: Annotated[FormedQuery, InQuery()]) -> Response:
     """Return the policy of each attempt that had one, as it was at the time."""
     items = [
-        RunPolicy(
-            attempt=attempt.attempt,
-            digest=attempt.policy.digest,
-            source=attempt.policy.source,
-            text=attempt.policy.text,
-            params=encoded(attempt.policy.params),
-            semantics_version=attempt.policy.semantics_version,
-        )
+        RunPolicy(attempt=attempt.attempt, **asdict(attempt.policy))
         for attempt in run.entry().snapshot.info.attempts
         if attempt.policy is not None
     ]
     return page_answer(request, RunPolicyPage(items=items, next=None), query.format)
 
 
-def _row(name: str, path: Path) -> dict[str, Any]:
-    origin = "shipped" if path == shipped_policies().get(name) else "folder"
+def _row(name: str, path: Path) -> PolicyRow:
+    origin: Literal["shipped", "folder"] = "shipped" if path == shipped_policies().get(name) else "folder"
     try:
-        policy: Policy = load_policy(path)
+        policy = load_policy(path)
     except PolicyError as error:
         shown = str(error).replace(str(path), path.name)
-        return {"name": name, "origin": origin, "digest": None, "description": "", "params": {}, "error": shown}
-    return {
-        "name": name,
-        "origin": origin,
-        "digest": policy.digest,
-        "description": policy.description or "",
-        "params": encoded(dict(policy.params)),
-        "error": None,
-    }
+        return PolicyRow(name=name, origin=origin, digest=None, description="", params={}, error=shown)
+    return PolicyRow(
+        name=name,
+        origin=origin,
+        digest=policy.digest,
+        description=policy.description or "",
+        params=dict(policy.params),
+        error=None,
+    )
 
 
-class CheckRequest(BaseModel):
+class CheckRequest(Asked):
     """A rule file to check."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     text: str = Field(max_length=200_000)
     """Text of the rule file, YAML."""
@@ -174,10 +166,8 @@ class CheckAnswer(Model):
     """Null without runs."""
 
 
-class TestRequest(BaseModel):
+class TestRequest(Asked):
     """Rule tests to run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     tests: str = Field(max_length=200_000)
     """Text of the test file, YAML. Its `policy:` names one of `policies`, or one that `GET /policies` lists."""
@@ -192,7 +182,7 @@ class TestAnswer(Model):
     """Whether everything loads and passes."""
     problems: list[RuleProblem]
     """Errors in files that do not load."""
-    results: list[dict[str, Any]]
+    results: list[JsonObject]
     """Results as `steptape test --json` prints them."""
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ...store.arrow_tables import from_arrow_stream, to_plain_rows
 from ...store.event_json import encoded
 from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, answer, form_of, table_bytes
-from ..models import Form, FormedQuery, Model
+from ..models import Asked, Form, FormedQuery, Model
 from ..workers.pool import Answer, QueryWorkers
 
 router = APIRouter()
@@ -22,10 +22,8 @@ router = APIRouter()
 _TRUNCATED: Final = "Steptape-Truncated"
 
 
-class SqlRequest(BaseModel):
+class SqlRequest(Asked):
     """An SQL query."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     sql: str = Field(min_length=1, max_length=100_000)
     """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `events`, `steps`, `evals`, `saves`,

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 
 from ...store.errors import TelemetryError
-from ...store.event_json import encoded
 from ...store.reading.snapshot import Snapshot
-from ...store.reading.summary import RunSummary, summarize
+from ...store.reading.summary import summarize
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..access import OpenStore, RequestedRun
 from ..answers import IN_EVERY_FORM, from_cursor, model_answer, page_answer, to_cursor
-from ..models import Model, Number, Page
+from ..models import FreeObject, Model, Number, Page
 from ..problems import detail_of, hint_of, sort_of
 from ..run_filters import PARAMETER, Position, RunsQuery, admitted, after, in_order, position_of
 
@@ -39,6 +38,10 @@ _LINKS: Final = {
 }
 
 
+#: A time in UTC, which the store has without its zone.
+_InUtc = Annotated[datetime, AfterValidator(lambda moment: moment.replace(tzinfo=UTC))]
+
+
 class RunFacts(Model):
     """The fields that lists of runs and a single run share."""
 
@@ -48,9 +51,9 @@ class RunFacts(Model):
     tags: list[str]
     status: str
     """`running`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
-    started: datetime | None
+    started: _InUtc | None
     """UTC, ISO 8601; null if the source of an imported run has no clock."""
-    ended: datetime | None
+    ended: _InUtc | None
     """UTC, ISO 8601; null while the run is live, or if it crashed."""
     duration_s: Number
     steps: int
@@ -100,7 +103,7 @@ class PolicyItem(Model):
     digest: str
     source: str
     text: str
-    params: dict[str, Any]
+    params: FreeObject
     semantics_version: int
     """Version of the rule engine's semantics; another version may decide differently."""
 
@@ -117,7 +120,7 @@ class AttemptItem(Model):
     """Optimizer updates finished at its end; null while it is running or after a crash."""
     plan: PlanItem
     policy: PolicyItem | None
-    environment: dict[str, Any]
+    environment: FreeObject
     failure: dict[str, str] | None
     """Type and message of the exception that ended it, if any."""
     parent: int | None
@@ -142,7 +145,7 @@ class MetricItem(Model):
 class RunDetail(RunFacts):
     """Everything known about a run except its events."""
 
-    config: dict[str, Any]
+    config: FreeObject
     attempts: list[AttemptItem]
     metrics: list[MetricItem]
     """In order of first appearance."""
@@ -177,16 +180,10 @@ def runs_page(store: Store, query: Any) -> RunPage:
         ordered = after(ordered, query.sort, from_cursor(query.cursor, filters, _POSITION))
     page = ordered[: query.limit]
     return RunPage(
-        items=[RunRow.model_validate(facts_of(entry.summary)) for entry in page],
+        items=[RunRow.model_validate(entry.summary) for entry in page],
         next=to_cursor(filters, position_of(page[-1], query.sort)) if len(ordered) > len(page) else None,
         problems=[_problem_of(folder, error, store) for folder, error in look.problems],
     )
-
-
-def facts_of(summary: RunSummary) -> dict[str, Any]:
-    """Return the run's row as the API shows it: times with their zone."""
-    row = summary.to_row()
-    return row | {"started": _in_utc(summary.started), "ended": _in_utc(summary.ended)}
 
 
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:
@@ -198,10 +195,6 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
         detail=detail_of(error, store.path),
         hint=hint_of(error, store.path),
     )
-
-
-def _in_utc(moment: datetime | None) -> datetime | None:
-    return moment and moment.replace(tzinfo=UTC)
 
 
 @router.get("/runs/{id}", summary="One run", response_model=RunDetail)
@@ -217,18 +210,16 @@ def _detail(snapshot: Snapshot) -> RunDetail:
         [([], "count_all"), *((column, "count") for column in columns.values())]
     )
     kinds: list[str] = counts["kind"].to_pylist()
-    return RunDetail.model_validate(
-        facts_of(summarize(snapshot))
-        | {
-            "config": encoded(snapshot.info.config),
-            "attempts": _attempts(snapshot.info, snapshot.status),
-            "metrics": [
-                _metric(metric, dict(zip(kinds, counts[f"{column}_count"].to_pylist(), strict=True)))
-                for metric, column in columns.items()
-            ],
-            "events": dict(zip(kinds, counts["count_all"].to_pylist(), strict=True)),
-            "ranks": sorted(table["rank"].unique().to_pylist()),
-        }
+    return RunDetail(
+        **dict(RunFacts.model_validate(summarize(snapshot))),
+        config=snapshot.info.config,
+        attempts=_attempts(snapshot.info, snapshot.status),
+        metrics=[
+            _metric(metric, dict(zip(kinds, counts[f"{column}_count"].to_pylist(), strict=True)))
+            for metric, column in columns.items()
+        ],
+        events=dict(zip(kinds, counts["count_all"].to_pylist(), strict=True)),
+        ranks=sorted(table["rank"].unique().to_pylist()),
     )
 
 
@@ -236,10 +227,8 @@ def _metric(name: str, counts: dict[str, int]) -> MetricItem:
     return MetricItem(name=name, kinds=[kind for kind, count in counts.items() if count], count=sum(counts.values()))
 
 
-def _attempts(info: RunInfo, status: str) -> list[dict[str, Any]]:
+def _attempts(info: RunInfo, status: str) -> list[AttemptItem]:
     """Return the attempts of ``run.json``; an earlier attempt still marked as running has crashed."""
-    attempts = [encoded(dataclasses.asdict(attempt)) for attempt in info.attempts]
-    for attempt in attempts[:-1]:
-        attempt["status"] = "crashed" if attempt["status"] == "running" else attempt["status"]
-    attempts[-1]["status"] = status
-    return attempts
+    earlier = ["crashed" if attempt.status == "running" else attempt.status for attempt in info.attempts[:-1]]
+    attempts = zip(info.attempts, (*earlier, status), strict=True)
+    return [AttemptItem.model_validate(replace(attempt, status=shown)) for attempt, shown in attempts]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from ...store.arrow_tables import rows_at, rows_where
@@ -25,7 +25,7 @@ from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effect
 from ...store.sql.statements import text_literal
 from ..access import OpenStore, RequestedRun, check_freshness, find_run
 from ..answers import IN_EVERY_FORM, page_answer
-from ..models import FormedQuery, Int32, Kind, Model, Number, Page
+from ..models import FormedQuery, Int32, Kind, ListsPage, Model, Number
 from ..problems import InvalidRequest, MetricNotFound
 from ..workers.pool import query_run
 
@@ -64,37 +64,10 @@ class SeriesItem(Model):
     value: list[Number]
 
 
-class SeriesRow(Model):
-    """One value of a series, in formats other than JSON."""
-
-    run_id: str
-    metric: str
-    kind: str | None
-    attempt: int
-    step: int
-    epoch: Number | None
-    elapsed_ns: int
-    x: Number
-    value: Number
-
-
-class SeriesPage(Page):
+class SeriesPage(ListsPage):
     """Series, ordered by run and metric as requested."""
 
     items: list[SeriesItem]
-
-    @classmethod
-    def row_model(cls) -> type[BaseModel]:
-        """Return the model of one row per value."""
-        return SeriesRow
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one row per value."""
-        lists = ("attempt", "step", "epoch", "elapsed_ns", "x", "value")
-        for item in self.items:
-            of_all = {"run_id": item.run_id, "metric": item.metric, "kind": item.kind}
-            for row in zip(*(getattr(item, name) for name in lists), strict=True):
-                yield of_all | dict(zip(lists, row, strict=True))
 
 
 class SeriesQuery(FormedQuery):
@@ -326,41 +299,10 @@ class WindowsItem(Model):
     """Population standard deviation. A window with a NaN has NaN in all statistics."""
 
 
-class WindowRow(Model):
-    """One window, in formats other than JSON."""
-
-    run_id: str
-    metric: str
-    kind: str
-    attempt: int
-    seq: int
-    step: int
-    epoch: Number | None
-    elapsed_ns: int
-    value: Number
-    mean: Number
-    min: Number
-    max: Number
-    std: Number
-
-
-class WindowsPage(Page):
+class WindowsPage(ListsPage):
     """Windows, kind by kind."""
 
     items: list[WindowsItem]
-
-    @classmethod
-    def row_model(cls) -> type[BaseModel]:
-        """Return the model of one row per window."""
-        return WindowRow
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row per window."""
-        return [
-            {"run_id": item.run_id, "metric": item.metric, "kind": item.kind, **dict(zip(_LISTS, row, strict=True))}
-            for item in self.items
-            for row in zip(*(getattr(item, name) for name in _LISTS), strict=True)
-        ]
 
 
 @router.get("/runs/{id}/windows", summary="Rolling statistics", response_model=WindowsPage, responses=IN_EVERY_FORM)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
@@ -98,6 +99,6 @@ def read_metrics(request: Request, store: OpenStore) -> Response:
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _gauge(name: str, help_text: str, values: dict[str, Any]) -> list[str]:
+def _gauge(name: str, help_text: str, values: Mapping[str, int]) -> list[str]:
     samples = [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in values.items()]
     return [f"# HELP {name} {help_text}", f"# TYPE {name} gauge", *samples]

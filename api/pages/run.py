@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from ...store.event_json import encoded
+from ...store.events import JsonObject
 from ...store.reading.plot_data import time_spent
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
@@ -66,7 +67,7 @@ async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
     return page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 
-def run_data(snapshot: Snapshot) -> dict[str, Any]:
+def run_data(snapshot: Snapshot) -> JsonObject:
     """Return the data that the page's script needs to fetch the rest."""
     metrics = list(snapshot.columns.by_metric)
     return {
@@ -81,7 +82,7 @@ def run_data(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def phase_data(snapshot: Snapshot) -> dict[str, Any]:
+def phase_data(snapshot: Snapshot) -> JsonObject:
     """Return where the run spent its time: its phases, its longest spans, and its newest profiler traces."""
     spent = time_spent(snapshot)
     longest = sorted(spent.spans, key=lambda span: -span.seconds)[:_MARKED]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
@@ -49,6 +49,15 @@ class TableQuery(BaseModel):
     sort: SortKey = "started"
     order: Literal["asc", "desc"] = "desc"
     page: int = Field(default=1, ge=1, le=1_000_000)
+
+
+class TableRow(NamedTuple):
+    """A run in the table: its facts, the percentage that is done, its leading metric, and the line of that."""
+
+    facts: RunSummary
+    progress: int | None
+    metric: str | None
+    line: str
 
 
 @router.get("/")
@@ -97,14 +106,9 @@ def _text(run: RunSummary) -> str:
     return "\n".join((run.name, run.run_id, run.group or "", *run.tags, run.status)).casefold()
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    summary = entry.summary
-    return {
-        "facts": summary,
-        "progress": share_done(summary),
-        "metric": leading_metric(list(entry.columns.by_metric)),
-        "line": sparkline(entry),
-    }
+def _row(entry: Entry) -> TableRow:
+    metric = leading_metric(list(entry.columns.by_metric))
+    return TableRow(entry.summary, share_done(entry.summary), metric, sparkline(entry))
 
 
 _LOGGER: Final = logging.getLogger("steptape.api")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from ...replay.runs.objective import declared_objective
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError, shortened
+from ..models import Asked
 
 Kind = Literal["backtest", "sweep", "verification"]
 
@@ -17,12 +18,12 @@ _Metric = Annotated[str, Field(max_length=1000)]
 _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
 
 
-class JobRequest(BaseModel):
+class JobRequest(Asked):
     """The fields of every job request."""
 
     kind: ClassVar[Kind]
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
     runs: _Keys | None = None
     """Ids of runs, or names that only one run has; by default every run of the store."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,6 +20,7 @@ from ...rules.readings.reading import Param
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError, counted
+from ...store.events import JsonObject
 from ..arguments import CheckArguments, TestArguments
 from ..output import print_json, say
 from ..policy_lookup import openable, params_of
@@ -123,7 +124,7 @@ def _check_json(
     findings: Iterable[Finding],
     lacked: Iterable[LackedSeries] = (),
     reach: FiringReach | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "source": source,
         "ok": policy is not None,

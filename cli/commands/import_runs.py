@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 
@@ -16,6 +16,7 @@ from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
 from ...importers.source import Reader, ReadOptions
 from ...store.errors import counted
+from ...store.events import JsonObject
 from ...store.user_cache import require_writable
 from ..arguments import ImportArguments
 from ..imports import Signatures, every_reader, find_and_import
@@ -94,7 +95,7 @@ def _follow(
         return
 
 
-def _document(outcome: Outcome) -> dict[str, Any]:
+def _document(outcome: Outcome) -> JsonObject:
     return {
         "run_id": outcome.run_id or None,
         "name": outcome.name or None,

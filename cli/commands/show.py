@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...replay.reports.amounts import duration, size
 from ...store.errors import counted, plural
+from ...store.events import JsonObject
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run import Run
 from ..arguments import ShowArguments
@@ -85,7 +86,7 @@ def show(asked: ShowArguments) -> None:
         run_sheet(opened, asked.plotted or ())
 
 
-def run_document(run: Run) -> dict[str, Any]:
+def run_document(run: Run) -> JsonObject:
     """Return everything that the page shows, as JSON values."""
     snapshot = run.snapshot()
     decisions = [{**row, "values": json.loads(row["values"])} for row in run.rows(_DECISIONS)]
