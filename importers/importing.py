@@ -21,7 +21,7 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
-from .evaluation_names import is_evaluation
+from .rows import is_evaluation
 from .run_writing import (
     Course,
     Courses,

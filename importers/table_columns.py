@@ -16,8 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from ..store.errors import counted
 from .encodings.numbers import nanoseconds, number, number_of, sorted_out, step_of, unix_ns
-from .evaluation_names import EVALUATION_WORDS, is_evaluation
-from .rows import Row, runs_of
+from .rows import EVALUATION_WORDS, Row, is_evaluation, runs_of
 from .source import Fact, ImportedRun, ReadOptions, RefusedRun, UnreadableSource
 
 #: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from ..importers.evaluation_names import split_row
+from ..importers.rows import split_row
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 

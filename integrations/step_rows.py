@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-from ..importers.evaluation_names import split_row
+from ..importers.rows import split_row
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import triggering_kinds
 

@@ -199,8 +199,8 @@ PUBLIC: dict[str, set[str]] = {
     "integrations": set(),
     "importers": {
         "discovery",
-        "evaluation_names",
         "importing",
+        "rows",
         "source",
     },
     "replay": {

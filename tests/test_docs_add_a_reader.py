@@ -15,8 +15,7 @@ import pytest
 from waiting import PATIENCE_S
 
 from steptape import open_run
-from steptape.importers.discovery import find_sources
-from steptape.importers.foreign_reader import ForeignReader
+from steptape.importers.discovery import ForeignReader, find_sources
 from steptape.importers.importing import Outcome, import_sources
 from steptape.importers.source import Reader, ReadOptions
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from steptape import open_run
-from steptape.importers.discovery import all_readers, find_sources, signature
-from steptape.importers.foreign_reader import ForeignReader
+from steptape.importers.discovery import ForeignReader, all_readers, find_sources, signature
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.source import Fact, ImportedRun, ReadOptions, SingleFile
 

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..encodings.lines import TextLines
 from ..encodings.numbers import INT64_MAX, flattened, number_of, sorted_out
-from ..evaluation_names import is_evaluation
-from ..rows import Row, joined, runs_of
+from ..rows import Row, is_evaluation, joined, runs_of
 from ..source import UNFINISHED, ImportedRun, Omissions, ReadOptions, SingleFile
 
 _MARK: Final = ":::MLLOG "

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
-from ..evaluation_names import is_evaluation
-from ..rows import MOST_METRICS, Row, facts_by_name
+from ..rows import MOST_METRICS, Row, facts_by_name, is_evaluation
 from ..source import UNFINISHED, DecimalCommas, Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
 from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, runs_in_table, wall_clock_ns
 

@@ -16,8 +16,7 @@ from ...store.run_info import Plan
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of
-from ..evaluation_names import is_evaluation
-from ..rows import Row, joined, runs_of
+from ..rows import Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
     DecimalCommas,

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from ..encodings.database import DatabaseFile, columns_of, has_tables, json_object, opened
 from ..encodings.numbers import flattened, sorted_out, step_of, unix_ns
-from ..evaluation_names import PLACE_NAMES
-from ..rows import Lives, Row, facts_by_name
+from ..rows import PLACE_NAMES, Lives, Row, facts_by_name
 from ..source import Fact, ImportedRun, ReadOptions
 
 #: Configuration keys that Trackio adds.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...store.run_info import Plan
 from ..encodings.numbers import number_of, sorted_out, step_of
-from ..evaluation_names import is_evaluation
+from ..rows import is_evaluation
 from ..source import Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 NAME: Final = "trainer_state.json"
