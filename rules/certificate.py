@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
 from ..store.errors import TelemetryError, require_version
-from ..store.run_folder import replace_file
 from ..store.run_info import flattened
 from .policy_file.declarations import SEMANTICS_VERSION
 from .policy_file.policy import Policy
@@ -326,15 +325,6 @@ def read_certificate(path: str | Path) -> Certificate:
     except (ValueError, RecursionError) as error:
         raise TelemetryError(f"this is not a certificate ({error})", where=str(path)) from None
     return Certificate.from_json(document, str(path))
-
-
-def write_certificate(path: str | Path, certificate: Certificate) -> None:
-    """Write a certificate's file, replacing an earlier one at once.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    replace_file(Path(path), certificate.text.encode(errors="surrogatepass"))
 
 
 def is_number(value: Any) -> bool:

@@ -12,7 +12,6 @@ from test_rules_certificate import CERTIFICATE, POLICY
 
 from steptape import Recorder, TelemetryError, open_run
 from steptape.recorder.certified_run import CertifiedRun
-from steptape.rules.certificate import write_certificate
 from steptape.rules.policy_file.policy import parse_policy
 
 INSIDE: dict[str, Any] = {"config": {"lr": 0.2, "model": "cnn", "note": ""}, "total_steps": 150}
@@ -29,7 +28,7 @@ def recorded(folder: Path, **arguments: Any) -> list[dict[str, Any]]:
 
 def test_a_run_within_the_population_has_no_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said either."""
-    write_certificate(tmp_path / "c.json", CERTIFICATE)
+    (tmp_path / "c.json").write_text(CERTIFICATE.text, encoding="utf-8")
     notes = recorded(tmp_path, rules=POLICY, certificate=tmp_path / "c.json", **INSIDE)
 
     assert notes == []

@@ -20,7 +20,6 @@ from steptape.rules.certificate import (
     KeyRange,
     VariantTests,
     read_certificate,
-    write_certificate,
 )
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import parse_policy
@@ -67,7 +66,7 @@ INSIDE: dict[str, Any] = {"lr": 0.2, "model": "vit", "note": "any"}
 
 def test_a_certificate_reads_back_as_it_was_written(tmp_path: Path) -> None:
     """Numbers, texts and absent values keep their types."""
-    write_certificate(tmp_path / "c.json", CERTIFICATE)
+    (tmp_path / "c.json").write_text(CERTIFICATE.text, encoding="utf-8")
 
     assert read_certificate(tmp_path / "c.json") == CERTIFICATE
 
@@ -106,7 +105,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
 def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
     """Its rules may decide otherwise today."""
     other = replace(CERTIFICATE, policy=replace(CERTIFICATE.policy, semantics_version=3))
-    write_certificate(tmp_path / "c.json", other)
+    (tmp_path / "c.json").write_text(other.text, encoding="utf-8")
 
     with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 4; got 3. Use"):
         read_certificate(tmp_path / "c.json")
