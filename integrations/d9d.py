@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..recorder.arguments import completed
+from ..recorder.arguments import Arguments, completed
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import Plan
-from .guard import Guard, guarded
+from .guard import Guard, State, guarded
 
 try:
     import torch
@@ -78,16 +78,16 @@ class D9dRecorder:
         self._kinds = triggering_kinds(rules)
         self._guard = Guard(strict=bool(arguments.get("strict")))
         self._is_registered = False
-        self._described: dict[str, Any] = {}
+        self._described: Arguments = {}
         self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.
-        self._values: dict[int, dict[str, Any]] = {}
+        self._values: dict[int, dict[str, object]] = {}
         self._losses: list[tuple[Any, Any]] = []
         self._optimizer: Any = None
         self._schedule: Any = None
         self._save_dir: Path | None = None
-        self._saved: dict[str, Any] | None = None
+        self._saved: State | None = None
         self._phase, self._since, self._asleep_since = "", 0.0, 0.0
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, object] = {}
 
     def register(self, ctx: Any) -> None:
         """Subscribe to the job's events. Call it in ``register_events`` of the task or of the model provider.
@@ -96,7 +96,7 @@ class D9dRecorder:
             ctx: The context that d9d gives there.
         """
         handlers: dict[str, Callable[[Any], None]] = {
-            "EVENT_TRAIN_OPTIMIZER_READY": self._take_optimizer,
+            "EVENT_TRAIN_OPTIMIZER_READY": self._keep_optimizer,
             "EVENT_TRAIN_STEP_PRE": self._begin_step,
             "EVENT_TRAIN_FORWARD_BACKWARD_PRE": functools.partial(self._enter, "forward_backward"),
             "EVENT_TRAIN_FORWARD_BACKWARD_POST": functools.partial(self._enter, "sync_and_clip"),
@@ -163,7 +163,7 @@ class D9dRecorder:
         @functools.wraps(compute_loss)
         def watched(ctx: Any) -> Any:
             result = compute_loss(ctx)
-            self._take_loss(result)
+            self._add_loss(result)
             return result
 
         task.compute_loss = watched
@@ -178,7 +178,7 @@ class D9dRecorder:
         if error is not None and not has_stopped:
             self._fail(error)
         elif self.rec is not None:
-            self._note_save()
+            self._record_save()
             self.rec.close()
         elif self._is_registered and not self._values:
             self._open(self._schedule).close(reason="already_done")
@@ -189,11 +189,11 @@ class D9dRecorder:
         return has_stopped
 
     def describe(self, properties: Any) -> None:
-        """Take name and hyper-parameters of the job from what d9d gives to trackers."""
+        """Keep name and hyper-parameters of the job, as d9d gives them to trackers."""
         self._described = {"name": properties.name, "config": properties.hparams}
 
-    def take(self, name: str, value: Any, step: int, context: Mapping[str, str]) -> None:
-        """Take a value that d9d gives to trackers.
+    def add_value(self, name: str, value: Any, step: int, context: Mapping[str, str]) -> None:
+        """Keep a value that d9d gives to trackers until its step is recorded.
 
         Args:
             name: Its name.
@@ -210,7 +210,7 @@ class D9dRecorder:
             if self.rec is not None:
                 self.rec.late(step + 1, self._values.pop(step))
 
-    def note_checkpoint(self) -> None:
+    def keep_place(self) -> None:
         """Keep the place in the log. d9d has no event for a checkpoint, but asks for the tracker's state."""
         if self.rec is not None:
             self.deliver()
@@ -228,7 +228,7 @@ class D9dRecorder:
         self.rec = self._guard.opened(self._store, state, {"rules": self._rules, **own})
         return self.rec
 
-    def _kept_state(self, step: int) -> dict[str, Any] | None:
+    def _kept_state(self, step: int) -> State | None:
         """Return the state that the checkpoint of a step keeps of its run."""
         path = (self._save_dir or Path()) / f"save-{step}" / _STATE
         try:
@@ -252,13 +252,13 @@ class D9dRecorder:
             self.rec.event(kind, step=_counting(ctx).current_step)
 
     @guarded
-    def _take_optimizer(self, ctx: Any) -> None:
+    def _keep_optimizer(self, ctx: Any) -> None:
         # One for each stage of the pipeline that is on this rank.
         self._optimizer = next(iter(getattr(ctx.optimizer, "_optimizers", [])), ctx.optimizer)
 
     @guarded
     def _begin_step(self, ctx: Any) -> None:
-        self._note_save()
+        self._record_save()
         if self.rec is None:
             self._open(_counting(ctx))
         self._enter("data_wait")
@@ -292,12 +292,12 @@ class D9dRecorder:
                 raise StopTraining(f"a rule ended the training after step {step + 1}")
 
     @guarded
-    def _take_loss(self, result: Any) -> None:
+    def _add_loss(self, result: Any) -> None:
         weight = result.loss_weight
         self._losses.append((result.loss.detach(), None if weight is None else weight.detach()))
 
     @guarded
-    def _samples(self) -> dict[str, Any]:
+    def _samples(self) -> Arguments:
         losses, self._losses = self._losses, []
         if not losses:
             return {}
@@ -316,7 +316,7 @@ class D9dRecorder:
         if self.rec is not None:
             self.rec.event("wake")
 
-    def _note_save(self) -> None:
+    def _record_save(self) -> None:
         """Record the checkpoint that d9d wrote after the last step."""
         if self._saved is not None and self.rec is not None:
             state, self._saved = self._saved, None
@@ -355,11 +355,11 @@ class _Tracker(d9d_tracker.BaseTracker):
     def from_config(cls, _: Any) -> Self:
         raise TypeError("made by D9dRecorder.tracker, not from a configuration")
 
-    def state_dict(self) -> dict[str, Any]:
-        self._recorder.note_checkpoint()
+    def state_dict(self) -> State:
+        self._recorder.keep_place()
         return dict(self._inner.state_dict())
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         self._inner.load_state_dict(state_dict)
 
 
@@ -373,7 +373,7 @@ class _TrackerRun(d9d_tracker.BaseTrackerRun):
 
     def write(self, point: Any, value: Any) -> None:
         if hasattr(value, "value"):
-            self._recorder.take(point.name, value.value, point.step, point.context)
+            self._recorder.add_value(point.name, value.value, point.step, point.context)
         self._inner.write(point, value)
 
     def set_step(self, step: int) -> None:
@@ -385,7 +385,7 @@ class _TrackerRun(d9d_tracker.BaseTrackerRun):
         self._inner.set_context(context)
 
     def scalar(self, name: str, value: float, context: dict[str, str] | None = None) -> None:
-        self._recorder.take(name, value, self._step, {**self._context, **(context or {})})
+        self._recorder.add_value(name, value, self._step, {**self._context, **(context or {})})
         self._inner.scalar(name, value, context)
 
     def bins(self, name: str, values: Any, context: dict[str, str] | None = None) -> None:

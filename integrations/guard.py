@@ -10,12 +10,15 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 
 logger = logging.getLogger("steptape")
+
+#: What a framework keeps in a checkpoint: values of any type by name.
+State: TypeAlias = dict[str, Any]
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..recorder.arguments import GROUPS
+from ..recorder.arguments import GROUPS, Arguments
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
 
@@ -51,13 +51,13 @@ def run_names(args: Any, state: Any) -> dict[str, str]:
     return {"name": state.trial_name or name, "group": name} if state.is_hyper_param_search else {"name": name}
 
 
-def run_config(args: Any, state: Any) -> dict[str, Any]:
+def run_config(args: Any, state: Any) -> Mapping[str, Any]:
     """Return the hyper-parameters, those of a trial included."""
     arguments = {name: value for name, value in args.to_sanitized_dict().items() if name not in _NOT_HYPERPARAMETERS}
     return {**arguments, **(state.trial_params or {})}
 
 
-def run_plan(args: Any, state: Any) -> dict[str, Any]:
+def run_plan(args: Any, state: Any) -> Arguments:
     """Return the planned length. That of an epoch is known only where epochs, and not steps, were asked for."""
     plan = {"total_steps": state.max_steps}
     epochs = state.num_train_epochs
@@ -89,7 +89,7 @@ def stopper(trainer: Any) -> str:
 
 def completions_of(
     trainer: Any, rewards: Any, _inputs: Any, _prompts: Any, completions: Sequence[Any], tokens: Sequence[Any]
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """Return what this rank generated, one entry per completion in each array. Numbers that are not finite are None.
 
     Args:
@@ -111,7 +111,7 @@ def completions_of(
     }
 
 
-def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of the callback that JSON can keep."""
     if isinstance(rules, Policy):
         rules = {"text": rules.text, "source": rules.source, "params": dict(rules.params)}
@@ -131,7 +131,7 @@ def exported_arguments(store: Any, rules: Any, kinds: Any, arguments: Mapping[st
     return kept
 
 
-def with_groups(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def with_groups(arguments: Mapping[str, Any]) -> Arguments:
     """Return arguments of ``Recorder`` whose groups are no longer mappings, as ``exported_arguments`` makes them."""
     return {
         name: GROUPS[name](**value) if name in GROUPS and isinstance(value, Mapping) else value

@@ -15,12 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from ..recorder.arguments import Ranks, completed
+from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.run_info import Plan
-from .guard import Guard, guarded
-from .steering import handle_skips, leave_out, steer_learning_rate
-from .torch import watch_steps
+from .guard import Guard, State, guarded
+from .torch import handle_skips, leave_out, steer_learning_rate, watch_steps
 
 try:
     import torch
@@ -66,12 +65,12 @@ class SteptapeCallback(Callback):
         self._store, self._grad_norm, self._arguments = store, grad_norm, arguments
         self.recorder: Recorder | None = None
         self.is_validating = False
-        self.config: dict[str, Any] = {}
-        self._state: dict[str, Any] = {}
+        self.config: dict[str, object] = {}
+        self._state: State = {}
         self._refused: set[str] = set()
         self._undo: list[Callable[[], object]] = []
         self._validation: tuple[Any, Any] | None = None
-        self._skipped: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._skipped: tuple[dict[str, object], dict[str, object]] | None = None
         self._leaves_out = False
         self._epochs: int | None = None
         self._guard = Guard(strict=bool(arguments.get("strict")))
@@ -88,18 +87,18 @@ class SteptapeCallback(Callback):
         if (rec := self.live) is not None:
             rec.declare(config=config)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the place in the log from which a ``fit`` from this checkpoint resumes."""
         if (rec := self.live) is None:
             return self._state
         return {**rec.state_dict(), **({"epochs": self._epochs} if self._epochs else {})}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Keep a checkpoint's state until training starts, which is later."""
         self._state = state_dict
 
     @guarded
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: State) -> None:
         """Train as many epochs as rules have set before the checkpoint."""
         self._epochs = checkpoint.get("callbacks", {}).get(self.state_key, {}).get("epochs")
         if self._epochs:
@@ -110,7 +109,7 @@ class SteptapeCallback(Callback):
         """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
         config = {**getattr(pl_module, "hparams", {}), **self.config}
         arguments = completed({"config": config, **self._arguments}, Plan, **self._plan_of(trainer, pl_module))
-        is_sharded = any(each.__name__ in _SHARDED for each in type(self._ask(trainer, "strategy")).__mro__)
+        is_sharded = any(each.__name__ in _SHARDED for each in type(self._property(trainer, "strategy")).__mro__)
         self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
         self._epochs = self._epochs if trainer.global_step else None
@@ -120,7 +119,7 @@ class SteptapeCallback(Callback):
         self._refused.clear()
         self._begin_update()
         self._watch(trainer, self.recorder)
-        self._take_operations(trainer, pl_module, self.recorder)
+        self._handle_operations(trainer, pl_module, self.recorder)
         self._steer(trainer, self.recorder)
 
     @guarded
@@ -129,7 +128,7 @@ class SteptapeCallback(Callback):
         if (rec := self.live) is not None:
             self._end_skipping()
             self._begin_update()
-            rec.epoch_begin(self._ask(trainer, "current_epoch"))
+            rec.epoch_begin(self._property(trainer, "current_epoch"))
 
     @guarded
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
@@ -170,11 +169,11 @@ class SteptapeCallback(Callback):
         if self._losses:
             values["loss"] = sum(self._losses) / len(self._losses)
         self._begin_update()
-        batches, epoch = self._number(trainer, "num_training_batches"), self._ask(trainer, "current_epoch")
+        batches, epoch = self._number(trainer, "num_training_batches"), self._property(trainer, "current_epoch")
         self._epoch = None if batches is None or epoch is None else epoch + (batch_idx + 1) / batches
         # Lightning counts the updates of each optimizer, if a module steps several by hand.
         step = self._updates if is_automatic else None
-        how: dict[str, Any] = {"applied": False} if is_left_out else {}  # Else the watch of a gradient scaler knows it.
+        how: Arguments = {"applied": False} if is_left_out else {}  # Else the watch of a gradient scaler knows it.
         rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps, **how)
         if self._steer(trainer, rec).should_log:
             rec.log(values)
@@ -207,7 +206,9 @@ class SteptapeCallback(Callback):
         """End the run as failed or interrupted."""
         if (rec := self.live) is not None:
             self._leave(trainer)
-            if self._ask(trainer, "received_sigterm"):  # Lightning's exception for it looks like a successful exit.
+            if self._property(
+                trainer, "received_sigterm"
+            ):  # Lightning's exception for it looks like a successful exit.
                 rec.close(status="interrupted", reason="SIGTERM")
             rec.fail(exception)
 
@@ -217,26 +218,26 @@ class SteptapeCallback(Callback):
         if (rec := self.live) is not None:
             self._leave(trainer)
             self._state = self.state_dict()
-            if self._ask(trainer, "should_stop") and not rec.control.should_stop:
-                callbacks = self._ask(trainer, "callbacks") or ()
+            if self._property(trainer, "should_stop") and not rec.control.should_stop:
+                callbacks = self._property(trainer, "callbacks") or ()
                 stopped = [type(each).__name__ for each in callbacks if getattr(each, "stopped_epoch", 0)]
                 rec.close(status="stopped", reason=", ".join(stopped) or "trainer.should_stop")
             rec.close()
 
     def _begin_update(self) -> None:
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, object] = {}
         self._losses: list[Any] = []
         self._newest_loss = None
         self._micro_steps, self._is_left_out = 0, False
 
-    def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+    def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, int | None]:
         """Return what the trainer knows of the length. A module that steps by hand has its own number of updates."""
         epochs = self._number(trainer, "max_epochs")
-        plan: dict[str, Any] = {"total_epochs": epochs}
+        plan = {"total_epochs": epochs}
         batches = self._number(trainer, "num_training_batches")
         if not pl_module.automatic_optimization or batches is None:
             return plan
-        for each in self._ask(trainer, "callbacks") or ():
+        for each in self._property(trainer, "callbacks") or ():
             # Lightning's own estimate leaves a GradientAccumulationScheduler out.
             if epochs is not None and (micro_steps := getattr(each, "get_accumulate_grad_batches", None)) is not None:
                 updates = [math.ceil(batches / micro_steps(epoch)) for epoch in range(epochs)]
@@ -249,7 +250,7 @@ class SteptapeCallback(Callback):
         plan["steps_per_epoch"] = divided_by and math.ceil(batches / divided_by)
         return plan
 
-    def _ask(self, trainer: Any, name: str) -> Any:
+    def _property(self, trainer: Any, name: str) -> Any:
         """Return a property of the trainer; None if it cannot say it."""
         try:
             return getattr(trainer, name)
@@ -259,7 +260,7 @@ class SteptapeCallback(Callback):
 
     def _number(self, trainer: Any, name: str) -> int | None:
         """Return a number of the trainer; None if it is unlimited, or if the trainer cannot say it."""
-        number = self._ask(trainer, name)
+        number = self._property(trainer, name)
         return int(number) if number and 0 < number < math.inf else None
 
     @guarded
@@ -270,7 +271,7 @@ class SteptapeCallback(Callback):
         @functools.wraps(save)
         def save_checkpoint(filepath: str | Path, *arguments: Any, **named: Any) -> None:
             save(filepath, *arguments, **named)
-            self._note_save(trainer, filepath)
+            self._record_save(trainer, filepath)
 
         trainer.save_checkpoint = save_checkpoint
         self._undo.append(functools.partial(setattr, trainer, "save_checkpoint", save))
@@ -278,7 +279,7 @@ class SteptapeCallback(Callback):
             self._undo.append(watch_steps(rec, *trainer.optimizers).close)
 
     @guarded
-    def _take_operations(self, trainer: Any, pl_module: Any, rec: Recorder) -> None:
+    def _handle_operations(self, trainer: Any, pl_module: Any, rec: Recorder) -> None:
         """Say which operations with arguments the trainer carries out: with one optimizer, those on its updates."""
         self._leaves_out = False
         if any(each.startswith("epochs.set") for each in rec.operations):
@@ -301,7 +302,7 @@ class SteptapeCallback(Callback):
             leave_out(optimizer)
             self._is_left_out = True
 
-    def _set_epochs(self, trainer: Any, request: Any) -> str | dict[str, Any]:
+    def _set_epochs(self, trainer: Any, request: Any) -> str | dict[str, int | None]:
         """Carry out ``epochs.set``. The schedule of the learning rate keeps its length."""
         epochs, loop = int(request.arguments["n"]), trainer.fit_loop
         if (steps := self._number(trainer, "max_steps")) is not None:
@@ -313,7 +314,7 @@ class SteptapeCallback(Callback):
         return {"epochs_before": before}
 
     @guarded
-    def _note_save(self, trainer: Any, filepath: str | Path) -> None:
+    def _record_save(self, trainer: Any, filepath: str | Path) -> None:
         if (rec := self.live) is not None:
             rec.save(filepath)
             self._stop_if_asked(trainer, rec, rec.agree())
@@ -412,7 +413,7 @@ class SteptapeLogger(Logger):
         self._callback, self._has_callback = SteptapeCallback(store, **arguments), False
         self._guard = Guard(strict=bool(arguments.get("strict")))
         self._alone: Recorder | None = None
-        self._state: dict[str, Any] = {}
+        self._state: State = {}
 
     def callback(self) -> SteptapeCallback:
         """Return the callback that shares the recorder."""

@@ -161,7 +161,7 @@ class TrainingProgress:
         self._reached |= new
         return bool(new)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint must keep."""
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         return {**kept, "_reached": sorted(self._reached)}

@@ -52,7 +52,7 @@ class StepRows:
         if step_kind not in ("log", "step_end"):
             raise ValueError(f"step_kind must be 'log' or 'step_end'; got {step_kind!r}")
         self.step = step
-        self.row: dict[str, Any] = {}
+        self.row: dict[str, float] = {}
         self._recorder = recorder
         self._step_kind = step_kind
         self._newest = step - 1

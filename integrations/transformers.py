@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..recorder.arguments import Ranks, completed
+from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, parse_policy
 from ..store.run_info import Plan
-from .guard import Guard
+from .guard import Guard, State
 from .hugging_face import (
     Tap,
     checkpoint_path,
@@ -32,7 +32,7 @@ from .hugging_face import (
     stopper,
     with_groups,
 )
-from .steering import handle_skips, leave_out, steer_learning_rate
+from .torch import handle_skips, leave_out, steer_learning_rate
 
 try:
     from transformers import TrainerCallback
@@ -187,9 +187,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             status, reason = self._end_status
             recorder.close(status=status, reason=reason)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return what a checkpoint keeps of this callback, for the trainer."""
-        attributes: dict[str, Any] = {"resume_state": None, "is_inside_epoch": self._is_inside_epoch}
+        attributes: dict[str, object] = {"resume_state": None, "is_inside_epoch": self._is_inside_epoch}
         with self._guard.trying("the checkpoint cannot be resumed from"):
             if self._recorder is not None:
                 attributes["resume_state"] = self._recorder.state_dict()
@@ -269,7 +269,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     @_hook(agrees=True)
     def on_step_end(self, args: Any, state: Any, **_: Any) -> None:
         values, self._has_epoch = self._values, True
-        at: dict[str, Any] = {"step": state.global_step, "epoch": state.epoch, "micro_step": self._micro_step}
+        at: Arguments = {"step": state.global_step, "epoch": state.epoch, "micro_step": self._micro_step}
         if not self._is_applied:
             at["applied"] = False
         self._begin_step()
@@ -324,9 +324,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _opened(self, args: Any, state: Any, resume: Mapping[str, Any] | None) -> Recorder:
         """Return the recorder of a training that begins now, a new one unless the caller gave one."""
-        config: dict[str, Any] = {}
-        plan: dict[str, Any] = {}
-        name: dict[str, str] = {}
+        config: Mapping[str, Any] = {}
+        plan: Arguments = {}
+        name: Mapping[str, str] = {}
         with self._guard.trying("the trainer's arguments cannot be read"):
             config, plan = run_config(args, state), run_plan(args, state)
             name = run_names(args, state)
@@ -351,7 +351,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
                 getattr(self._recorder, call)(*values, **named)
 
     def _begin_step(self) -> None:
-        self._values: dict[str, Any] = {}
+        self._values: Arguments = {}
         self._micro_step, self._scale, self._is_applied, self._is_left_out = 0, 1.0, True, False
 
     def _observe(self, kind: str, state: Any, values: Mapping[str, Any] | None = None) -> None:

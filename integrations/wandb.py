@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
-from ..recorder.arguments import MOVED_ARGUMENTS, Ranks, completed
+from ..recorder.arguments import MOVED_ARGUMENTS, Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
@@ -45,7 +45,7 @@ _PARAMETERS: Final = {*inspect.signature(Recorder.__init__).parameters, *MOVED_A
 #: The run that ``log`` and the other functions are about; None before ``init`` and after ``finish``.
 run: WandbRun | None = None
 
-_ERRORS: dict[str, Any] = {"Error": type("Error", (Exception,), {})}
+_ERRORS: dict[str, type[Exception]] = {"Error": type("Error", (Exception,), {})}
 _ERRORS |= {name: type(name, (_ERRORS["Error"],), {}) for name in ("AuthenticationError", "CommError", "UsageError")}
 
 #: What scripts name without calling it: the errors that they catch, which nothing here raises, and the like.
@@ -64,7 +64,7 @@ util: Final = SimpleNamespace(
 class _NamedValues(dict[str, Any]):
     """Values by key or attribute, as W&B's config and summary. Every change is passed on."""
 
-    def __init__(self, values: Mapping[str, Any], on_change: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, values: Mapping[str, Any], on_change: Callable[[Mapping[str, Any]], object]) -> None:
         super().__init__(values)
         self.__dict__["_on_change"] = on_change
 
@@ -117,7 +117,7 @@ class WandbRun:
         self.recorder, self.id, self.dir = recorder, recorder.run_id, str(recorder.folder.absolute())
         self.config = _NamedValues(config, self._declare)
         self.summary = _NamedValues({}, self._summarise)
-        self._summary: dict[str, Any] = {}
+        self._summary: dict[str, object] = {}
         self._rows, self._real = rows, real
         self._step_keys = [] if step_key is None else [step_key]
         self.__dict__.update(described)
@@ -237,12 +237,12 @@ class WandbRun:
             self.recorder.annotate("summary", values=self._summary)
             self._summary = {}
 
-    def _declare(self, changed: dict[str, Any]) -> None:
+    def _declare(self, changed: Mapping[str, Any]) -> None:
         self.recorder.declare(config=changed)
         if self._real is not None:
             self._real.config.update(changed, allow_val_change=True)
 
-    def _summarise(self, changed: dict[str, Any]) -> None:
+    def _summarise(self, changed: Mapping[str, Any]) -> None:
         self._summary.update(changed)
         if self._real is not None:
             self._real.summary.update(changed)
@@ -321,7 +321,7 @@ def init(
     warn_of_rules_without_events(recorder, own.get("rules"), step_kind)
     step = own["resume"][1] + 1 if "resume" in own else 0
     rows = StepRows(recorder, step_kind, step)
-    described: dict[str, Any] = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}
+    described: Arguments = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}
     described |= {"tags": tuple(tags or ()), "resumed": step > 0, "disabled": is_disabled}
     run = WandbRun(recorder, rows, _mapping_of(config), step_key, real, syncs_tensorboard=sync_tensorboard, **described)
     if notes:
@@ -391,7 +391,7 @@ def _mapping_of(values: Any) -> Mapping[str, Any]:
     return vars(values) if hasattr(values, "__dict__") else {}
 
 
-def _continued(store: Path, run_id: str | None, resume: bool | str | None, step: int | None) -> dict[str, Any]:
+def _continued(store: Path, run_id: str | None, resume: bool | str | None, step: int | None) -> Arguments:
     """Return the arguments that name a run's id, or that resume it: after its last step, unless another is given."""
     if run_id is None:
         return {}
