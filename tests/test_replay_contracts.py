@@ -25,7 +25,7 @@ from shipped_rules import RuleFiles
 
 from steptape import Policy, Recorder, open_run, verify
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import judge_run
+from steptape.replay.runs.judging import RunPapers, judge_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
 from steptape.replay.sweeps.firings import RunFirings, batches_of
@@ -493,9 +493,10 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     objective = declared_objective("eval_loss", "min")
     variants = variants_of(parse_policy(SWEPT), AXES)
     columns = RunFirings(stream_of_events(events, Plan()), lambda: event_stream(events))
-    judged = [judge_run(variant.policy(), "", "", "completed", events, Plan(), objective) for variant in variants]
+    papers, recorded = RunPapers(status="completed"), event_stream(events)
+    judged = [judge_stream(variant.policy(), papers, recorded, objective) for variant in variants]
 
-    swept = sweep_stream(batches_of(variants), event_stream(events), Plan(), objective, status="completed")
+    swept = sweep_stream(batches_of(variants), recorded, papers, objective)
     outcomes = swept.outcomes.of_each()
 
     assert len(variants) == 32

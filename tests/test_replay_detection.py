@@ -12,6 +12,7 @@ from steptape import TelemetryError, backtest, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
+from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.incidents import (
     Alarm,
     Incident,
@@ -21,11 +22,10 @@ from steptape.replay.runs.incidents import (
     read_labels,
     together,
 )
-from steptape.replay.runs.judging import BacktestSettings, judge_run
+from steptape.replay.runs.judging import BacktestSettings, RunPapers, judge_stream
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
 
 NOTES = """
 controllers:
@@ -110,7 +110,7 @@ def test_a_delay_is_measured_on_the_clock_of_the_whole_training(first_step: int,
     policy = parse_policy(NOTES.replace("loss > 2", "step == 4"))
     settings = BacktestSettings(labels=IncidentLabels({"run": [Incident(first_step, 4)]}))
 
-    found = judge_run(policy, "run", "run", "completed", events, Plan(), None, settings).detection
+    found = judge_stream(policy, RunPapers("run", "run", "completed"), event_stream(events), None, settings).detection
 
     assert found is not None
     assert found.delays_s == (delay_s,)

@@ -14,11 +14,10 @@ from typing import NamedTuple, Self
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ...store.run_info import read_run_info
 from ..policies.coverage import Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
-from ..runs.families import check_family_key, family_of
+from ..runs.families import check_family_key
 from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
 from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
@@ -77,9 +76,9 @@ def backtest(
             renamed, or lack the key of families. Or they are no runs, or the policy is none.
     """
     renaming = tuple((renames or {}).items())
-    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves))
+    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves), family)
     chosen = tuple(checked_runs("backtest", policy, runs))
-    request = Request(policy, chosen, settings, declared_objectives(objective), family, with_curves)
+    request = Request(policy, chosen, settings, declared_objectives(objective), with_curves)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
         report = _compared(request, baselines, with_coverage, readers)
     return replace(report, cost_per_hour=cost_per_hour)
@@ -94,7 +93,6 @@ class Request:
         runs: The runs.
         settings: The settings of the backtest.
         declared: The declared objectives, the preferred one first; empty to guess.
-        family: The key of families; None for the default.
         with_curves: Whether to keep curves of the runs.
     """
 
@@ -102,7 +100,6 @@ class Request:
     runs: tuple[Run, ...]
     settings: BacktestSettings = DEFAULT_SETTINGS
     declared: tuple[Objective, ...] = ()
-    family: str | None = None
     with_curves: bool = False
 
 
@@ -124,8 +121,9 @@ def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     declared = request.declared
     check_evaluated(declared, frozenset[str]().union(*(one.evaluated for one in judged)))
     results = [one.result for one in judged]
-    if request.family is not None:
-        check_family_key(request.family, [result.family for result in results], (run.info for run in judged_runs))
+    family = request.settings.family
+    if family is not None:
+        check_family_key(family, [result.family for result in results], (run.info for run in judged_runs))
     counts_for = repeated_by([one.series for one in judged], list(map(_knowledge, results)))
     for index, by in sorted(counts_for.items()):
         if results[index].detection is not None and results[by].detection is None:
@@ -217,25 +215,23 @@ class _Judge:
     policy: Policy
     settings: BacktestSettings
     declared: tuple[Objective, ...]
-    family: str | None
     with_curves: bool
 
     @classmethod
     def of(cls, request: Request) -> Self:
         """Return the function for the runs of a request."""
-        return cls(request.policy, request.settings, request.declared, request.family, request.with_curves)
+        return cls(request.policy, request.settings, request.declared, request.with_curves)
 
     def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
         try:
             facts = facts_of_run(
                 self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves
             )
-            if self.family is not None:
-                facts = replace(facts, family=family_of(read_run_info(run.folder), self.family))
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
         read_events = facts.identity.event_count
         if facts.is_empty:
-            return Excluded(facts.run_id, facts.name, "it recorded no step and no metric"), read_events
-        result = result_of(facts, facts.objective(self.declared), self.declared)
+            return Excluded(facts.papers.run_id, facts.papers.name, "it recorded no step and no metric"), read_events
+        objective = facts.papers.objective_among(facts.history.evaluations.keys(), self.declared)
+        result = result_of(facts, objective, self.declared)
         return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked), read_events

@@ -236,8 +236,8 @@ def diff_policies(
     chosen = tuple(checked_runs("diff_policies", old, runs))
     with RunPool(usable_processes([old, new], processes), on_progress) as readers:
         readers.expect(2 * len(chosen))
-        settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves))
-        request = Request(old, chosen, settings, declared_objectives(objective), family)
+        settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves), family=family)
+        request = Request(old, chosen, settings, declared_objectives(objective))
         before, _ = backtest_runs(request, readers)
         after, _ = backtest_runs(replace(request, policy=new), readers)
     return diff_backtests(before, after)

@@ -5,10 +5,9 @@ Facts are read from a run once, whatever the objective turns out to be.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -20,7 +19,6 @@ from ...rules.language.families import is_pattern, matches
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
-from ...store.events import Event
 from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
@@ -31,7 +29,6 @@ from .event_stream import (
     EventStream,
     Renames,
     RolledBack,
-    event_stream,
     read_lineage,
     renamed_at_import,
     renamed_columns,
@@ -44,7 +41,6 @@ from .metric_names import nearest_metric
 from .objective import Objective, Saves, drops_own_checkpoints, objective_among, objective_of_study
 from .replaying import Replay, Replayer, Validity, replay_stream
 from .results import (
-    UNKNOWN,
     Lead,
     Outlay,
     RunIdentity,
@@ -65,56 +61,116 @@ _BY_RULES: Final = "stopped by its own rules"
 
 
 @dataclass(frozen=True, slots=True)
+class RunPapers:
+    """What is known of a run apart from its events, for backtests and sweeps alike.
+
+    Attributes:
+        run_id, name, status: The run.
+        plan: What its newest attempt declared at its start.
+        is_end_stated: Whether the status says how it ended; False for an import whose log merely ends.
+        is_terminated: Whether a batch system ended it.
+        nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
+        family: The runs that it is not independent of.
+        step_unit: What its steps count.
+        of_study: The metric that its study optimises; None if its source names none.
+        restored_steps: Steps of the checkpoints from which an attempt resumed.
+        renamed_at_import: The metrics that its import was asked to rename.
+        how_stopped: How it was stopped, if it was.
+        log_digest: Digest of everything that it recorded, as kept at its end; empty if none was kept.
+    """
+
+    run_id: str = ""
+    name: str = ""
+    status: str = ""
+    plan: Plan = field(default_factory=Plan)
+    is_end_stated: bool = True
+    is_terminated: bool = False
+    nan_filtered: tuple[str, ...] = ()
+    family: Family = UNKNOWN_FAMILY
+    step_unit: str = UPDATES
+    of_study: Objective | None = None
+    restored_steps: frozenset[int] = frozenset()
+    renamed_at_import: Renames = ()
+    how_stopped: str = "stopped"
+    log_digest: str = ""
+
+    def objective_among(self, names: Set[str], declared: Sequence[Objective]) -> Objective | None:
+        """Return the metric that judges the run; None if none of its evaluations says how good it is.
+
+        Args:
+            names: The metrics that it evaluated.
+            declared: What the user declared, in order of preference.
+        """
+        return objective_among(names, declared, self.of_study)
+
+    def why_right_censored(self, steps: int, plan: Plan) -> str:
+        """Return why the run might have continued; see ``why_right_censored``."""
+        return why_right_censored(self.status, steps, plan, is_end_stated=self.is_end_stated, how=self.how_stopped)
+
+
+def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunPapers:
+    """Return what is known of a run apart from its events.
+
+    Args:
+        snapshot: The run.
+        renames: The metrics to rename.
+        family: The key of families; None for the default.
+    """
+    info = snapshot.info
+    study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
+    return RunPapers(
+        run_id=info.run_id,
+        name=info.name,
+        status=snapshot.status,
+        plan=info.last.plan,
+        is_end_stated=is_end_stated(info.source),
+        is_terminated=is_terminated(info.last),
+        nan_filtered=nan_filtered_in(snapshot, renames),
+        family=family_of(info, family),
+        step_unit=step_unit_of(info.source),
+        of_study=None if study is None else replace(study, metric=called.get(study.metric, study.metric)),
+        restored_steps=restored_steps(info.attempts),
+        renamed_at_import=renamed_at_import(info.source),
+        how_stopped=_how_stopped(info.last),
+        log_digest=snapshot.log_digest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayedRun:
     """The facts of a run and of a policy's replay of it that a result needs: no events, so that many fit into memory.
 
     Attributes:
-        run_id, name, status: The run.
-        plan: What it declared.
+        papers: What is known of the run apart from its events.
+        plan: What it declared, later declarations of its newest attempt included.
         history: What it recorded.
         replayed: What the policy decided, without what it decided after its run would have ended.
         rolled_back: What resumes undid.
         detection: How the alarms match the labelled incidents; None if the run has no labels.
         lists_lacked: What rules read of events besides numbers, and no event has: sample losses, vectors.
         is_empty: Whether it recorded no step and no metric.
-        restored_steps: Steps of the checkpoints from which an attempt of the run resumed.
         human: What a person did about the run, compared with the policy; None when no person acted.
         identity: The log, events and decisions that the facts rest on.
-        of_study: The metric that its study optimises; None if its source names none.
         lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
         series: Digests of the series by which another log of the same training is found.
-        family: The runs that it is not independent of.
         unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
         early_ends: For each controller the series that ends before half of the run, and its last step.
-        is_end_stated: Whether the status says how the run ended; False for an import whose log merely ends.
-        step_unit: What its steps count.
-        renamed_at_import: The metrics that its import was asked to rename.
-        how_stopped: How it was stopped, if it was.
     """
 
-    run_id: str
-    name: str
-    status: str
+    papers: RunPapers
     plan: Plan
     history: History
     replayed: Replay
-    rolled_back: RolledBack = NOTHING_ROLLED_BACK
-    detection: Detection | None = None
-    lists_lacked: tuple[str, ...] = ()
-    is_empty: bool = False
-    restored_steps: frozenset[int] = frozenset()
-    human: Lead | None = None
-    identity: RunIdentity = UNKNOWN
-    is_end_stated: bool = True
-    step_unit: str = UPDATES
-    renamed_at_import: Renames = ()
-    of_study: Objective | None = None
-    lacked: Mapping[str, str] = field(default_factory=dict)
-    series: frozenset[str] = frozenset()
-    family: Family = UNKNOWN_FAMILY
-    unable: tuple[str, ...] = ()
-    early_ends: tuple[tuple[str, int] | None, ...] = ()
-    how_stopped: str = "stopped"
+    rolled_back: RolledBack
+    detection: Detection | None
+    lists_lacked: tuple[str, ...]
+    is_empty: bool
+    human: Lead | None
+    identity: RunIdentity
+    lacked: Mapping[str, str]
+    series: frozenset[str]
+    unable: tuple[str, ...]
+    early_ends: tuple[tuple[str, int] | None, ...]
 
     @property
     def ends_with_own_stop(self) -> bool:
@@ -123,10 +179,6 @@ class ReplayedRun:
         if stop is None or ending is None:
             return False
         return stop.validity is Validity.OBSERVED and self.history.steps <= ending.step
-
-    def objective(self, declared: Sequence[Objective] = ()) -> Objective | None:
-        """Return the metric that judges the run; None if none of its evaluations says how good it is."""
-        return objective_among(self.history.evaluations.keys(), declared, self.of_study)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +191,7 @@ class BacktestSettings:
         tolerance_steps: Steps around an incident within which an alarm still counts as true.
         renames: The metrics to rename, as policies call them.
         saves: Whether the loop's own checkpoints remain.
+        family: The key of families; None for the default.
     """
 
     delay_steps: int = 0
@@ -146,6 +199,7 @@ class BacktestSettings:
     tolerance_steps: int = 0
     renames: Renames = ()
     saves: Saves = Saves.KEEP
+    family: str | None = None
 
 
 DEFAULT_SETTINGS = BacktestSettings()
@@ -196,104 +250,63 @@ def _facts_at(
     with_curves: bool,
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
-    events, rolled_back = read_lineage(
+    stream, rolled_back = read_lineage(
         snapshot,
         samples=any(policy.reads_samples for policy in policies),
         renames=settings.renames,
         ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
     )
-    stream = event_stream(events)
-    return [_facts_under(policy, snapshot, stream, rolled_back, settings, replayer, with_curves) for policy in policies]
+    papers, noted = papers_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
+    return [
+        _facts_of(
+            policy,
+            papers,
+            stream,
+            settings,
+            replayer,
+            rolled_back=rolled_back,
+            noted=noted,
+            lacked=lacked_metrics(policy, snapshot, settings.renames),
+            with_curves=with_curves,
+        )
+        for policy in policies
+    ]
 
 
-def _facts_under(
+def _facts_of(
     policy: Policy,
-    snapshot: Snapshot,
+    papers: RunPapers,
     stream: EventStream,
-    rolled_back: RolledBack,
     settings: BacktestSettings,
     replayer: Replayer,
+    *,
+    rolled_back: RolledBack,
+    noted: Sequence[Incident],
+    lacked: Mapping[str, str],
     with_curves: bool,
 ) -> ReplayedRun:
-    """Return the facts of one snapshot of a run, whose stream is read already."""
-    info = snapshot.info
-    noted = incidents_noted(snapshot.folder)
-    facts = facts_of(
-        policy,
-        info.run_id,
-        info.name,
-        snapshot.status,
-        stream,
-        info.last.plan,
-        settings,
-        noted,
-        nan_filtered=nan_filtered_in(snapshot, settings.renames),
-        end_stated=is_end_stated(info.source),
-        terminated=is_terminated(info.last),
-        replayer=replayer,
-        with_curves=with_curves,
-    )
-    identity = dataclasses.replace(facts.identity, log_digest=snapshot.log_digest)
-    return dataclasses.replace(
-        facts,
-        rolled_back=rolled_back,
-        identity=identity,
-        restored_steps=restored_steps(info.attempts),
-        family=family_of(info),
-        step_unit=step_unit_of(info.source),
-        renamed_at_import=renamed_at_import(info.source),
-        of_study=study_of(snapshot, settings.renames),
-        lacked=lacked_metrics(policy, snapshot, settings.renames),
-        how_stopped=_how_stopped(info.last),
-    )
-
-
-def study_of(snapshot: Snapshot, renames: Renames) -> Objective | None:
-    """Return the metric that the run's study optimises, under its new name; None if its source names none."""
-    found = objective_of_study(snapshot.info.source)
-    called = renames_in(snapshot.columns.by_metric, renames)
-    return None if found is None else dataclasses.replace(found, metric=called.get(found.metric, found.metric))
-
-
-def facts_of(
-    policy: Policy,
-    run_id: str,
-    name: str,
-    status: str,
-    events: Sequence[Event] | EventStream,
-    plan: Plan,
-    settings: BacktestSettings = DEFAULT_SETTINGS,
-    noted: Sequence[Incident] = (),
-    *,
-    nan_filtered: Collection[str] = (),
-    end_stated: bool = True,
-    terminated: bool = False,
-    replayer: Replayer = replay_stream,
-    with_curves: bool = True,
-) -> ReplayedRun:
     """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
-    stream = event_stream(events)
-    replayed = replayer(policy, stream, plan, delay_steps=settings.delay_steps, saves=settings.saves)
+    replayed = replayer(policy, stream, papers.plan, delay_steps=settings.delay_steps, saves=settings.saves)
     history = history_of(stream, with_curves=with_curves)
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
-    appearances = StreamAppearances(stream, plan, nan_filtered)
-    labelled = annotated or None if settings.labels is None else settings.labels.of(run_id, name)
+    appearances = StreamAppearances(stream, papers.plan, papers.nan_filtered)
+    labelled = annotated or None if settings.labels is None else settings.labels.of(papers.run_id, papers.name)
+    is_by_hand = papers.is_end_stated and not papers.is_terminated
     return ReplayedRun(
-        run_id=run_id,
-        name=name,
-        status=status,
+        papers=papers,
         plan=appearances.plan,
         history=history,
-        replayed=dataclasses.replace(replayed, outcomes=replayed.reached),
+        replayed=replace(replayed, outcomes=replayed.reached),
+        rolled_back=rolled_back,
         detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
         lists_lacked=_lists_lacked(policy, stream),
         is_empty=not len(stream.rows("step_end")) and not any(event.metrics for event in stream.facts),
-        human=lead_over(stream, history, status if end_stated and not terminated else "", replayed),
-        identity=identity_of(stream, replayed),
+        human=lead_over(stream, history, papers.status if is_by_hand else "", replayed),
+        identity=identity_of(stream, replayed, papers.log_digest),
+        lacked=lacked,
         series=stream_digests(stream, digested(stream.facts.metrics)),
         unable=could_not_fire(policy, appearances, {judged.outcome.controller for judged in replayed.decisions}),
         early_ends=early_ends(policy, appearances, history.steps),
-        is_end_stated=end_stated,
     )
 
 
@@ -307,22 +320,24 @@ def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
     return tuple(lacked)
 
 
-def judge_run(
+def judge_stream(
     policy: Policy,
-    run_id: str,
-    name: str,
-    status: str,
-    events: Sequence[Event] | EventStream,
-    plan: Plan,
+    papers: RunPapers,
+    stream: EventStream,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
-    nan_filtered: Collection[str] = (),
-    *,
-    end_stated: bool = True,
 ) -> RunResult:
-    """Return a policy's outcome on one stream of the deciding rank's events."""
-    facts = facts_of(
-        policy, run_id, name, status, events, plan, settings, nan_filtered=nan_filtered, end_stated=end_stated
+    """Return a policy's outcome on one stream of the deciding rank's events, decided by the event engine."""
+    facts = _facts_of(
+        policy,
+        papers,
+        stream,
+        settings,
+        replay_stream,
+        rolled_back=NOTHING_ROLLED_BACK,
+        noted=(),
+        lacked={},
+        with_curves=False,
     )
     return result_of(facts, objective)
 
@@ -335,14 +350,14 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         objective: The objective; None if none of the run's evaluations says how good it is.
         declared: What the user declared, to say why there is none.
     """
-    replayed, history = facts.replayed, facts.history
-    scorer = RunScorer(history, objective, facts.restored_steps)
+    papers, replayed, history = facts.papers, facts.replayed, facts.history
+    scorer = RunScorer(history, objective, papers.restored_steps)
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
     return RunResult(
-        run_id=facts.run_id,
-        name=facts.name,
-        status=facts.status,
+        run_id=papers.run_id,
+        name=papers.name,
+        status=papers.status,
         recorded=scorer.recorded,
         predicted=_predicted(facts, scorer) if replayed.is_point else None,
         certain=None if horizon is None else scorer.up_to(horizon),
@@ -363,13 +378,13 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         human=facts.human,
         identity=facts.identity,
         objective=objective,
-        family=facts.family,
+        family=papers.family,
         could_not_fire=why_policy_could_not_fire(replayed.policy, facts.unable),
         unable=facts.unable,
         early_ends=facts.early_ends,
         log_interval_steps=replayed.step_interval,
-        step_unit=facts.step_unit,
-        renamed_at_import=facts.renamed_at_import,
+        step_unit=papers.step_unit,
+        renamed_at_import=papers.renamed_at_import,
     )
 
 
@@ -406,11 +421,11 @@ def _detection(
 
 
 def _right_censored(facts: ReplayedRun) -> str:
-    status, how = facts.status, facts.how_stopped
-    if facts.ends_with_own_stop and status in ("completed", "stopped"):
+    papers = facts.papers
+    if facts.ends_with_own_stop and papers.status in ("completed", "stopped"):
         # A program that ends itself when a rule asks for the stop is recorded as completed.
-        status, how = "stopped", _BY_RULES
-    return why_right_censored(status, facts.history.steps, facts.plan, is_end_stated=facts.is_end_stated, how=how)
+        papers = replace(papers, status="stopped", how_stopped=_BY_RULES)
+    return papers.why_right_censored(facts.history.steps, facts.plan)
 
 
 def _how_stopped(attempt: Attempt) -> str:

@@ -527,11 +527,12 @@ def _can_stop(replayed: Replay) -> bool:
     return any(replayed.policy.effects(name) is Effect.STOP for each in acting for name in each.operations)
 
 
-def identity_of(stream: EventStream, replayed: Replay) -> RunIdentity:
-    """Return the identity of a stream and its replay; the caller adds the log digest."""
+def identity_of(stream: EventStream, replayed: Replay, log_digest: str) -> RunIdentity:
+    """Return the identity of a stream and its replay."""
     last = None if replayed.ending is None else replayed.ending.event_index
     reached = (one.outcome for one in replayed.outcomes if last is None or one.event_index <= last)
     return RunIdentity(
+        log_digest=log_digest,
         seq_ranges=tuple(seq_ranges(stream)),
         decision_digest=decision_digest(reached),
         event_count=replayed.event_count,

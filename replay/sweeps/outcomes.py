@@ -8,7 +8,7 @@ millisecond of its 16; arrays over all variants, which this replaced, took as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final
@@ -21,17 +21,16 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Appearances
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN
-from ...store.run_info import Plan
 from ..columns.gates import kinds_fed
 from ..columns.stream import Floats, Ints, Stream, Truths
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.families import Family
 from ..runs.history import UPDATES, Knowledge, history_of
-from ..runs.judging import BacktestSettings, judge_run
+from ..runs.judging import BacktestSettings, RunPapers, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import Ending, ending_after, is_shown
-from ..runs.results import Prediction, RunResult, RunScorer, why_right_censored
+from ..runs.results import Prediction, RunResult, RunScorer
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
 from .variants import Structure, metrics_read
 
@@ -228,27 +227,21 @@ class SweptStream:
 def sweep_stream(
     batches: Sequence[VariantBatch],
     stream: EventStream,
-    plan: Plan,
+    papers: RunPapers,
     objective: Objective | None,
-    status: str = "",
     *,
     events: Callable[[], EventStream] | None = None,
-    nan_filtered: Collection[str] = (),
     saves: Saves = Saves.KEEP,
-    end_stated: bool = True,
 ) -> SweptStream:
     """Return the outcomes of each variant on one run.
 
     Args:
         batches: The variants of one policy, from ``batches_of``.
         stream: The run, with all metrics that the variants read.
-        plan: What the run declared.
+        papers: What is known of the run apart from its events.
         objective: The objective.
-        status: The run's status.
         events: Reads the run with all that the event engine may read; if None, the stream has it.
-        nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
         saves: Whether the loop's own checkpoints remain.
-        end_stated: Whether the status says how the run ended.
     """
     variants = [variant for batch in batches for variant in batch.variants]
     structures = [*{id(variant.structure): variant.structure for variant in variants}.values()]
@@ -259,22 +252,17 @@ def sweep_stream(
     reason = _reason_for_engine(stream, structures)
     if reason:
         whole, settings = read(), BacktestSettings(saves=saves)
-        results = [
-            judge_run(
-                each.policy(), "", "", status, whole, plan, objective, settings, nan_filtered, end_stated=end_stated
-            )
-            for each in variants
-        ]
+        results = [judge_stream(variant.policy(), papers, whole, objective, settings) for variant in variants]
         return SweptStream(VariantOutcomes(_codes(range(len(results))), outcomes_of_results(results)), reason)
-    columns = Stream(stream, plan, metrics_read(variants))
-    swept, places = RunFirings(columns, read), StreamAppearances(stream, plan, nan_filtered)
+    columns = Stream(stream, papers.plan, metrics_read(variants))
+    swept, places = RunFirings(columns, read), StreamAppearances(stream, papers.plan, papers.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
-        places = StreamAppearances(swept.events, plan, nan_filtered)
+        places = StreamAppearances(swept.events, papers.plan, papers.nan_filtered)
     asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
     scores = _Scores(
         columns,
         objective,
-        is_right_censored=bool(why_right_censored(status, stream.last_step, plan, is_end_stated=end_stated)),
+        is_right_censored=bool(papers.why_right_censored(stream.last_step, papers.plan)),
         drops_own=saves is Saves.REPLACE and asks,
     )
     parts = [scores.rows_of(batch, swept.firings_of_all(batch), _able(batch, places)) for batch in batches]

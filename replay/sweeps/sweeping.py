@@ -22,11 +22,10 @@ from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..columns.stream import Floats
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
-from ..runs.appearances import nan_filtered_in
 from ..runs.event_stream import EventStream, Renames, check_recorded, read_lineage, read_metrics, renamed_columns
-from ..runs.families import check_family_key, configuration_of, family_of
-from ..runs.history import Knowledge, digested, repeated_by, repeats, step_unit_of, stream_digests
-from ..runs.judging import study_of
+from ..runs.families import check_family_key, configuration_of
+from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
+from ..runs.judging import papers_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
@@ -35,10 +34,9 @@ from ..runs.objective import (
     best_value,
     check_evaluated,
     declared_objectives,
-    objective_among,
     shared_objective,
 )
-from ..runs.results import Excluded, is_end_stated
+from ..runs.results import Excluded
 from .firings import batches_of
 from .outcomes import Outcomes, SweptRun, sweep_stream
 from .totals import RunFold, Winner, pareto_front, stopped_counts
@@ -283,48 +281,41 @@ class RunSweeper:
 
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
-        info = snapshot.info
-        study = study_of(snapshot, self._renames)
-        judging, compared = self._could_judge(snapshot, study), digested(renamed_columns(snapshot, self._renames))
+        papers = papers_of(snapshot, self._renames, self._family)
+        judging, compared = (
+            self._could_judge(snapshot, papers.of_study),
+            digested(renamed_columns(snapshot, self._renames)),
+        )
         stream = read_metrics(snapshot, self._metrics.union(judging, compared), self._renames)
         if not _is_judged(snapshot, stream):
-            return Excluded(info.run_id, info.name, "it recorded no step and no metric")
+            return Excluded(papers.run_id, papers.name, "it recorded no step and no metric")
 
         def events() -> EventStream:
             return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames, ranks=self._ranks)[0]
 
         evaluated = frozenset(name for name in judging if len(stream.values_at("evaluate", name).rows))
-        objective = objective_among(evaluated, self._declared, study)
-        swept = sweep_stream(
-            self._batches,
-            stream,
-            info.last.plan,
-            objective,
-            snapshot.status,
-            events=events,
-            nan_filtered=nan_filtered_in(snapshot, self._renames),
-            saves=self._saves,
-            end_stated=is_end_stated(info.source),
-        )
+        objective = papers.objective_among(evaluated, self._declared)
+        swept = sweep_stream(self._batches, stream, papers, objective, events=events, saves=self._saves)
         evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
+        info, rows = snapshot.info, swept.outcomes.rows
         return SweptRun(
-            info.run_id,
-            info.name,
-            stream.last_step,
-            swept.outcomes,
-            family_of(info, self._family),
-            stream_digests(stream, compared),
-            _knowledge(stream, len(evaluations), snapshot.log_digest),
-            objective,
-            evaluated,
-            swept.engine_reason,
-            step_unit_of(info.source),
-            math.nan if objective is None else best_value(evaluations, objective),
-            info.attempts[0].started_ns,
-            _ended_ns(info, stream),
-            configuration_of(info),
-            bool(swept.outcomes.rows.has_few_evaluations.all()),
-            bool(swept.outcomes.rows.could_fire.any()),
+            run_id=papers.run_id,
+            name=papers.name,
+            steps=stream.last_step,
+            kept=swept.outcomes,
+            family=papers.family,
+            series=stream_digests(stream, compared),
+            knowledge=_knowledge(stream, len(evaluations), papers.log_digest),
+            objective=objective,
+            evaluated=evaluated,
+            engine_reason=swept.engine_reason,
+            step_unit=papers.step_unit,
+            best=math.nan if objective is None else best_value(evaluations, objective),
+            started_ns=info.attempts[0].started_ns,
+            ended_ns=_ended_ns(info, stream),
+            configuration=configuration_of(info),
+            has_few_evaluations=bool(rows.has_few_evaluations.all()),
+            could_fire=bool(rows.could_fire.any()),
         )
 
     def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
