@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import public_curves
 
-from steptape.replay.comparing.evidence import ODDS, paired_e_value, rank_e_value
+from steptape.replay.comparing.comparing import ODDS, paired_e_value, rank_e_value
 
 Floats = npt.NDArray[np.float64]
 Truths = npt.NDArray[np.bool_]

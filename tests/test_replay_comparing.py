@@ -16,9 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Recorder, open_store
-from steptape.replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect, compare
-from steptape.replay.comparing.evidence import lower_end, more_runs_needed, paired_e_value, rank_e_value
-from steptape.replay.comparing.readings import Axis, Standing
+from steptape.replay.comparing.comparing import compare, lower_end, more_runs_needed, paired_e_value, rank_e_value
+from steptape.replay.comparing.group_comparison import (
+    Axis,
+    ComparisonSettings,
+    GroupComparison,
+    KeepVerdict,
+    MinEffect,
+    Standing,
+    comparison_json,
+)
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.store.errors import TelemetryError
@@ -317,7 +324,7 @@ def test_a_diverged_run_is_lost(tmp_path: Path) -> None:
 
     assert found.candidate.count(Standing.LOST) == 5
     assert found.verdict is KeepVerdict.DISCARD
-    assert found.to_json()["effect"]["estimate"] is None
+    assert comparison_json(found)["effect"]["estimate"] is None
 
 
 def test_a_live_run_counts_once_it_has_passed_the_point(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shipped_rules import shipped
 
 from steptape import Recorder, open_run
-from steptape.replay.health.health import GroupHealth, HealthSummary, group_of, health_of
-from steptape.replay.health.health_state import HealthState
+from steptape.replay.health.health import group_of, health_of
+from steptape.replay.health.health_summary import GroupHealth, HealthState, HealthSummary, health_json
 from steptape.rules.metric_catalogue import CATALOGUE
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.store.errors import TelemetryError
@@ -67,6 +68,11 @@ def group(found: HealthSummary, name: str) -> GroupHealth:
     return next(each for each in found.groups if each.name == name)
 
 
+def json_of(found: HealthSummary, name: str) -> dict[str, Any]:
+    """Return the group of this name as JSON."""
+    return next(each for each in health_json(found)["groups"] if each["group"] == name)
+
+
 def norms(*values: float) -> list[dict[str, float]]:
     """Return updates with these gradient norms."""
     return [{"Gradients/norm": value} for value in values]
@@ -77,10 +83,10 @@ def test_a_rule_that_is_true_at_the_end_fires_now(tmp_path: Path) -> None:
     found = health(tmp_path, *norms(1, 20, 1, 30, 40))
 
     gradients = group(found, "gradients")
-    (rule,) = gradients.rules
     assert (found.state, gradients.state) == (HealthState.CRITICAL, HealthState.CRITICAL)
     assert gradients.sentence == "The norm is 30 (norm_high since step 4, 2 alarms in all)"
-    document = rule.to_json()["newest"]
+    (rule,) = json_of(found, "gradients")["rules"]
+    document = rule["newest"]
     assert document["values"] == {'series("Gradients/norm")': 30.0}
     assert document["bounds"] == {"high": 10}
     assert (document["step"], document["cleared_step"]) == (4, None)
@@ -211,7 +217,7 @@ def test_fine_says_over_how_many_values(tmp_path: Path) -> None:
 
     assert group(found, "gradients").sentence == "1 rule fine on 5 values of 300 steps"
     assert found.sentence == "fine on 5 to 300 values of 300 steps, 2 of 4 groups not evaluable"
-    assert [rule.to_json()["values"] for rule in group(found, "gradients").rules] == [5]
+    assert [rule["values"] for rule in json_of(found, "gradients")["rules"]] == [5]
 
 
 def test_a_rule_of_severity_info_is_fine_and_says_that_it_fires(tmp_path: Path) -> None:
@@ -235,7 +241,7 @@ def test_diagnoses_are_apart_from_the_groups(tmp_path: Path) -> None:
     found = health(tmp_path, *norms(1, 30))
 
     assert [rule.sentence for rule in found.diagnoses] == ["a cause and an action (diagnosis_norm since step 2)"]
-    assert "diagnosis" not in str([each.to_json() for each in found.groups])
+    assert "diagnosis" not in str(health_json(found)["groups"])
 
 
 def test_a_rule_that_fails_is_not_evaluable(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from ...replay.health.health_state import HealthState
+from ...replay.health.health_summary import HealthState
 from ...store.events import JsonObject
 from ..access import RequestedRun, RunAccess, policy_named
 from ..models import Model

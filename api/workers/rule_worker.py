@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...replay.health.health import health_of
+from ...replay.health.health_summary import health_json
 from ...replay.policies.findings_on_runs import compared_with
 from ...replay.sweeps.variants import MAX_VARIANTS
 from ...rules.checks.findings import Finding, findings_of
@@ -78,7 +79,7 @@ def test(trial: ScenarioTrial) -> dict[str, object]:
 
 def health(trial: HealthTrial) -> object:
     """Return the health of a run."""
-    return health_of(Run(Path(trial.folder)), load_policy(trial.policy)).to_json()
+    return health_json(health_of(Run(Path(trial.folder)), load_policy(trial.policy)))
 
 
 def check_job(trial: JobTrial) -> None:

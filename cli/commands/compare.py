@@ -6,10 +6,19 @@ from typing import Final
 
 import typer
 
-from ...replay.comparing.comparing import ComparisonSettings, GroupComparison, KeepVerdict, MinEffect
 from ...replay.comparing.comparing import compare as compare_groups
-from ...replay.comparing.readings import Axis
-from ...replay.comparing.sentences import HEADINGS, explanations, group_rows, verdict_sentence
+from ...replay.comparing.group_comparison import (
+    HEADINGS,
+    Axis,
+    ComparisonSettings,
+    GroupComparison,
+    KeepVerdict,
+    MinEffect,
+    comparison_json,
+    explanations,
+    group_rows,
+    verdict_sentence,
+)
 from ..arguments import CompareArguments
 from ..lookup import open_store_named
 from ..output import print_json, print_table, say
@@ -39,7 +48,7 @@ def compare(asked: CompareArguments) -> None:
     )
     found = compare_groups(open_store_named(asked.store), asked.baseline, asked.candidate, settings)
     if asked.as_json:
-        print_json(found.to_json())
+        print_json(comparison_json(found))
     else:
         _print(found)
     raise typer.Exit(_STATUS[found.verdict])

@@ -6,8 +6,8 @@ import shlex
 
 import typer
 
-from ...replay.health.health import HealthSummary, health_of
-from ...replay.health.health_state import HealthState
+from ...replay.health.health import health_of
+from ...replay.health.health_summary import HealthState, HealthSummary, health_json
 from ..arguments import HealthArguments
 from ..lookup import run_named
 from ..output import print_json, print_table, say
@@ -24,7 +24,7 @@ def health(asked: HealthArguments) -> None:
         tuple(renames_of(asked.renames).items()),
     )
     if asked.as_json:
-        print_json(found.to_json())
+        print_json(health_json(found))
     else:
         _print(found)
     unknown = NO_ANSWER if found.state is HealthState.NOT_EVALUABLE else 0

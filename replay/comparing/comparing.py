@@ -1,19 +1,23 @@
 """Compares a candidate group of runs with a baseline group, and says whether to keep or discard the candidate.
 
-Takes a store and two texts that name groups, returns a ``GroupComparison``: values, effect, e-values and a verdict.
+Takes a store and two texts that name groups, returns a ``GroupComparison``: values, effect, e-values and a verdict. It
+assumes no distribution and no variance.
+
+An e-value is the factor by which a fair bet against the null hypothesis has multiplied its stake. If the candidate is
+no better, the bet reaches 1/alpha at any of arbitrarily many looks with a probability of at most alpha (Ville, 1939).
+Both e-values depend on the runs alone, not on the looks. Neither can fall when a value of the candidate improves, so
+both hold for every candidate that is no better, not only for one that equals the baseline.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
@@ -23,237 +27,38 @@ from ...store.store import Store
 from ..runs.event_stream import Renames, renamed_columns
 from ..runs.metric_names import Mode
 from ..runs.objective import NEAR_ZERO, Objective, objective_among, objective_of_study, shared_objective
-from .evidence import Floats, lower_end, more_runs_needed, paired_e_value, rank_e_value
-from .groups import Selector, members, seed_of, selector_of, tries_before
-from .readings import FINISHED, Axis, MetricCourse, Standing, evaluated_metrics, read_course
+from .group_comparison import (
+    Axis,
+    ComparisonSettings,
+    EffectSize,
+    Group,
+    GroupComparison,
+    GroupMember,
+    KeepVerdict,
+    MinEffect,
+    Standing,
+)
+from .groups import (
+    FINISHED,
+    Floats,
+    MetricCourse,
+    evaluated_metrics,
+    members,
+    read_course,
+    seed_of,
+    selector_of,
+    tries_before,
+)
 
-ALPHA: Final = 0.05
+#: Odds with which the bet on ranks expects a run of the candidate to be the better one. Moderate odds find small
+#: effects with many runs, high odds large effects with few. At 20, both find 1.5 standard deviations with 10 runs a
+#: group in 63 % of draws, and 0.7 with 30 runs in 28 %; odds of 8 alone in 65 % and 10 %.
+ODDS: Final = (4.0, 16.0)
 
+_LARGEST_LOG: Final = 700.0
 
-class KeepVerdict(StrEnum):
-    """The decision about the candidate.
-
-    Attributes:
-        KEEP: It is proven better than the baseline.
-        DISCARD: It is proven not to be, or has had all the runs that it may have.
-        NOT_YET: Neither is proven; more runs may tell.
-    """
-
-    KEEP = "keep"
-    DISCARD = "discard"
-    NOT_YET = "not yet"
-
-
-@dataclass(frozen=True, slots=True)
-class MinEffect:
-    """By how much the candidate must be better to be worth keeping.
-
-    Attributes:
-        absolute: In units of the metric.
-        relative: As a share of each baseline value's magnitude.
-    """
-
-    absolute: float = 0.0
-    relative: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{100 * self.relative:.6g}%" if self.relative else f"{self.absolute:.6g}"
-
-    def __bool__(self) -> bool:
-        return bool(self.absolute or self.relative)
-
-    def raised(self, baseline: Floats) -> Floats:
-        """Return baseline values, higher ones better, improved by this effect."""
-        raised: Floats = baseline + self.absolute + self.relative * np.abs(baseline)
-        return raised
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonSettings:
-    """ComparisonSettings of a comparison. Change none of them after a look at the values.
-
-    Attributes:
-        objectives: The metrics that judge runs, in order of preference; guessed if empty.
-        renames: The metrics to rename.
-        axis: What runs have in common where they are compared.
-        point: Where on the axis; None for the last position that every finished run evaluated.
-        alpha: Largest probability of keeping a candidate that is no better, over all tries and looks.
-        at_most_tries: Number of tries that will ever be made against the baseline; None if unknown.
-        at_most_runs: Runs of the candidate after which it is discarded unless it is kept, those without a partner
-            included; None for no limit.
-        min_effect: By how much the candidate must be better.
-        paired: Whether runs of one seed are paired; None to pair if one group has all seeds of the other.
-        seed_key: The key of the configuration that holds the seed.
-    """
-
-    objectives: tuple[Objective, ...] = ()
-    renames: Renames = ()
-    axis: Axis = Axis.STEP
-    point: float | None = None
-    alpha: float = ALPHA
-    at_most_tries: int | None = None
-    at_most_runs: int | None = None
-    min_effect: MinEffect = field(default_factory=MinEffect)
-    paired: bool | None = None
-    seed_key: str | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1:
-            raise TelemetryError("alpha is a probability between 0 and 1", got=self.alpha)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A run of a group.
-
-    Attributes:
-        run_id, name, status: The run.
-        seed: Its seed; None if its configuration names none.
-        state: What it contributes.
-        value: Its value at the point; NaN unless it counts.
-    """
-
-    run_id: str
-    name: str
-    status: str
-    seed: str | None
-    state: Standing
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One side of a comparison.
-
-    Attributes:
-        selector: What its runs have in common.
-        members: The runs, the oldest first.
-    """
-
-    selector: Selector
-    members: tuple[GroupMember, ...]
-
-    def values(self) -> list[float]:
-        """Return the values that count."""
-        return [member.value for member in self.members if member.state is Standing.COUNTED]
-
-    @property
-    def median(self) -> float | None:
-        """The median of the values; None without any."""
-        values = self.values()
-        return statistics.median(values) if values else None
-
-    def count(self, state: Standing) -> int:
-        """Return the number of runs in a state."""
-        return sum(member.state is state for member in self.members)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        runs = [{**dataclasses.asdict(member), "state": str(member.state)} for member in self.members]
-        return {"group": str(self.selector), "median": self.median, "runs": runs}
-
-
-@dataclass(frozen=True, slots=True)
-class EffectSize:
-    """How much better the candidate is, in units of the metric; positive is better whatever the metric's direction.
-
-    Attributes:
-        estimate: Median of the differences between paired runs, or between all runs of both groups.
-        low, high: Interval that holds the true shift at all looks with a probability of at least 1 - alpha.
-        scale: Magnitude of the baseline's median, to divide by; None where that is too near zero.
-    """
-
-    estimate: float
-    low: float
-    high: float
-    scale: float | None
-
-    def relative(self, value: float) -> float | None:
-        """Return one of these as a share of the baseline's median."""
-        return None if self.scale is None else value / self.scale
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it: ends without a bound are null."""
-        ends = {"estimate": self.estimate, "low": self.low, "high": self.high}
-        known = {name: value if math.isfinite(value) else None for name, value in ends.items()}
-        shares = {f"{name}_relative": None if v is None else self.relative(v) for name, v in known.items()}
-        return {**known, **shares}
-
-
-@dataclass(frozen=True, slots=True)
-class GroupComparison:
-    """A candidate beside a baseline.
-
-    Attributes:
-        baseline, candidate: The groups.
-        objective: The metric that judges both.
-        settings: The settings.
-        point: Where on the axis the runs were compared; None if no run has ended yet.
-        point_set_by: The run whose end sets the point; None if the settings do.
-        pairs: Baseline and candidate of each pair, as values where higher is better; None if not paired.
-        effect: How much better the candidate is; None without a value on both sides.
-        e_better: E-value against "the candidate is not better by the least effect".
-        e_worse: E-value against "the candidate is better by the least effect".
-        number: Which try against the baseline this is, from 1.
-        needed: What ``e_better`` must reach.
-        more_runs: Fewest additional runs of the candidate that could reach it; None if too many.
-        verdict: What to do.
-    """
-
-    baseline: Group
-    candidate: Group
-    objective: Objective
-    settings: ComparisonSettings
-    point: float | None
-    point_set_by: str | None
-    pairs: tuple[tuple[float, float], ...] | None
-    effect: EffectSize | None
-    e_better: float
-    e_worse: float
-    number: int
-    needed: float
-    more_runs: int | None
-    verdict: KeepVerdict
-
-    @property
-    def without_partner(self) -> int:
-        """Runs of the candidate that count and have no pair; 0 if runs are not paired."""
-        return 0 if self.pairs is None else self.candidate_runs - len(self.pairs)
-
-    @property
-    def candidate_runs(self) -> int:
-        """Runs of the candidate that count, with those that were lost."""
-        return len(self.candidate.members) - self.candidate.count(Standing.WAITING)
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the candidate has had all the runs that it may have."""
-        limit = self.settings.at_most_runs
-        return limit is not None and self.candidate_runs >= limit
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        settings = self.settings
-        return {
-            "verdict": str(self.verdict),
-            "baseline": self.baseline.to_json(),
-            "candidate": self.candidate.to_json(),
-            "objective": self.objective.to_json(),
-            "at": {"axis": str(settings.axis), "value": self.point, "set_by": self.point_set_by},
-            "paired": self.pairs is not None,
-            "pairs": None if self.pairs is None else len(self.pairs),
-            "effect": None if self.effect is None else self.effect.to_json(),
-            "min_effect": dataclasses.asdict(settings.min_effect),
-            "alpha": settings.alpha,
-            "e_better": self.e_better,
-            "e_worse": self.e_worse,
-            "e_needed": self.needed,
-            "e_needed_to_discard": 1 / settings.alpha,
-            "try": self.number,
-            "at_most_tries": settings.at_most_tries,
-            "at_most_runs": settings.at_most_runs,
-            "more_runs_needed": self.more_runs,
-        }
+#: Most additional runs that are searched for.
+_MOST_RUNS: Final = 1000
 
 
 def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSettings | None = None) -> GroupComparison:
@@ -289,7 +94,7 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]
     point, set_by = (settings.point, None) if settings.point is not None else _common_point(courses)
     groups = [
-        Group(selector, tuple(_member(info, course, point, settings.seed_key) for info, course in group))
+        Group(str(selector), tuple(_member(info, course, point, settings.seed_key) for info, course in group))
         for selector, group in zip(selectors, courses, strict=True)
     ]
     if point is not None:
@@ -314,7 +119,7 @@ def _judged(
     else:
         ours, theirs = (np.array([pair[side] for pair in pairs]) for side in (0, 1))
     e_value = rank_e_value if pairs is None else lambda old, new: paired_e_value(new - old)
-    bar = settings.min_effect.raised(ours)
+    bar = _raised(ours, settings.min_effect)
     needed = _needed(number, settings)
 
     def with_wins(count: int) -> float:
@@ -338,6 +143,12 @@ def _judged(
         verdict=KeepVerdict.NOT_YET,
     )
     return dataclasses.replace(found, verdict=_verdict(found))
+
+
+def _raised(baseline: Floats, by: MinEffect) -> Floats:
+    """Return baseline values, higher ones better, improved by the least effect."""
+    raised: Floats = baseline + by.absolute + by.relative * np.abs(baseline)
+    return raised
 
 
 def _verdict(found: GroupComparison) -> KeepVerdict:
@@ -503,3 +314,105 @@ def _check_common(courses: Sequence[Sequence[tuple[RunInfo, MetricCourse]]], poi
 def _member(info: RunInfo, course: MetricCourse, point: float | None, seed_key: str | None) -> GroupMember:
     state, value = (Standing.WAITING, math.nan) if point is None else course.at(point)
     return GroupMember(info.run_id, info.name, course.status, seed_of(info, seed_key), state, value)
+
+
+def paired_e_value(differences: Floats) -> float:
+    """Return the e-value of pairs against "the candidate wins a pair with a probability of at most one half".
+
+    The mixture of two sign bets: half of the stake is all bet on each next win, and the other half is spread evenly
+    over all shares that one can bet (the mixture martingale of Robbins, 1970). A pair without a difference counts for
+    neither side. Exact for any distribution.
+
+    Args:
+        differences: Candidate minus baseline, one a pair. Shape (n,).
+
+    >>> round(paired_e_value(np.ones(5)), 6)
+    21.25
+    """
+    wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
+    pairs = wins + losses
+    ways = sum(math.comb(pairs + 1, k) for k in range(wins + 1))
+    spread = math.log(ways) - math.log((pairs + 1) * math.comb(pairs, wins))
+    return (_bounded_exp(spread) + (_bounded_exp(pairs * math.log(2)) if losses == 0 else 0.0)) / 2
+
+
+def rank_e_value(baseline: Floats, candidate: Floats) -> float:
+    """Return the e-value of independent runs against "the candidate's runs are no better than the baseline's".
+
+    The probability of the ranks where the candidate is better, over that where both are equal: Savage's formula (1956)
+    for Lehmann's alternatives, averaged over odds and over both tails. Of runs with equal values, the candidate's
+    counts as the worse.
+
+    Args:
+        baseline: Values of the baseline. Shape (m,).
+        candidate: Values of the candidate. Shape (n,).
+
+    >>> round(rank_e_value(np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])), 1)
+    10.6
+    """
+    values = np.concatenate([candidate, baseline])
+    is_candidate = np.arange(len(values)) < len(candidate)
+    worst_first = is_candidate[np.argsort(values, kind="stable")]
+    logs = [log for odds in ODDS for log in (_log_ratio(worst_first, odds), _log_ratio(worst_first[::-1], 1 / odds))]
+    return math.fsum(map(_bounded_exp, logs)) / len(logs)
+
+
+def _log_ratio(is_candidate: npt.NDArray[np.bool_], odds: float) -> float:
+    """Return the logarithm of Savage's probability of an order of runs, over that of equal groups."""
+    number = len(is_candidate)
+    candidates = np.cumsum(is_candidate)
+    others = np.arange(1, number + 1) - candidates
+    drawn = float(np.log(others + odds * candidates).sum())
+    return math.lgamma(number + 1) + int(is_candidate.sum()) * math.log(odds) - drawn
+
+
+def _bounded_exp(log: float) -> float:
+    """Return the exponential; of large arguments a number that floats can hold and that proves anything."""
+    return math.exp(min(log, _LARGEST_LOG))
+
+
+def lower_end(e_value: Callable[[float], float], differences: Floats, needed: float) -> float:
+    """Return the largest shift up to which the candidate is proven better than the shifted baseline.
+
+    Args:
+        e_value: The e-value against a baseline that is better by a shift. It falls as the shift rises, and only at the
+            differences.
+        differences: The differences between runs at which it falls.
+        needed: The e-value that counts as proof.
+
+    Returns:
+        One of the differences; minus infinity if no shift is proven.
+    """
+    jumps = np.unique(differences[np.isfinite(differences)])
+    if not len(jumps):
+        return -math.inf
+    # A shift between two jumps: exactly at one, rounding would decide who is better.
+    between = np.concatenate([[jumps[0] - _margin(jumps)], (jumps[1:] + jumps[:-1]) / 2, [jumps[-1] + _margin(jumps)]])
+    first, last = 0, len(jumps)
+    while first < last:
+        middle = (first + last) // 2
+        if e_value(float(between[middle])) < needed:
+            last = middle
+        else:
+            first = middle + 1
+    return -math.inf if first == 0 else float(jumps[first - 1])
+
+
+def _margin(jumps: Floats) -> float:
+    return max(1.0, float(np.abs(jumps).max()))
+
+
+def more_runs_needed(e_value: Callable[[int], float], needed: float) -> int | None:
+    """Return the fewest additional runs that could prove the candidate better; None beyond a thousand.
+
+    Args:
+        e_value: The e-value if this many additional runs of the candidate were better than all others.
+        needed: The e-value that counts as proof.
+    """
+    if e_value(_MOST_RUNS) < needed:
+        return None
+    first, last = 0, _MOST_RUNS
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (first, middle) if e_value(middle) >= needed else (middle + 1, last)
+    return first

@@ -1,31 +1,47 @@
 """Sums up a run by groups of metrics: the state of each, its worst rule, and the diagnoses that hold.
 
-A rule fires *now* if it has fired, and was true at each evaluation since. So the state of a rule is that of its last
-evaluation in the record, and a run that has ended keeps the state of its end. A rule whose metrics the run lacks is not
-evaluable, which is never the same as fine. One group needs no policy and no names: any metric whose newest value is not
-finite is critical.
+One group needs no policy and no names: any metric whose newest value is not finite is critical. Each controller gets
+two probes. One has its rule, patience and ``for``, and its negation as ``clear``: it decides once where an alarm
+begins, for each member of a family alone. The other decides once where the rule is ever false. The recorder's probes
+say what they cannot observe in annotations with the attribute ``absent``: reasons by name or pattern.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
-from ...rules.engine.decisions import Scalar
-from ...rules.language.families import STAR
+import numpy as np
+
+from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...rules.engine.engine import Engine
+from ...rules.errors import PolicyError
+from ...rules.language.families import STAR, have_common_names, is_pattern, matches
 from ...rules.metric_catalogue import CATALOGUE, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
-from ...store.errors import counted
-from ...store.event_json import encoded
+from ...rules.readings.reading import ALSO_CALLED
+from ...store.events import JsonObject
+from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..runs.event_stream import Renames, check_recorded, newest_plan, stream_for
-from .alarms import Conclusion, RuleAlarm, conclusions
-from .health_state import HealthState
-from .missing_metrics import MissingMetrics, needs
+from ...store.run_info import Plan
+from ..policies.policy_text import gates_of, with_controllers
+from ..runs.event_stream import EventStream, Renames, check_recorded, newest_plan, stream_for
+from ..runs.metric_names import nearest_metric
+from ..runs.replaying import observed_in
+from .health_summary import (
+    EVERY_METRIC,
+    GroupHealth,
+    HealthSummary,
+    RuleAlarm,
+    RuleHealth,
+    by_state,
+    listed,
+)
 
 #: How the names of controllers begin that interpret others: their messages name causes and actions.
 DIAGNOSIS: Final = "diagnosis_"
@@ -33,220 +49,21 @@ DIAGNOSIS: Final = "diagnosis_"
 #: The group of rules about metrics that the catalogue lacks.
 OTHER: Final = "other"
 
-#: The group and the rule that look at every recorded metric.
-EVERY_METRIC: Final = "every metric"
+#: The rule that looks at every recorded metric.
 NOT_FINITE: Final = "not_finite"
-
-#: The most missing metrics that a sentence names.
-_NAMED: Final = 3
 
 _GROUPS: Final = (EVERY_METRIC, *dict.fromkeys(entry.group for entry in CATALOGUE), OTHER)
 
-#: Which state is worse: the less, the worse. What is fine in part counts as fine.
-_RANKS: Final = {state: rank for rank, state in enumerate(HealthState)}
+#: The attribute of an annotation that holds reasons by name or pattern.
+ABSENT: Final = "absent"
 
+#: The reason where no probe gives one.
+NOT_RECORDED: Final = "not recorded"
 
-@dataclass(frozen=True, slots=True)
-class RuleHealth:
-    """The health of one controller.
+_PLACE: Final = re.compile(r"\{\w+\}")
 
-    Attributes:
-        controller: Its name.
-        group: The group of its first metric.
-        severity: As declared; ``warning`` if undeclared.
-        alarms: The time spans in which it fired, in order.
-        missing: Why it is not evaluable, by metric; empty if it is, or if values were too few.
-        is_evaluable: Whether its rule was ever evaluated.
-        error: The first failure of its rule.
-        params: The params of the policy, some of which are its bounds.
-        values: The fewest values of a metric that it needs; None if it needs none that is recorded.
-    """
-
-    controller: str
-    group: str
-    severity: str
-    alarms: tuple[RuleAlarm, ...]
-    missing: Mapping[str, str]
-    is_evaluable: bool
-    error: str
-    params: Mapping[str, Scalar]
-    values: int | None = None
-
-    @property
-    def firing(self) -> tuple[RuleAlarm, ...]:
-        """The alarms that last until now."""
-        return tuple(alarm for alarm in self.alarms if alarm.cleared_step is None)
-
-    @property
-    def newest(self) -> RuleAlarm | None:
-        """The alarm to show: the newest that lasts, else the newest; None if it never fired."""
-        return next(reversed(self.firing or self.alarms), None)
-
-    @property
-    def state(self) -> HealthState:
-        """Its state. A rule of severity ``info`` that fires is fine."""
-        if not self.is_evaluable:
-            return HealthState.NOT_EVALUABLE
-        if not self.firing or self.severity == "info":
-            return HealthState.FINE
-        return HealthState.CRITICAL if self.severity == "critical" else HealthState.WARNING
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Why it is not evaluable, by metric; empty if it is."""
-        if self.is_evaluable:
-            return {}
-        return dict(self.missing) or {self.controller: self.error or "too few values"}
-
-    @property
-    def sentence(self) -> str:
-        """The message of the newest alarm."""
-        if (alarm := self.newest) is None:
-            return ""
-        said = alarm.message or self.controller
-        when = f"since step {alarm.step}" if alarm.cleared_step is None else f"at step {alarm.step}"
-        often = f", {counted(len(self.alarms), 'alarm')} in all" if len(self.alarms) > 1 else ""
-        return f"{said} ({self.controller} {when}{often})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return its part of the document of ``steptape health --json``."""
-        alarm = self.newest
-        return {
-            "controller": self.controller,
-            "state": str(self.state),
-            "severity": self.severity,
-            "alarms": len(self.alarms),
-            "values": self.values,
-            "newest": None if alarm is None else self._alarm_json(alarm),
-            "not_evaluable": self.reasons,
-        }
-
-    def _alarm_json(self, alarm: RuleAlarm) -> dict[str, Any]:
-        return {
-            "step": alarm.step,
-            "cleared_step": alarm.cleared_step,
-            "member": alarm.member or None,
-            "message": alarm.message,
-            "values": encoded({name: value for name, value in alarm.values.items() if name not in self.params}),
-            "bounds": encoded({name: value for name, value in alarm.values.items() if name in self.params}),
-        }
-
-
-@dataclass(frozen=True)
-class GroupHealth:
-    """The health of one group of rules.
-
-    Attributes:
-        name: The name of the group.
-        rules: Its rules, the worst first.
-        step: Updates finished at the end of the record.
-    """
-
-    name: str
-    rules: tuple[RuleHealth, ...]
-    step: int
-
-    @property
-    def state(self) -> HealthState:
-        """The worst state of its rules; those that are not evaluable count if all are."""
-        return _worst(self.rules)
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """Why rules are not evaluable, by metric."""
-        return {name: reason for rule in self.rules for name, reason in rule.reasons.items()}
-
-    @cached_property
-    def sentence(self) -> str:
-        """The sentence of the group: its worst rule, and the metrics that are missing."""
-        worst, known = self.rules[0], [rule for rule in self.rules if rule.is_evaluable]
-        parts = []
-        if self.state.is_wrong:
-            also = [rule.controller for rule in known[1:] if rule.state.is_wrong]
-            parts.append(worst.sentence + (f"; also {', '.join(also)}" if also else ""))
-        elif known:
-            parts.append(f"{counted(len(known), 'rule')} fine{_over(known, self.step)}")
-            last = max((rule for rule in known if rule.newest), key=_last_step, default=None)
-            if last is not None:
-                parts.append(f"last: {last.sentence}")
-        if self.missing:
-            parts.append(_missing_sentence(self.missing))
-        return ". ".join(part[0].upper() + part[1:] for part in parts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return its part of the document of ``steptape health --json``."""
-        return {
-            "group": self.name,
-            "state": str(self.state),
-            "sentence": self.sentence,
-            "not_evaluable": self.missing,
-            "rules": [rule.to_json() for rule in self.rules],
-        }
-
-
-@dataclass(frozen=True)
-class HealthSummary:
-    """The health of a run under a policy.
-
-    Attributes:
-        run_id, name: The run.
-        step: Updates finished at the end of the record.
-        policy: The name of the policy.
-        digest: Its digest.
-        groups: The groups, the worst first.
-        nearest: The recorded metrics that measure what rules lack, by the name that rules read.
-        diagnoses: The interpretation rules, the worst first.
-    """
-
-    run_id: str
-    name: str
-    step: int
-    policy: str
-    digest: str
-    groups: tuple[GroupHealth, ...]
-    nearest: Mapping[str, str]
-    diagnoses: tuple[RuleHealth, ...]
-
-    @property
-    def state(self) -> HealthState:
-        """The worst state of all rules; fine only if a rule of the policy was evaluated that is no diagnosis."""
-        state = _worst((*(rule for group in self.groups for rule in group.rules), *self.diagnoses))
-        return state if state.is_wrong or self.known else HealthState.NOT_EVALUABLE
-
-    @property
-    def known(self) -> tuple[GroupHealth, ...]:
-        """The groups of the policy that could be evaluated."""
-        return tuple(
-            group
-            for group in self.groups
-            if group.name != EVERY_METRIC and group.state is not HealthState.NOT_EVALUABLE
-        )
-
-    @property
-    def sentence(self) -> str:
-        """The state of the run; if it is fine, its last alarm and over how many values; what is not evaluable."""
-        is_fine = self.state is HealthState.FINE
-        rules = [rule for group in self.known if is_fine for rule in group.rules if rule.is_evaluable]
-        count = sum(group.name != EVERY_METRIC for group in self.groups)
-        over = _over(rules, self.step) or f" at step {self.step}"
-        alarmed = max((rule for rule in rules if rule.newest and rule.severity != "info"), key=_last_step, default=None)
-        past = f" now (last alarm: {alarmed.controller} at step {_last_step(alarmed)})" if alarmed else ""
-        return f"{self.state}{past}{over}, {count - len(self.known)} of {counted(count, 'group')} not evaluable"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``steptape health --json``."""
-        return {
-            "run_id": self.run_id,
-            "name": self.name,
-            "step": self.step,
-            "policy": self.policy,
-            "digest": self.digest,
-            "state": str(self.state),
-            "sentence": self.sentence,
-            "nearest": dict(self.nearest),
-            "groups": [group.to_json() for group in self.groups],
-            "diagnoses": [rule.to_json() for rule in self.diagnoses],
-        }
+_ALARM: Final = "alarm "
+_FALSE: Final = "false "
 
 
 def health_of(run: Run, policy: Policy, renames: Renames = ()) -> HealthSummary:
@@ -277,16 +94,16 @@ def _health(snapshot: Snapshot, policy: Policy, renames: Renames) -> HealthSumma
     judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
     judged.append(_not_finite(metrics))
     step = stream.last_step
-    groups = [GroupHealth(name, _by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
+    groups = [GroupHealth(name, by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
     return HealthSummary(
         run_id=snapshot.info.run_id,
         name=snapshot.info.name,
         step=step,
         policy=policy.name or policy.source,
         digest=policy.digest,
-        groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: _RANKS[group.state])),
+        groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: group.state.rank)),
         nearest={name: near for lacked in missing for name in lacked if (near := metrics.nearest(name))},
-        diagnoses=_by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
+        diagnoses=by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
     )
 
 
@@ -316,7 +133,7 @@ def _not_finite(metrics: MissingMetrics) -> RuleHealth:
     ]
     alarms.sort(key=lambda alarm: (alarm.cleared_step is None, -alarm.step))
     if others := [alarm.member for alarm in alarms[:-1] if alarm.cleared_step is None]:
-        alarms[-1] = replace(alarms[-1], message=f"{alarms[-1].message}; also {_listed(others[::-1])}")
+        alarms[-1] = replace(alarms[-1], message=f"{alarms[-1].message}; also {listed(others[::-1])}")
     return RuleHealth(
         controller=NOT_FINITE,
         group=EVERY_METRIC,
@@ -338,38 +155,193 @@ def group_of(controller: Controller) -> str:
     return next((entry.group for entry in entries if entry is not None), OTHER)
 
 
-def _by_state(rules: Iterable[RuleHealth]) -> tuple[RuleHealth, ...]:
-    """Sort rules, the worst first; of two in one state the one that began later."""
-    return tuple(sorted(rules, key=lambda rule: (_RANKS[rule.state], -_last_step(rule))))
+class MissingMetrics:
+    """The metrics that a run lacks.
+
+    Args:
+        stream: The run.
+        constants: Names of the constants that the loop declared, which are series of one value.
+    """
+
+    def __init__(self, stream: EventStream, constants: Collection[str] = ()) -> None:
+        self._stream = stream
+        self._recorded = sorted(stream.facts.metrics)
+        self._names = frozenset(self._recorded) | frozenset(constants)
+        self._constants = frozenset(constants)
+        self._reasons = dict(_reasons(stream))
+
+    def of(self, controller: Controller) -> dict[str, str]:
+        """Return why metrics that a controller needs have no value, by name or pattern."""
+        return {name: self._reason(name) for name in needs(controller) if not self._has(name)}
+
+    def nearest(self, name: str) -> str:
+        """Return the recorded metric that measures the same; empty if none does, or for a pattern."""
+        return "" if is_pattern(name) else nearest_metric(name, self._recorded)
+
+    def values_of(self, controller: Controller) -> int | None:
+        """Return the fewest values that a metric has which a controller needs; None if it needs none with values."""
+        counts = [max(map(self._count, self._called(name)), default=0) for name in needs(controller)]
+        return min(filter(None, counts), default=None)
+
+    def fewest_values(self, names: Iterable[str]) -> int | None:
+        """Return the number of values of the metric with the fewest; None without any metric."""
+        return min(map(self._count, names), default=None)
+
+    def not_finite(self) -> Iterator[tuple[str, list[tuple[int, int | None, float]]]]:
+        """Yield each recorded metric with its stretches of values that are not finite.
+
+        A stretch is the step of its first value, the step of the finite value after it or None, and that first value.
+        A metric that its probe declares absent holds NaN in place of values, and is left out while it has no other.
+        """
+        for name in filter(self._has_value, self._recorded):
+            rows, values = self._stream.numbers(name)
+            odd = ~np.isfinite(values)
+            edges = np.flatnonzero(np.diff(np.concatenate(([False], odd, [False])).astype(np.int8)))
+            steps = [*self._stream.steps[rows].tolist(), None]
+            yield name, [(steps[a], steps[b], float(values[a])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+    def _called(self, name: str) -> list[str]:
+        """Return the recorded metrics that a name or a pattern reads."""
+        if is_pattern(name):
+            return [own for own in self._recorded if matches(own, name)]
+        return [own for own in (name, ALSO_CALLED.get(name, name)) if own in self._names - self._constants]
+
+    def _count(self, name: str) -> int:
+        return len(self._stream.numbers(name).rows)
+
+    def _has(self, name: str) -> bool:
+        if is_pattern(name):
+            return any(matches(own, name) and self._has_value(own) for own in self._names)
+        return any(own in self._names and self._has_value(own) for own in (name, ALSO_CALLED.get(name, name)))
+
+    def _has_value(self, name: str) -> bool:
+        """Whether a metric counts as recorded. One that is absent by its probe may hold NaN in place of values."""
+        if name in self._constants or not any(have_common_names(name, each) for each in self._reasons):
+            return True
+        return any(not math.isnan(value) for value in self._stream.numbers(name).values.tolist())
+
+    def _reason(self, name: str) -> str:
+        found = (reason for each, reason in self._reasons.items() if have_common_names(name, each))
+        near = self.nearest(name)
+        return next(found, f"{NOT_RECORDED}; nearest: {near}" if near else NOT_RECORDED)
 
 
-def _last_step(rule: RuleHealth) -> int:
-    return -1 if rule.newest is None else rule.newest.step
+def needs(controller: Controller) -> list[str]:
+    """Return the metrics and patterns that a controller needs: those it requires, else those that its rule reads."""
+    required = [key.name for key in controller.requires]
+    if required:
+        return required
+    of_each = [] if controller.each is None else [controller.each.name]
+    read = [key.name for key in controller.rule.bound.series if not key.is_derived]
+    return list(dict.fromkeys((*of_each, *read)))
 
 
-def _worst(rules: Sequence[RuleHealth]) -> HealthState:
-    return min((rule.state for rule in rules), key=_RANKS.__getitem__, default=HealthState.NOT_EVALUABLE)
+def _reasons(stream: EventStream) -> Iterator[tuple[str, str]]:
+    """Yield reasons by pattern, the newest last. A place such as ``{block}`` means the same as a star."""
+    for _, event in stream.of_kind("annotation"):
+        given = event.attrs.get(ABSENT)
+        if isinstance(given, Mapping):
+            for name, reason in given.items():
+                yield _PLACE.sub(STAR, str(name)), str(reason)
 
 
-def _over(rules: Sequence[RuleHealth], step: int) -> str:
-    """Return over how many values rules were evaluated; empty if none of them reads a recorded metric."""
-    counts = [rule.values for rule in rules if rule.values is not None]
-    if not counts:
-        return ""
-    least, most = f"{min(counts):,}", f"{max(counts):,}"
-    values = "value" if most == "1" else "values"
-    return f" on {least if least == most else f'{least} to {most}'} {values} of {counted(step, 'step', ',')}"
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The alarms and the last state of one controller over a run.
+
+    Attributes:
+        alarms: In the order in which they began.
+        is_evaluable: Whether its rule was ever true long enough to fire, or false.
+        error: The first failure of its rule; empty without one.
+    """
+
+    alarms: tuple[RuleAlarm, ...] = ()
+    is_evaluable: bool = False
+    error: str = ""
 
 
-def _missing_sentence(missing: Mapping[str, str]) -> str:
-    """Name the metrics that are missing, each reason once."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in missing.items():
-        by_reason.setdefault(reason, []).append(name)
-    said = [f"{_listed(names)} ({reason})" for reason, names in by_reason.items()]
-    return f"not evaluable: {'; '.join(said)}"
+def conclusions(policy: Policy, evaluable: Collection[int], stream: EventStream, plan: Plan) -> dict[int, Conclusion]:
+    """Return what controllers give over a stream, by their index in the policy.
+
+    Args:
+        policy: The policy.
+        evaluable: The indices of the controllers whose metrics the stream has.
+        stream: The run.
+        plan: What its loop declared.
+    """
+    found = {index: _Track() for index in sorted(evaluable)}
+    if not found:
+        return {}
+    with collection_paused():
+        engine = Engine(_probed(policy, found), plan, stream.plans)
+        _follow(found, engine.start())
+        for _, _, outcomes in observed_in(engine, stream):
+            _follow(found, outcomes)
+    return {index: track.conclusion() for index, track in found.items()}
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+class _Track:
+    """The alarms of one controller so far."""
+
+    def __init__(self) -> None:
+        self._alarms: list[RuleAlarm] = []
+        self._open: dict[str, int] = {}
+        self._error = ""
+        self._is_evaluable = False
+
+    def take(self, outcome: Outcome) -> None:
+        """Take an outcome of one of its probes."""
+        if isinstance(outcome, RuleError):
+            self._error = self._error or outcome.error
+        elif isinstance(outcome, Cleared):
+            place = self._open.pop(outcome.member)
+            self._alarms[place] = replace(self._alarms[place], cleared_step=outcome.step)
+        elif isinstance(outcome, Decision):
+            self._is_evaluable = True
+            if outcome.controller.startswith(_ALARM):
+                self._open[outcome.member] = len(self._alarms)
+                self._alarms.append(RuleAlarm(outcome.step, None, outcome.message, outcome.values, outcome.member))
+
+    def conclusion(self) -> Conclusion:
+        """Return the sum."""
+        return Conclusion(tuple(self._alarms), self._is_evaluable, self._error)
+
+
+def _follow(tracks: Mapping[int, _Track], outcomes: Iterable[Outcome]) -> None:
+    for outcome in outcomes:
+        for begin in (_ALARM, _FALSE):
+            if outcome.controller.startswith(begin):
+                tracks[int(outcome.controller.removeprefix(begin))].take(outcome)
+
+
+def _probed(policy: Policy, indices: Iterable[int]) -> Policy:
+    """Return the policy with probes of these controllers. One whose probes are refused gets none."""
+    chosen = {index: list(_probes(index, policy.controllers[index])) for index in indices}
+    try:
+        return with_controllers(policy, [probe for probes in chosen.values() for probe in probes])
+    except PolicyError:
+        accepted = [probe for probes in chosen.values() if _is_accepted(policy, probes) for probe in probes]
+        return with_controllers(policy, accepted)
+
+
+def _is_accepted(policy: Policy, probes: list[JsonObject]) -> bool:
+    try:
+        with_controllers(policy, probes)
+    except PolicyError:
+        return False
+    return True
+
+
+def _probes(index: int, controller: Controller) -> Iterator[JsonObject]:
+    gates = gates_of(controller)
+    negation = f"not ({controller.rule.text})"
+    # The name of a stage means nothing without the escalation.
+    has_message = controller.message is not None and controller.escalation is None
+    yield {
+        **gates,
+        "name": f"{_ALARM}{index}",
+        "clear": negation if controller.clear is None else controller.clear.text,
+        **({"message": controller.message.text} if has_message and controller.message is not None else {}),
+    }
+    kept = {key: value for key, value in gates.items() if key not in ("patience", "for")}
+    yield {**kept, "name": f"{_FALSE}{index}", "rule": negation, "once": True}
