@@ -37,8 +37,8 @@ from steptape.replay.choosing.out_of_sample import (
     means_of,
     run_table,
 )
-from steptape.replay.columns.stream import Floats, Ints
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.readings.vectors import Floats, Ints
 from steptape.store.run import Run
 
 POLICY: Final = """

@@ -87,12 +87,12 @@ BOOLEANS: Final[dict[type[ast.boolop], tuple[str, str]]] = {ast.And: ("and", "or
 #: Changes that make no difference, each with the reason: path, the text of the line, what it becomes.
 EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
     (
-        "replay/columns/slices.py",
+        "replay/columns/window_values.py",
         "differs |= newest[1:] != newest[:-1]",
         "differs |= newest[1:] != newest[:1]",
     ): "The newest value never becomes the first one again. More slices count as distinct, with equal numbers.",
     (
-        "replay/columns/slices.py",
+        "replay/columns/window_values.py",
         "differs = (begins[1:] != begins[:-1]) | (ends[1:] != ends[:-1])",
         "differs = (begins[1:] != begins[:-1]) | (ends[1:] != ends[:1])",
     ): "Ends never fall, so none becomes the first one again. More slices count as distinct, with equal numbers.",

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy import array
 
-from steptape.replay.columns.features import WindowSums
+from steptape.replay.columns.window_values import WindowSums
 from steptape.rules.functions.reductions import total
 
 NUMBERS = st.one_of(st.floats(), st.sampled_from([-0.0, 0.0, 0.1, 1e16, -1e16, math.inf, math.nan]))

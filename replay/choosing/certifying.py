@@ -28,9 +28,9 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
+from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..columns.stream import Floats, Ints
 from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.families import Family

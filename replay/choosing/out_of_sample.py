@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
-from ..columns.stream import Floats, Ints
 from ..sweeps.outcomes import SweptRun
 from ..sweeps.sweeping import Sweep
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
-from ..columns.stream import Floats, Ints, Truths
 from ..runs.metric_names import Mode
 from ..runs.objective import NEAR_ZERO
 from ..sweeps.outcomes import NO_STEP, Outcomes, SweptRun

@@ -15,20 +15,16 @@ import numpy as np
 
 from ...rules.functions.operators import power
 from ...rules.functions.table import FUNCTIONS
-from ...rules.readings.fact import ContextValue
-from ...rules.readings.reading import Extent, Param, Reading, SeriesReading
-from ...rules.readings.window import Window
+from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, exact_float
+from ...rules.readings.vectors import Ints, Truths, Vector, both
 from .gates import AskedPast
 from .metric_values import MetricValues
 from .series_readings import SeriesReadings
-from .stream import Ints, Stream, Truths, Values
-from .terms import MAX_EXACT, OF_NUMBERS, ComputedReading, NotColumnar, SeriesOfTerm, Term
-from .vectors import Vector, both, nowhere
+from .stream import Stream, Values
+from .terms import OF_NUMBERS, ComputedReading, SeriesOfTerm, Term
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
 _KEPT_BYTES: Final = 1 << 28
-
-_NS_PER_S: Final = 1e9
 
 _Numbers = Any
 
@@ -114,7 +110,8 @@ class Conditions:
         vectors = [self._vector(argument, kind, params) for argument in term.arguments]
         match term.operation:
             case "reference":
-                return self._referred(kind, term.payload)
+                found: Vector = term.payload.column(self.series, kind)
+                return found
             case "series":
                 return self._series_read(kind, term.payload)
             case "past":
@@ -122,9 +119,9 @@ class Conditions:
             case "metric":
                 return self.metrics.read(term.payload, self.rows(kind))
             case "param":
-                return Vector(_exact(params[term.payload]), None)
+                return Vector(exact_float(params[term.payload]), None)
             case "constant":
-                return Vector(_exact(term.payload), None)
+                return Vector(exact_float(term.payload), None)
             case "and" | "or":
                 return _joined(term.operation, *vectors)
             case "if":
@@ -136,22 +133,15 @@ class Conditions:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _referred(self, kind: str, reference: Reading) -> Vector:
-        if isinstance(reference, ContextValue):
-            return self._fact(reference.name, self.rows(kind))
-        assert isinstance(reference, SeriesReading)
-        return self.series.read(kind, reference)
-
     def _series_read(self, kind: str, reading: ComputedReading) -> Vector:
         for source in reading.sources:
             if source not in self._is_computed:
                 self._is_computed[source] = self._compute(source)
             if not self._is_computed[source]:
                 raise NotColumnar(f"the expression of {source.key.name!r} fails, or reads a constant")
-        found = self.series.read(kind, reading.reference)
+        found = reading.reference.column(self.series, kind)
         if not reading.is_full:
             return found
-        assert isinstance(reading.reference, Window)
         return Vector(found.values, both([found.defined, self.series.is_full(kind, reading.reference)]))
 
     def _compute(self, source: SeriesOfTerm) -> bool:
@@ -172,48 +162,6 @@ class Conditions:
         numbers = np.broadcast_to(values, at.shape).astype(np.float64)
         self.series.add_values(source.key, Values(at[known], numbers[known]))
         return True
-
-    def _fact(self, name: str, rows: Ints) -> Vector:
-        plan, stream = self._stream.plan, self._stream
-        if name == "step":
-            return Vector(stream.steps[rows].astype(np.float64), None)
-        if name == "elapsed_s":
-            return Vector(stream.clock_ns[rows] / _NS_PER_S, None)
-        if name in ("samples_seen", "tokens_seen"):
-            counted = self.series.positions(Extent.SAMPLES if name == "samples_seen" else Extent.TOKENS)[rows]
-            return Vector(counted, ~np.isnan(counted))
-        if name == "undefined":
-            return nowhere(len(rows))
-        if name in ("max_steps", "world_size"):
-            return _declared(plan.max_steps() if name == "max_steps" else plan.world_size, rows)
-        if name == "progress" and plan.max_steps():
-            return Vector(stream.steps[rows] / _exact(plan.max_steps() or 0), None)
-        own, logged = stream.has_epoch[rows], stream.metrics.get("epoch")
-        epochs = stream.epochs[rows]
-        if logged is not None:
-            place = np.minimum(np.searchsorted(logged.at, rows), len(logged.at) - 1)
-            epochs, own = np.where(own, epochs, logged.values[place]), own | (logged.at[place] == rows)
-        epoch = Vector(epochs, own)
-        if name == "epoch":
-            return epoch
-        total = _declared(plan.total_epochs, rows)
-        if not total.values:
-            return Vector(epochs, np.zeros(len(rows), np.bool_))
-        return Vector(epochs / total.values, own)
-
-
-def _declared(value: int | None, rows: Ints) -> Vector:
-    return Vector(0.0, np.zeros(len(rows), np.bool_)) if value is None else Vector(_exact(value), None)
-
-
-def _exact(value: object) -> Any:
-    """Convert a number to the float that represents it exactly in a column."""
-    if isinstance(value, bool):
-        return value
-    assert isinstance(value, (int, float))
-    if isinstance(value, int) and abs(value) > MAX_EXACT:
-        raise NotColumnar(f"a whole number beyond 2**53: {value}")
-    return float(value)
 
 
 def _whole(values: _Numbers) -> _Numbers:

@@ -24,10 +24,10 @@ from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.past_decisions import Past
 from ...rules.readings.reading import Param, SeriesKey
+from ...rules.readings.vectors import Ints, Truths, Vector
 from ...store.events import BEFORE_STREAM, PLAN, Event
-from .stream import Ints, Stream, Truths
+from .stream import Stream
 from .terms import Term
-from .vectors import Vector
 
 _FIRST: Final[Ints] = np.zeros(1, np.int64)
 

@@ -15,13 +15,12 @@ import numpy as np
 from ...rules.engine.decisions import is_storable
 from ...rules.functions.table import FUNCTIONS
 from ...rules.policy_file.metrics import METRIC_CLASSES
+from ...rules.readings.reading import MAX_EXACT, NotColumnar
+from ...rules.readings.vectors import Floats, Ints, Truths, Vector, nowhere, taken
 from ...store.events import BEFORE_STREAM, INIT_END, Event
-from .features import WindowSums
 from .metric_readings import ListReading, MetricPaths, ValueReading
-from .slices import reduced
-from .stream import Floats, Ints, Stream, Truths, Values
-from .terms import MAX_EXACT, NotColumnar
-from .vectors import Vector, nowhere, taken
+from .stream import Stream, Values
+from .window_values import WindowSums, reduced
 
 #: What a value of a metric may be: nothing, a number, a truth value, or something that no column holds.
 _NOTHING: Final = 0

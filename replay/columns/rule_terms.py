@@ -15,32 +15,10 @@ from ...rules.functions.table import FUNCTIONS
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
 from ...rules.policy_file.declarations import MetricDeclaration
-from ...rules.readings.ago import SeriesAge
-from ...rules.readings.fact import ContextValue
-from ...rules.readings.family import FamilyReading
-from ...rules.readings.metric import MetricValue, StateChange
-from ...rules.readings.milestone import Milestone
-from ...rules.readings.param import ParamValue
-from ...rules.readings.past_decisions import PastDecisions
-from ...rules.readings.reading import Extent, Param, Reading, SeriesKey, SeriesReading
-from ...rules.readings.window import Window
+from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, Reading, SeriesKey, SeriesReading, ValueType
 from .metric_readings import ListReading, MetricReadings, is_list
-from .terms import MAX_EXACT, OF_ONE, OF_SEVERAL, ComputedReading, NotColumnar, SeriesOfTerm, Term, Terms
+from .terms import OF_ONE, OF_SEVERAL, ComputedReading, SeriesOfTerm, Term, Terms
 
-_FACTS: Final = frozenset(
-    {
-        "step",
-        "epoch",
-        "progress",
-        "max_steps",
-        "elapsed_s",
-        "samples_seen",
-        "tokens_seen",
-        "world_size",
-        "undefined",
-    }
-)
-_WHOLE_FACTS: Final = frozenset({"step", "max_steps", "world_size"})
 _ARITHMETIC: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _TESTS: Final = frozenset({"isnan", "isfinite"})
@@ -63,16 +41,14 @@ class PastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReadings:
-    """The metrics and states that the rules of a policy read.
+    """The metrics that the rules of a policy read.
 
     Attributes:
         metrics: The controller metrics by name, without those that share a name.
-        states: Names of the states.
         readings: Makes what columns can compute of the metrics.
     """
 
     metrics: Mapping[str, MetricDeclaration]
-    states: frozenset[str]
     readings: MetricReadings
 
 
@@ -80,7 +56,7 @@ def condition_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[PastDecisions], PastAnswer],
+    past: Callable[[str, str], PastAnswer],
 ) -> Term:
     """Return the term of a rule.
 
@@ -101,7 +77,7 @@ def reading_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[PastDecisions], PastAnswer],
+    past: Callable[[str, str], PastAnswer],
 ) -> Term | None:
     """Return the term of a part of a rule; None for a list, which no decision records.
 
@@ -125,7 +101,7 @@ class _Compiler:
         rule: BoundRule,
         terms: Terms,
         read: PolicyReadings,
-        past: Callable[[PastDecisions], PastAnswer],
+        past: Callable[[str, str], PastAnswer],
         *,
         is_of_series: bool = False,
     ) -> None:
@@ -151,7 +127,7 @@ class _Compiler:
     def _term(self, node: ast.expr) -> Term:  # noqa: C901 - one case a kind of node
         reference = self._rule.references.get(node)
         if reference is not None:
-            return self._referred(node, reference)
+            return reference.term(self, self._rule.expression.segment(node))
         reading = self._metric(node, is_truth=False)
         if reading is not None:
             return reading
@@ -246,39 +222,38 @@ class _Compiler:
         is_float = FUNCTIONS[name].is_float or (name == "abs" and arguments[0].is_float)
         return self._terms.make(name, *arguments, is_truth=name in _TESTS, is_float=is_float)
 
-    def _referred(self, node: ast.expr, reference: Reading) -> Term:
-        match reference:
-            case ParamValue(value=value):
-                return self._param(node, value)
-            case ContextValue(name) if name in _FACTS:
-                return self._terms.make("reference", payload=reference, is_float=name not in _WHOLE_FACTS)
-            case ContextValue(name):
-                raise NotColumnar(f"it reads the fact {name!r}")
-            case MetricValue(name) | StateChange(_, name) if name in self._read.states:
-                raise NotColumnar(f"it reads the state {name!r}")
-            case MetricValue(name):
-                raise NotColumnar(f"it reads the controller metric {name!r}")
-            case PastDecisions():
-                past = self._past(reference)
-                return self._terms.make("past", payload=past.question, is_truth=past.is_truth, params=past.params)
-            case Milestone() | FamilyReading():
-                why = " (a family of series)" if isinstance(reference, FamilyReading) else ""
-                raise NotColumnar(f"it calls {self._rule.expression.segment(node)}{why}")
-        if isinstance(reference, SeriesReading):
-            return self._read_series(node, reference)
-        raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
+    # --- what readings ask for ----------------------------------------------------------------------------------
 
-    def _read_series(self, node: ast.expr, reference: SeriesReading) -> Term:
-        is_truth = isinstance(reference, SeriesAge) and reference.limit is not None
-        is_float = gives_float(node, self._rule)
-        is_full = self._is_of_series and _is_counted(reference)
-        sources = self._sources(reference.key)
+    def of_fact(self, reading: Reading) -> Term:
+        """Return the term of a fact about the run."""
+        is_float = reading.value_type is not ValueType.WHOLE
+        return self._terms.make("reference", payload=reading, is_float=is_float)
+
+    def of_past(self, question: str, controller: str) -> Term:
+        """Return the term of a question about past decisions."""
+        past = self._past(question, controller)
+        return self._terms.make("past", payload=past.question, is_truth=past.is_truth, params=past.params)
+
+    def of_series(self, reading: SeriesReading) -> Term:
+        """Return the term of a reading of a series."""
+        is_truth, is_float = reading.value_type is ValueType.TRUTH, reading.value_type is ValueType.FLOAT
+        is_full = self._is_of_series and reading.waits_until_full
+        sources = self._sources(reading.key)
         if sources:
-            reference = reference.of_series(sources[-1].key)
+            reading = reading.of_series(sources[-1].key)
         elif not is_full:
-            return self._terms.make("reference", payload=reference, is_truth=is_truth, is_float=is_float)
-        reading = ComputedReading(reference, sources, is_full)
-        return self._terms.make("series", payload=reading, is_truth=is_truth, is_float=is_float)
+            return self._terms.make("reference", payload=reading, is_truth=is_truth, is_float=is_float)
+        computed = ComputedReading(reading, sources, is_full)
+        return self._terms.make("series", payload=computed, is_truth=is_truth, is_float=is_float)
+
+    def of_param(self, param: str, value: Param) -> Term:
+        """Return the term of a param, whose value may differ between variants."""
+        if isinstance(value, str):
+            raise NotColumnar(f"a text: {param}")
+        if self._is_of_series:
+            return self._constant(value)
+        # Not marked as float: another value of the param may be a whole number.
+        return self._terms.make("param", payload=param, is_truth=isinstance(value, bool), params=(param,))
 
     def _sources(self, key: SeriesKey) -> tuple[SeriesOfTerm, ...]:
         """Return the series of expressions on which a series depends, itself the last; empty for a recorded one."""
@@ -293,17 +268,3 @@ class _Compiler:
         within = (reading.sources for reading in term.leaves("series"))
         before = dict.fromkeys(source for sources in (driven, *within) for source in sources)
         return (*before, self._terms.series(key.name, term, driver))
-
-    def _param(self, node: ast.expr, value: Param) -> Term:
-        name = node.id if isinstance(node, ast.Name) else None
-        if name is None or isinstance(value, str):
-            raise NotColumnar(f"a text: {name}")
-        if self._is_of_series:
-            return self._constant(value)
-        # Not marked as float: another value of the param may be a whole number.
-        return self._terms.make("param", payload=name, is_truth=isinstance(value, bool), params=(name,))
-
-
-def _is_counted(reference: SeriesReading) -> bool:
-    """Whether a reading is a window whose length counts values, without ``min=``."""
-    return isinstance(reference, Window) and reference.extent is Extent.VALUES and reference.least is None

@@ -1,23 +1,21 @@
-"""Computes what rules read of series, at all events of a kind in one run.
+"""The series of one run as columns, at the rows where rules ask, and how far the run has come at each event.
 
-Takes a reference to a series; returns a vector. What changes only with the values of the series is computed at each of
-them. Windows by steps, epochs, seconds, samples or tokens end at the event, and are slices of the values.
+Takes a run's columns; answers what readings ask of them. What changes only with the values of a series is computed at
+each of them.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
-from ...rules.readings.ago import SeriesAge, SeriesAgo, SeriesRise
-from ...rules.readings.fold import SeriesFold
-from ...rules.readings.reading import MAX_WINDOW, Extent, Half, SeriesKey, SeriesReading
-from ...rules.readings.series_value import SeriesChange, SeriesLength, SeriesValue
-from ...rules.readings.window import Window
-from .features import WindowSums, folded, windowed
-from .positions import positions, positions_of_values
-from .slices import reduced
-from .stream import Floats, Ints, Stream, Truths, Values
-from .vectors import Vector, both, taken
+from ...rules.functions.folds import make_fold
+from ...rules.functions.table import Function
+from ...rules.readings.reading import Extent, Half, NotColumnar, SeriesKey, SeriesReading
+from ...rules.readings.vectors import Floats, Ints, Truths
+from .stream import Stream, Values
+from .window_values import WindowSums, folded, reduced, windowed
 
 
 class SeriesReadings:
@@ -25,10 +23,13 @@ class SeriesReadings:
 
     Args:
         stream: The run.
+
+    Attributes:
+        stream: As given.
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         self._rows: dict[str, Ints] = {}
         self._places: dict[tuple[str, SeriesKey], tuple[Ints, bool]] = {}
         self._series: dict[SeriesKey, Values] = {}
@@ -39,7 +40,7 @@ class SeriesReadings:
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
         if kind not in self._rows:
-            self._rows[kind] = self._stream.rows(kind)
+            self._rows[kind] = self.stream.rows(kind)
         return self._rows[kind]
 
     def add_rows(self, kind: str, rows: Ints) -> None:
@@ -53,76 +54,37 @@ class SeriesReadings:
     def values(self, key: SeriesKey) -> Values:
         """Return the values of a series."""
         if key not in self._series:
-            self._series[key] = self._stream.series(key)
+            self._series[key] = self.stream.series(key)
         return self._series[key]
 
-    def is_full(self, kind: str, window: Window) -> Truths:
+    def is_full(self, kind: str, window: SeriesReading) -> Truths:
         """Return whether a window of a number of values holds them all, at each row of a kind."""
-        return self._place(kind, window.key)[0] + 1 >= window.keep
+        return self.place(kind, window.key)[0] + 1 >= (window.values_read or 0)
 
     def has_value(self, kind: str, key: SeriesKey) -> Truths:
         """Return whether a series has had a value at each row of a kind."""
-        return self._place(kind, key)[0] >= 0
+        return self.place(kind, key)[0] >= 0
 
     def is_new(self, kind: str, key: SeriesKey) -> Truths:
         """Return whether a series has had a value since the row before."""
-        return np.diff(self._place(kind, key)[0], prepend=-1) > 0
+        return np.diff(self.place(kind, key)[0], prepend=-1) > 0
 
-    def read(self, kind: str, reference: SeriesReading) -> Vector:
-        """Return what a rule reads of a series at each row of a kind.
+    def folded(self, function: str, key: SeriesKey, length: int, skip: int) -> tuple[Floats, Truths]:
+        """Return a fold after each value of a series, and where it is defined."""
+        return folded(make_fold(function, length, skip), self.values(key).values)
 
-        Raises:
-            NotColumnar: The run counts samples or tokens backwards.
-        """
-        match reference:
-            case Window() if not _ends_at_values(reference):
-                return self._sliced(kind, reference)
-            case SeriesAgo():
-                return self._ago(kind, reference)
-            case SeriesRise():
-                return self._rise(kind, reference)
-            case SeriesAge():
-                return self._age(kind, reference)
-        return self._of_values(kind, reference)
-
-    def _of_values(self, kind: str, reference: SeriesReading) -> Vector:
-        """Return what changes only with the values of the series."""
-        series = self.values(reference.key)
-        place, is_own = self._place(kind, reference.key)
-        match reference:
-            case SeriesLength():
-                return Vector((place + 1).astype(np.float64), None)
-            case SeriesValue(_, back):
-                return Vector(series.values, None) if is_own and not back else taken(series.values, place - back)
-            case SeriesChange(_, back):
-                return _less(taken(series.values, place), taken(series.values, place - back))
-        numbers, defined = self._at_each_value(reference)
-        if isinstance(reference, Window) and reference.function.name == "count":
-            # The count of an empty window is 0, never undefined.
-            counted = numbers if defined is None else np.where(defined, numbers, 0.0)
-            return Vector(taken(counted, place).values * (place >= 0), None)
-        if is_own:
-            return Vector(numbers, defined)
-        found = taken(numbers, place)
-        return found if defined is None else Vector(found.values, both([found.defined, taken(defined, place).values]))
-
-    def _at_each_value(self, reference: SeriesReading) -> tuple[Floats, Truths | None]:
-        """Return a window or a fold at each value of the series, and where it is defined."""
-        if isinstance(reference, SeriesFold):
-            return folded(reference, self.values(reference.key).values)
-        assert isinstance(reference, Window)
-        return windowed(reference, self._sums_of(reference.key))
-
-    def _rise(self, kind: str, reference: SeriesRise) -> Vector:
-        place, _ = self._place(kind, reference.key)
-        return _less(taken(self.values(reference.key).values, place), self._ago(kind, reference.before))
+    def windowed(
+        self, key: SeriesKey, function: Function, length: int, skip: int, half: Half | None, options: tuple[float, ...]
+    ) -> tuple[Floats, Truths | None]:
+        """Return a window by count at each value of its series, and where it is defined."""
+        return windowed(self._sums_of(key), function, length, skip, half, options)
 
     def _sums_of(self, key: SeriesKey) -> WindowSums:
         if key not in self._sums:
             self._sums[key] = WindowSums(self.values(key).values)
         return self._sums[key]
 
-    def _place(self, kind: str, series: SeriesKey) -> tuple[Ints, bool]:
+    def place(self, kind: str, series: SeriesKey) -> tuple[Ints, bool]:
         """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
         key = (kind, series)
         if key not in self._places:
@@ -130,60 +92,34 @@ class SeriesReadings:
             self._places[key] = np.searchsorted(at, rows, side="right") - 1, np.array_equal(at, rows)
         return self._places[key]
 
-    def _sliced(self, kind: str, window: Window) -> Vector:
-        """Return a window that ends at the event, or whose reduction reads more than its values."""
-        key, known = window.key, None
-        place, _ = self._place(kind, key)
-        counts = place + 1
-        ends = np.maximum(counts - window.skip, 0)
-        if window.extent is Extent.VALUES:
-            begins = np.maximum(counts - int(window.length) - window.skip, 0)
-        else:
-            begins = np.maximum(self._first_within(kind, key, window.extent, window.length), counts - MAX_WINDOW)
-            # Without epochs, any number of them holds all values.
-            known = None if window.extent is Extent.EPOCHS else ~np.isnan(self._reached(kind, window.extent))
-        begins = np.minimum(begins, ends)
-        if window.half is not None:
-            middle = begins + (ends - begins) // 2
-            begins, ends = (begins, middle) if window.half is Half.OLDER else (middle, ends)
-        numbers, defined = reduced(
-            window.function,
-            self._sums_of(key),
-            begins,
-            ends,
-            options=window.options,
-            least=window.least or 0,
-            steps=self._at_values(key, Extent.STEPS) if window.is_per_step else None,
-            newest=place if window.function.reads_newest else None,
-        )
-        return Vector(numbers, both([defined, known]))
+    def sliced(
+        self,
+        key: SeriesKey,
+        function: Function,
+        begins: Ints,
+        ends: Ints,
+        *,
+        options: tuple[float, ...],
+        least: int,
+        is_per_step: bool,
+        newest: Ints | None,
+    ) -> tuple[Floats, Truths]:
+        """Return a function of each slice of a series, and where it is defined; see ``Columns.sliced``."""
+        steps = self.value_positions(key, Extent.STEPS) if is_per_step else None
+        sums = self._sums_of(key)
+        return reduced(function, sums, begins, ends, options=options, least=least, steps=steps, newest=newest)
 
-    def _ago(self, kind: str, reference: SeriesAgo) -> Vector:
-        place, _ = self._place(kind, reference.key)
-        first = self._first_within(kind, reference.key, reference.extent, reference.length)
-        is_held = (first > 0) & (first >= place + 1 - MAX_WINDOW)
-        return taken(self.values(reference.key).values, np.where(is_held, first - 1, -1))
-
-    def _age(self, kind: str, reference: SeriesAge) -> Vector:
-        place, _ = self._place(kind, reference.key)
-        newest = taken(self._at_values(reference.key, reference.extent), place)
-        reached = self._reached(kind, reference.extent)
-        ages, known = reached - np.where(place >= 0, newest.values, 0.0), ~np.isnan(reached)
-        if reference.limit is None:
-            return Vector(ages, both([newest.defined, known]))
-        return Vector(ages >= reference.limit, known)
-
-    def _first_within(self, kind: str, key: SeriesKey, extent: Extent, length: float) -> Ints:
+    def first_within(self, kind: str, key: SeriesKey, extent: Extent, length: float) -> Ints:
         """Return for each row the index of the first value within a length of it; 0 where the position is unknown."""
-        place, _ = self._place(kind, key)
-        reached = self._reached(kind, extent)
-        first = np.searchsorted(self._at_values(key, extent), np.nan_to_num(reached, nan=-np.inf) - length, "right")
+        place, _ = self.place(kind, key)
+        reached = self.positions(extent)[self.rows(kind)]
+        first = np.searchsorted(
+            self.value_positions(key, extent), np.nan_to_num(reached, nan=-np.inf) - length, "right"
+        )
         return np.where(np.isnan(reached), 0, np.minimum(first, place + 1))
 
-    def _reached(self, kind: str, extent: Extent) -> Floats:
-        return self.positions(extent)[self.rows(kind)]
-
-    def _at_values(self, key: SeriesKey, extent: Extent) -> Floats:
+    def value_positions(self, key: SeriesKey, extent: Extent) -> Floats:
+        """Return how far the run had come at each value of a series."""
         if (key, extent) not in self._at:
             self._at[key, extent] = positions_of_values(self.values(key).at, self.positions(extent), extent)
         return self._at[key, extent]
@@ -191,15 +127,72 @@ class SeriesReadings:
     def positions(self, extent: Extent) -> Floats:
         """Return how far the run has come at each event; NaN where that is unknown."""
         if extent not in self._positions:
-            self._positions[extent] = positions(self._stream, extent)
+            self._positions[extent] = positions(self.stream, extent)
         return self._positions[extent]
 
 
-def _less(newest: Vector, older: Vector) -> Vector:
-    return Vector(newest.values - older.values, both([newest.defined, older.defined]))
+#: The metrics that count samples or tokens: the number so far, and that of one update.
+COUNTED_BY: Final = {
+    Extent.SAMPLES: ("samples_seen", "batch_size"),
+    Extent.TOKENS: ("tokens_seen", "num_tokens"),
+}
+
+_NS_PER_S: Final = 1e9
+#: The position of a value that came before the run said how far it had come.
+_BEFORE_ALL: Final = -1.0
+#: The units that are counted from zero, so that a declared constant has a position.
+_FROM_ZERO: Final = frozenset({Extent.STEPS, Extent.SECONDS})
 
 
-def _ends_at_values(window: Window) -> bool:
-    """Whether the values of a window change only with those of its series, and its reduction reads nothing else."""
-    is_by_values = window.extent is Extent.VALUES and window.least is None
-    return is_by_values and not (window.is_per_step or window.function.reads_newest)
+def positions(stream: Stream, extent: Extent) -> Floats:
+    """Return the position at each event; NaN where the run has not given one. Shape (n,), ascending.
+
+    Raises:
+        NotColumnar: The run counts samples or tokens backwards, or its count is NaN.
+    """
+    match extent:
+        case Extent.STEPS:
+            steps = np.where(stream.is_loop, np.maximum(stream.steps, 0), 0)
+            return np.maximum.accumulate(steps).astype(np.float64)
+        case Extent.SECONDS:
+            return stream.clock_ns / _NS_PER_S
+        case Extent.EPOCHS:
+            epochs = np.where(stream.has_epoch, stream.epochs, stream.whole("epoch"))
+            reached = np.maximum.accumulate(np.where(stream.is_loop & (epochs >= 0), epochs, -np.inf))
+            return np.where(reached >= 0, reached, np.nan)
+    total, part = COUNTED_BY[extent]
+    added = _newest(stream, part, "step_end", is_summed=True)
+    reported = _newest(stream, total)
+    counted = np.where(np.isnan(reported), added, reported)
+    if (np.diff(counted[~np.isnan(counted)]) < 0).any():
+        raise NotColumnar(f"the run counts {extent} backwards")
+    return counted
+
+
+def positions_of_values(at: np.ndarray[tuple[int], np.dtype[np.int64]], reached: Floats, extent: Extent) -> Floats:
+    """Return the positions at which values came; -1 for those that came before the run gave a position.
+
+    Args:
+        at: The events that brought the values, ascending; -1 for a declared constant.
+        reached: The position at each event.
+        extent: The unit.
+    """
+    start = 0.0 if extent in _FROM_ZERO else _BEFORE_ALL
+    found = np.where(at >= 0, reached[np.maximum(at, 0)], start) if len(reached) else np.full(len(at), start)
+    return np.where(np.isnan(found), _BEFORE_ALL, found)
+
+
+def _newest(stream: Stream, metric: str, kind: str | None = None, *, is_summed: bool = False) -> Floats:
+    """Return the newest value of a metric at each event, or the sum so far; NaN before the first."""
+    result = np.full(len(stream), np.nan)
+    found = stream.metrics.get(metric)
+    if found is None:
+        return result
+    own = (stream.is_loop if kind is None else stream.is_any((kind,)))[found.at]
+    at, values = found.at[own], found.values[own]
+    if np.isnan(values).any():
+        raise NotColumnar(f"'{metric}' is NaN")
+    place = np.searchsorted(at, np.arange(len(stream)), side="right") - 1
+    known = place >= 0
+    result[known] = (np.cumsum(values) if is_summed else values)[place[known]]
+    return result

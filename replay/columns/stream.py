@@ -11,16 +11,12 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey
+from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.events import is_loop_kind
 from ...store.run_info import Plan
 from ..runs.event_stream import EventStream
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 _BEFORE: Final = np.array([-1])
 

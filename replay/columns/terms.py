@@ -11,9 +11,6 @@ from typing import Any, Final
 
 from ...rules.readings.reading import SeriesKey, SeriesReading
 
-#: Largest whole number that is exact as a float; every number in a column is a float.
-MAX_EXACT: Final = 2**53
-
 #: Functions of one number, and those of several with their minimum number of arguments.
 OF_ONE: Final = frozenset(
     {
@@ -37,10 +34,6 @@ OF_ONE: Final = frozenset(
 OF_SEVERAL: Final = {"min": 2, "max": 2, "clamp": 3}
 #: Functions of one or several numbers.
 OF_NUMBERS: Final = frozenset({*OF_ONE, *OF_SEVERAL})
-
-
-class NotColumnar(Exception):
-    """A rule, or its values in one run, have no exact columnar form; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

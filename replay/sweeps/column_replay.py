@@ -23,13 +23,14 @@ from ...rules.language.leaves import leaves
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
-from ...rules.readings.reading import SeriesKey, ValueType
+from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType
+from ...rules.readings.vectors import Ints
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.run_info import Plan
 from ..columns.gates import SharedRule, kinds_fed
 from ..columns.metric_readings import ListReading, ValueReading
-from ..columns.stream import Ints, Stream
-from ..columns.terms import ComputedReading, NotColumnar, Term
+from ..columns.stream import Stream
+from ..columns.terms import ComputedReading, Term
 from ..runs.event_stream import EventStream
 from ..runs.objective import Saves
 from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream

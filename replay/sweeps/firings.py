@@ -16,7 +16,8 @@ import numpy as np
 
 from ...rules.checks.possible_firings import limiting_params
 from ...rules.control import Effect
-from ...rules.readings.reading import Param
+from ...rules.readings.reading import NotColumnar, Param
+from ...rules.readings.vectors import Ints, Truths, Vector, both
 from ..columns.conditions import Conditions
 from ..columns.gates import (
     OF_ANSWERS,
@@ -36,9 +37,7 @@ from ..columns.gates import (
     starts_anew,
 )
 from ..columns.metric_values import MetricValues
-from ..columns.stream import Ints, Stream, Truths
-from ..columns.terms import NotColumnar
-from ..columns.vectors import Vector, both
+from ..columns.stream import Stream
 from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events
 from .variants import Structure, Variant

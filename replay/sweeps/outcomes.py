@@ -19,10 +19,11 @@ import numpy.typing as npt
 from ...rules.checks.possible_firings import could_fire
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Appearances
+from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN
 from ..columns.gates import kinds_fed
-from ..columns.stream import Floats, Ints, Stream, Truths
+from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.families import Family

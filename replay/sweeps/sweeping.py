@@ -16,11 +16,11 @@ import numpy as np
 
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
+from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
-from ..columns.stream import Floats
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, Renames, check_recorded, read_lineage, read_metrics, renamed_columns
 from ..runs.families import check_family_key, configuration_of

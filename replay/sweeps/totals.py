@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.stream import Floats, Ints, Truths
+from ...rules.readings.vectors import Floats, Ints, Truths
 from ..runs.families import Family
 from ..runs.objective import Objective
 from .outcomes import NO_STEP, SweptRun, VariantOutcomes

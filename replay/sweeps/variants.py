@@ -21,8 +21,7 @@ from ...rules.control import Effect
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
-from ...rules.readings.past_decisions import PastDecisions
-from ...rules.readings.reading import ALSO_CALLED, Param, Reading, SeriesReading
+from ...rules.readings.reading import ALSO_CALLED, NotColumnar, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
 from ..columns.gates import (
@@ -36,9 +35,9 @@ from ..columns.gates import (
     asking_of,
 )
 from ..columns.metric_readings import ListReading, MetricReadings, ValueReading
-from ..columns.positions import COUNTED_BY
 from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
-from ..columns.terms import NotColumnar, Term, Terms
+from ..columns.series_readings import COUNTED_BY
+from ..columns.terms import Term, Terms
 
 #: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000
@@ -213,8 +212,7 @@ class StructureCompiler:
     def _watchers_of(self, policy: Policy) -> _Watchers:
         names = Counter(metric.name for metric in policy.metrics)
         metrics = {metric.name: metric for metric in policy.metrics if names[metric.name] == 1}
-        states = frozenset(state.name for state in policy.states)
-        return _Watchers(policy, self._terms, PolicyReadings(metrics, states, self._readings), self._watchers)
+        return _Watchers(policy, self._terms, PolicyReadings(metrics, self._readings), self._watchers)
 
 
 class _Watchers:
@@ -274,9 +272,8 @@ class _Watchers:
         past = functools.partial(self._past, index)
         return condition_of(controller.rule.bound, self._terms, self._read, past)
 
-    def _past(self, asking: int, reference: PastDecisions) -> PastAnswer:
+    def _past(self, asking: int, question: str, name: str) -> PastAnswer:
         """Return how columns answer what a controller asks about another."""
-        question, name = reference.question, reference.controller
         asks = f"it asks {question} of {name!r}"
         places = [index for index, each in enumerate(self._policy.controllers) if each.name == name]
         if question not in OF_ANSWERS | OF_FIRINGS:

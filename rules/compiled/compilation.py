@@ -22,7 +22,7 @@ from ..functions.undefined import Undefined
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..readings.generated import EVENT, attribute, call, name
-from ..readings.reading import ArgumentCode, Names, Reading, SeriesReading
+from ..readings.reading import MAX_EXACT, ArgumentCode, Names, Reading, SeriesReading
 
 #: The answer of a rule that was true and whose gate has let it pass.
 FIRED: Final = object()
@@ -56,9 +56,6 @@ CONSTANT_NAMES: Final[dict[str, Any]] = {
     **{f"w_{function.name}": function.reduction for function in FUNCTIONS.values() if function.reduction},
     **{f"op_{operator.__name__}": guard for operator, guard in GUARDED.items()},
 }
-
-#: Whole numbers up to here are exact as floats.
-_MAX_EXACT: Final = 2**53
 
 
 class Translator:
@@ -255,7 +252,7 @@ def _as_float(node: ast.expr) -> ast.expr:
 
     Any other node is returned unchanged.
     """
-    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= _MAX_EXACT:
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) <= MAX_EXACT:
         return ast.copy_location(ast.Constant(float(node.value)), node)
     return node
 

@@ -5,12 +5,27 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .first_events import START, First
 from .generated import call, name
 from .ranges import TRUTH, Range, calculated
-from .reading import Code, Extent, Need, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
+from .reading import (
+    MAX_WINDOW,
+    Code,
+    Extent,
+    Need,
+    RunSeries,
+    SeriesKey,
+    SeriesReading,
+    SeriesValues,
+    Sightings,
+    ValueLimits,
+    ValueType,
+)
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +63,16 @@ class SeriesAgo(SeriesReading):
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         length, extent = self.length, self.extent
         return lambda: series.value_before(extent, length)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        import numpy as np
+
+        from .vectors import taken
+
+        place, _ = columns.place(kind, self.key)
+        first = columns.first_within(kind, self.key, self.extent, self.length)
+        is_held = (first > 0) & (first >= place + 1 - MAX_WINDOW)
+        return taken(columns.values(self.key).values, np.where(is_held, first - 1, -1))
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the series."""
@@ -92,6 +117,12 @@ class SeriesRise(SeriesReading):
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         length, extent = self.before.length, self.before.extent
         return lambda: series.values[-1] - series.value_before(extent, length)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import difference, taken
+
+        newest = taken(columns.values(self.key).values, columns.place(kind, self.key)[0])
+        return difference(newest, self.before.column(columns, kind))
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the difference of two values of the series."""
@@ -144,6 +175,19 @@ class SeriesAge(SeriesReading):
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         limit, extent = self.limit, self.extent
         return lambda: series.age(limit, extent)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        import numpy as np
+
+        from .vectors import Vector, both, taken
+
+        place, _ = columns.place(kind, self.key)
+        newest = taken(columns.value_positions(self.key, self.extent), place)
+        reached = columns.positions(self.extent)[columns.rows(kind)]
+        ages, known = reached - np.where(place >= 0, newest.values, 0.0), ~np.isnan(reached)
+        if self.limit is None:
+            return Vector(ages, both([newest.defined, known]))
+        return Vector(ages >= self.limit, known)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of a number of steps, or of a truth."""

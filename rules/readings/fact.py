@@ -6,12 +6,29 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from .first_events import START, First, Never, any_of
 from .generated import EVENT, attribute, call, name
 from .ranges import ANY, NATURAL, Range
-from .reading import Code, Reading, SeriesKey, Sightings, ValueLimits, ValueType
+from .reading import (
+    AnyTerm,
+    Code,
+    Extent,
+    NotColumnar,
+    Reading,
+    RunColumns,
+    RunSeries,
+    SeriesKey,
+    Sightings,
+    TermMaker,
+    ValueLimits,
+    ValueType,
+    exact_float,
+)
+
+if TYPE_CHECKING:
+    from .vectors import Ints, Vector
 
 #: The facts about the run: name to meaning.
 CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
@@ -34,6 +51,8 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 #: Facts that are whole numbers; the others are floats.
+_OF_UPDATES: Final = frozenset({"updates_applied", "updates_skipped"})
+_NS_PER_S: Final = 1e9
 _WHOLE: Final = frozenset({"step", "max_steps", "world_size", "updates_applied", "updates_skipped"})
 
 
@@ -64,6 +83,36 @@ class ContextValue(Reading):
             return attribute(name(EVENT), "step")
         return call(name(code.names.fact_of(self.name)), name(EVENT))
 
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        if self.name in _OF_UPDATES:
+            raise NotColumnar(f"it reads the fact {self.name!r}")
+        return terms.of_fact(self)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import Vector, nowhere
+
+        stream, plan, rows = columns.stream, columns.stream.plan, columns.rows(kind)
+        match self.name:
+            case "step":
+                return Vector(stream.steps[rows].astype("float64"), None)
+            case "elapsed_s":
+                return Vector(stream.clock_ns[rows] / _NS_PER_S, None)
+            case "samples_seen" | "tokens_seen":
+                extent = Extent.SAMPLES if self.name == "samples_seen" else Extent.TOKENS
+                counted = columns.positions(extent)[rows]
+                return Vector(counted, counted == counted)
+            case "max_steps":
+                return _declared(plan.max_steps(), len(rows))
+            case "world_size":
+                return _declared(plan.world_size, len(rows))
+            case "progress" if plan.max_steps():
+                return Vector(stream.steps[rows] / exact_float(plan.max_steps() or 0), None)
+            case "epoch" | "progress":
+                return _epochs(
+                    stream, rows, _declared(plan.total_epochs, len(rows)) if self.name == "progress" else None
+                )
+        return nowhere(len(rows))
+
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the step; whole numbers are not negative."""
         if self.name == "step":
@@ -89,3 +138,26 @@ class ContextValue(Reading):
                 keys = (SeriesKey("samples_seen"), SeriesKey("batch_size", "step_end"))
                 return any_of(seen.values(key, 1) for key in keys)
         return START
+
+
+def _declared(value: int | None, rows: int) -> Vector:
+    from .vectors import Vector, nowhere
+
+    return Vector(0.0, nowhere(rows).defined) if value is None else Vector(exact_float(value), None)
+
+
+def _epochs(stream: RunColumns, rows: Ints, total: Vector | None) -> Vector:
+    """Return the epoch at each row: its own, or else its metric of that name; with a total, the share of it."""
+    import numpy as np
+
+    from .vectors import Vector
+
+    own, logged, epochs = stream.has_epoch[rows], stream.metrics.get("epoch"), stream.epochs[rows]
+    if logged is not None:
+        place = np.minimum(np.searchsorted(logged.at, rows), len(logged.at) - 1)
+        epochs, own = np.where(own, epochs, logged.values[place]), own | (logged.at[place] == rows)
+    if total is None:
+        return Vector(epochs, own)
+    if not total.values:
+        return Vector(epochs, np.zeros(len(rows), np.bool_))
+    return Vector(epochs / total.values, own)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ..functions.family_functions import NAMES_OF_FAMILIES, TRUE_OF_FAMILIES
 from .first_events import START, First
 from .generated import EVENT, MEMBER_NAME, call, name
 from .ranges import ANY, NATURAL, TRUTH, Range
-from .reading import Code, Reading, SeriesKey, Sightings, ValueLimits, ValueType
+from .reading import (
+    AnyTerm,
+    Code,
+    NotColumnar,
+    Reading,
+    RunSeries,
+    SeriesKey,
+    Sightings,
+    TermMaker,
+    ValueLimits,
+    ValueType,
+)
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 _COUNT: Final = "count"
 
@@ -51,6 +65,12 @@ class FamilyReading(Reading):
         assert isinstance(node, ast.Call)
         return call(name(code.of_members(self, node.args[0])), name(EVENT))
 
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        raise NotColumnar(f"it calls {text} (a family of series)")
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns hold no families")
+
     def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the range of a truth or a count; of another number nothing is known."""
         if self.function in NAMES_OF_FAMILIES:
@@ -73,6 +93,9 @@ class MemberName(Reading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return name(MEMBER_NAME)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns hold no members")
 
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: it is no number."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..functions.folds import EMA, Fold, make_fold
 from ..functions.table import STREAK
 from .first_events import First
 from .generated import attribute, call, name
 from .ranges import ANY, Range
-from .reading import Code, Need, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
+from .reading import Code, Need, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,13 @@ class SeriesFold(SeriesReading):
         fold = make_fold(self.function, self.length, self.skip)
         series.followers.append(fold)
         return fold
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import spread
+
+        numbers, defined = columns.folded(self.function, self.key, self.length, self.skip)
+        place, is_own = columns.place(kind, self.key)
+        return spread(numbers, defined, place, is_own=is_own)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the finite values of the series, or of the lengths of a streak."""

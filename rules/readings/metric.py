@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...store.events import Event
 from ..functions.undefined import Undefined
 from .first_events import START, First
 from .generated import EVENT, attribute, call, name
-from .reading import Code, Names, Reading, Sightings, ValueLimits, ValueType
+from .reading import AnyTerm, Code, Names, NotColumnar, Reading, RunSeries, Sightings, TermMaker, ValueLimits, ValueType
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class MetricValue(Reading):
 
     name: str
 
+    _kind: ClassVar[str] = "controller metric"
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
@@ -29,6 +33,12 @@ class MetricValue(Reading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return attribute(name(code.names.cell_of(self.name)), "value")
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        raise NotColumnar(f"it reads the {self._kind} {self.name!r}")
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns read metrics by their keys")
 
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: it may be no number."""
@@ -43,6 +53,7 @@ class StateClass(MetricValue):
 
     __slots__ = ()
 
+    _kind: ClassVar[str] = "state"
     is_shown_by_name: ClassVar[bool] = True
 
 
@@ -64,6 +75,12 @@ class StateChange(Reading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return asked_of_state(code.names, self.state, self.question)
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        raise NotColumnar(f"it reads the state {self.state!r}")
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns hold no states")
 
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: nothing bounds it."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ...store.events import RANKS, Event
 from ...store.run_info import Plan
@@ -19,7 +19,21 @@ from ..functions.undefined import Undefined
 from .first_events import START, First
 from .generated import call, name
 from .ranges import TRUTH, Range
-from .reading import Code, Extent, Reading, Sightings, ValueLimits, ValueType
+from .reading import (
+    AnyTerm,
+    Code,
+    Extent,
+    NotColumnar,
+    Reading,
+    RunSeries,
+    Sightings,
+    TermMaker,
+    ValueLimits,
+    ValueType,
+)
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 #: The most shares of one call.
 MAX_SHARES: Final = 10_000
@@ -75,6 +89,12 @@ class Milestone(Reading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return call(name(code.names.milestone_of(self)))
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        raise NotColumnar(f"it calls {text}")
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns count no milestones")
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of a truth."""

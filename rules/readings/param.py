@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from .first_events import START, First, of_constant
 from .ranges import Range, between
-from .reading import Code, Param, Reading, Sightings, ValueLimits, ValueType
+from .reading import (
+    MAX_EXACT,
+    AnyTerm,
+    Code,
+    NotColumnar,
+    Param,
+    Reading,
+    RunSeries,
+    Sightings,
+    TermMaker,
+    ValueLimits,
+    ValueType,
+)
 
-#: Whole numbers up to here are exact as floats.
-_MAX_EXACT: Final = 2**53
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,12 @@ class ParamValue(Reading):
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return ast.Constant(self.value)
 
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        return terms.of_param(self.name, self.value)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("each variant has its own")
+
     @property
     def is_standing(self) -> bool:
         return True
@@ -39,7 +57,7 @@ class ParamValue(Reading):
     def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the one number that it is, if it is one that a float holds."""
         value = self.value
-        if isinstance(value, str) or not abs(value) < _MAX_EXACT:
+        if isinstance(value, str) or not abs(value) < MAX_EXACT:
             return None
         return between(value, value, is_whole=isinstance(value, int), may_be_nan=value != value)
 
@@ -61,6 +79,9 @@ class Variable(Reading):
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         assert isinstance(node, ast.Name)
         return ast.Name(self.name, node.ctx)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns run no comprehensions")
 
     @property
     def is_standing(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ...store.events import Event
 from ..functions.table import TRUE_OF_CONTROLLERS
@@ -13,7 +13,10 @@ from ..functions.undefined import Undefined
 from .first_events import START, First, PossibleCount
 from .generated import EVENT, attribute, call, name
 from .ranges import Range
-from .reading import Code, Reading, Sightings, ValueLimits, ValueType
+from .reading import AnyTerm, Code, NotColumnar, Reading, RunSeries, Sightings, TermMaker, ValueLimits, ValueType
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 _TIMES: Final = "times_fired"
 
@@ -58,6 +61,12 @@ class PastDecisions(Reading):
             case "steps_since":
                 return call(attribute(past, "steps_since"), attribute(name(EVENT), "step"))
         return attribute(past, "holds")
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        return terms.of_past(self.question, self.controller)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("the firings of other rules answer it")
 
     def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the range of the answer, which depends on the other rule."""

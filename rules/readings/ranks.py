@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ...store.events import Event
 from ..functions.reductions import greatest, least
@@ -17,7 +17,10 @@ from ..functions.table import ANY_RANK
 from ..functions.undefined import Undefined
 from .first_events import START, First
 from .generated import RANKS, attribute, call, name
-from .reading import Code, Reading, Sightings, ValueLimits, ValueType
+from .reading import Code, NotColumnar, Reading, RunSeries, Sightings, ValueLimits, ValueType
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,9 @@ class AcrossRanks(Reading):
         of_rank = ast.arguments(posonlyargs=[], args=[ast.arg("rank")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return call(attribute(name(RANKS), "any"), ast.Lambda(of_rank, code.of_rank(node.args[0])))
 
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns hold one rank")
+
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: nothing bounds it."""
 
@@ -65,6 +71,9 @@ class RankValue(Reading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return call(attribute(name(RANKS), "value"), ast.Constant(self.name), name("rank"))
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        raise NotColumnar("columns hold one rank")
 
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: nothing bounds it."""

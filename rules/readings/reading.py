@@ -13,17 +13,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from types import CodeType, MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ...store.run_info import Plan
+from ..functions.table import Function
 from .first_events import First, PossibleCount
 from .generated import call, name
 from .ranges import Range
 
+if TYPE_CHECKING:
+    from .vectors import Floats, Ints, Truths, Vector
+
 _Item = TypeVar("_Item")
+AnyTerm = TypeVar("AnyTerm", covariant=True)
 
 #: A param's value.
 Param = bool | int | float | str
+
+#: Largest whole number that is exact as a float; every number in a column is a float.
+MAX_EXACT: Final = 2**53
 
 #: The longest window, in values.
 MAX_WINDOW: Final = 100_000
@@ -248,6 +256,138 @@ class SeriesValues(Protocol):
         """Return the newest value that is at least ``length`` steps, epochs, ... old."""
 
 
+class NotColumnar(Exception):
+    """A rule, or its values in one run, have no exact columnar form; the message says why."""
+
+
+def exact_float(value: Param) -> float:
+    """Return a number as the float that represents it exactly; a truth value unchanged.
+
+    Raises:
+        NotColumnar: There is none.
+    """
+    assert not isinstance(value, str)
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        raise NotColumnar(f"a whole number beyond 2**53: {value}")
+    return float(value)
+
+
+class TermMaker(Protocol[AnyTerm]):
+    """Makes the terms of a rule, which columns compute."""
+
+    def of_param(self, param: str, value: Param) -> AnyTerm:
+        """Return the term of a param, whose value may differ between variants."""
+
+    def of_fact(self, reading: Reading) -> AnyTerm:
+        """Return the term of a fact about the run."""
+
+    def of_past(self, question: str, controller: str) -> AnyTerm:
+        """Return the term of a question about past decisions."""
+
+    def of_series(self, reading: SeriesReading) -> AnyTerm:
+        """Return the term of a reading of a series."""
+
+
+class RunColumns(Protocol):
+    """One recorded run as columns; one entry for each event.
+
+    Attributes:
+        plan: What the run declared.
+        steps, clock_ns: The step, and the training time up to the event.
+        epochs, has_epoch: The ``epoch`` field, and whether it is set.
+        metrics: The values of each metric, with their rows.
+    """
+
+    plan: Plan
+    steps: Ints
+    epochs: Floats
+    has_epoch: Truths
+
+    @property
+    def clock_ns(self) -> Ints:
+        """Training time up to each event, over all attempts."""
+
+    @property
+    def metrics(self) -> Mapping[str, ColumnValues]:
+        """The values of each metric."""
+
+
+class ColumnValues(Protocol):
+    """The values of one series or metric, oldest first, with the row of each."""
+
+    @property
+    def at(self) -> Ints:
+        """The event that brought each."""
+
+    @property
+    def values(self) -> Floats:
+        """The values."""
+
+
+class RunSeries(Protocol):
+    """The series of one run, at the rows where a trigger asks.
+
+    Attributes:
+        stream: The run.
+    """
+
+    @property
+    def stream(self) -> RunColumns:
+        """The run."""
+
+    def rows(self, kind: str) -> Ints:
+        """Return the indices of the events at which a trigger asks."""
+
+    def values(self, key: SeriesKey) -> ColumnValues:
+        """Return the values of a series."""
+
+    def place(self, kind: str, key: SeriesKey) -> tuple[Ints, bool]:
+        """Return for each row the index of the newest value (-1 before the first), and whether each row has its own."""
+
+    def positions(self, extent: Extent) -> Floats:
+        """Return how far the run has come at each event; NaN where that is unknown."""
+
+    def value_positions(self, key: SeriesKey, extent: Extent) -> Floats:
+        """Return how far the run had come at each value of a series."""
+
+    def first_within(self, kind: str, key: SeriesKey, extent: Extent, length: float) -> Ints:
+        """Return for each row the index of the first value within a length of it; 0 where the position is unknown."""
+
+    def folded(self, function: str, key: SeriesKey, length: int, skip: int) -> tuple[Floats, Truths]:
+        """Return a fold after each value of a series, and where it is defined."""
+
+    def windowed(
+        self, key: SeriesKey, function: Function, length: int, skip: int, half: Half | None, options: tuple[float, ...]
+    ) -> tuple[Floats, Truths | None]:
+        """Return a window by count at each value of its series, and where it is defined."""
+
+    def sliced(
+        self,
+        key: SeriesKey,
+        function: Function,
+        begins: Ints,
+        ends: Ints,
+        *,
+        options: tuple[float, ...],
+        least: int,
+        is_per_step: bool,
+        newest: Ints | None,
+    ) -> tuple[Floats, Truths]:
+        """Return a function of each slice of a series, and where it is defined.
+
+        Args:
+            key: The series.
+            function: The function.
+            begins, ends: First index, and the index after the last, of each slice.
+            options: Further arguments of the function.
+            least: With fewer values than this it is undefined.
+            is_per_step: Whether it reads the steps of the values, too.
+            newest: The index of the newest value at each row, for a function that reads it; -1 without one.
+        """
+
+
 class ValueLimits(Protocol):
     """What is known of the values that a reading's bounds depend on.
 
@@ -389,6 +529,26 @@ class Reading(ABC):
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         """Return the code that gives its value at an event; ``node`` is the part of the rule that it means."""
 
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        """Return the term by which columns compute it.
+
+        Args:
+            terms: Makes terms.
+            text: What the rule calls it.
+
+        Raises:
+            NotColumnar: It has no columnar form.
+        """
+        raise NotColumnar(f"the column engine cannot evaluate {text}")
+
+    @abstractmethod
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        """Return its value at each row of a kind.
+
+        Raises:
+            NotColumnar: It, or its values in this run, have no columnar form.
+        """
+
     @abstractmethod
     def bounds(self, limits: ValueLimits) -> Range | None:
         """Return what its value can be, whatever the values of series are; None if it may be no number."""
@@ -446,6 +606,14 @@ class SeriesReading(Reading):
     def steps_back(self) -> float:
         """How many steps it looks back; 0 for another unit."""
         return 0
+
+    @property
+    def waits_until_full(self) -> bool:
+        """Whether it counts only once it is full where the values of a series are computed from it."""
+        return False
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        return terms.of_series(self)
 
     @property
     def takes_less(self) -> bool:

@@ -5,12 +5,26 @@ from __future__ import annotations
 import ast
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .first_events import START, First, PossibleCount
 from .generated import attribute, name
 from .ranges import NATURAL, Range, calculated
-from .reading import Code, Need, SeriesKey, SeriesReading, Sightings, ValueLimits, ValueType, held_count, value_at
+from .reading import (
+    Code,
+    Need,
+    RunSeries,
+    SeriesKey,
+    SeriesReading,
+    Sightings,
+    ValueLimits,
+    ValueType,
+    held_count,
+    value_at,
+)
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,13 @@ class SeriesValue(SeriesReading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return value_at(code.names, self.key, self.back)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import Vector, taken
+
+        values = columns.values(self.key).values
+        place, is_own = columns.place(kind, self.key)
+        return Vector(values, None) if is_own and not self.back else taken(values, place - self.back)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the series."""
@@ -66,6 +87,12 @@ class SeriesChange(SeriesReading):
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return ast.BinOp(value_at(code.names, self.key, 0), ast.Sub(), value_at(code.names, self.key, self.back))
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import difference, taken
+
+        values, (place, _) = columns.values(self.key).values, columns.place(kind, self.key)
+        return difference(taken(values, place), taken(values, place - self.back))
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the difference of two values of the series."""
@@ -97,6 +124,11 @@ class SeriesLength(SeriesReading):
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         dropped = attribute(name(code.names.series_of(self.key)), "dropped")
         return ast.BinOp(held_count(code.names, self.key), ast.Add(), dropped)
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        from .vectors import Vector
+
+        return Vector((columns.place(kind, self.key)[0] + 1).astype("float64"), None)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the natural numbers."""

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ..functions.reductions import SUM_IS_PLAIN, older, recent
 from ..functions.table import Function
@@ -16,11 +16,13 @@ from .first_events import START, First, Never, PossibleCount
 from .generated import call, name
 from .ranges import ANY, Range, around, between, rounded
 from .reading import (
+    MAX_WINDOW,
     Code,
     Extent,
     Half,
     Names,
     Need,
+    RunSeries,
     SeriesKey,
     SeriesReading,
     SeriesValues,
@@ -30,6 +32,9 @@ from .reading import (
     held_count,
     value_at,
 )
+
+if TYPE_CHECKING:
+    from .vectors import Vector
 
 #: Functions that lie between the smallest and the greatest value of a window; the first ones are one of them.
 MEMBERS: Final = frozenset({"min", "max", "first", "last"})
@@ -107,6 +112,10 @@ class Window(SeriesReading):
         return self.length if self.extent is Extent.STEPS else 0
 
     @property
+    def waits_until_full(self) -> bool:
+        return self.extent is Extent.VALUES and self.least is None
+
+    @property
     def takes_less(self) -> bool:
         return True
 
@@ -167,6 +176,25 @@ class Window(SeriesReading):
             return lambda: reduction(values(), series.values[-1])
         return lambda: reduction(values(), *options)
 
+    # --- column -------------------------------------------------------------------------------------------------
+
+    def column(self, columns: RunSeries, kind: str) -> Vector:
+        """Return what changes only with the values of its series at each of them; another window ends at the event."""
+        import numpy as np
+
+        from .vectors import Vector, spread, taken
+
+        if not self.waits_until_full or self.is_per_step or self.function.reads_newest:
+            return _sliced(self, columns, kind)
+        place, is_own = columns.place(kind, self.key)
+        function, length = self.function, int(self.length)
+        numbers, defined = columns.windowed(self.key, function, length, self.skip, self.half, self.options)
+        if self.is_count:
+            # The count of an empty window is 0, never undefined.
+            counted = numbers if defined is None else np.where(defined, numbers, 0.0)
+            return Vector(taken(counted, place).values * (place >= 0), None)
+        return spread(numbers, defined, place, is_own=is_own)
+
     # --- bounds -------------------------------------------------------------------------------------------------
 
     def held(self, limits: ValueLimits, *, is_full: bool | None = None) -> HeldCount:
@@ -200,7 +228,7 @@ class Window(SeriesReading):
             return found.because(f"the oldest of its values is {most:g} ago") if most < math.inf else found
         if name in MEMBERS:
             return inner
-        return _amid(inner, name) if name in AMONG else _spread(self, limits, inner)
+        return _amid(inner, name) if name in AMONG else _differences(self, limits, inner)
 
     # --- first --------------------------------------------------------------------------------------------------
 
@@ -234,7 +262,7 @@ def _read(window: Window, code: Code) -> ast.expr:
         return _added(window, code.names, call(name("not_full")) if is_whole else _reduced(window, code.names))
     else:
         value = _reduced(window, code.names)
-    if is_whole and window.extent is Extent.VALUES and window.least is None:
+    if is_whole and window.waits_until_full:
         return _where_full(window, code.names, value, call(name("not_full")))
     return value
 
@@ -325,6 +353,40 @@ def _part(window: Window, series: SeriesValues, kept: list[float]) -> Callable[[
     return lambda: kept[series.first_within(extent, length) : max(0, len(kept) - skip)]
 
 
+def _sliced(window: Window, columns: RunSeries, kind: str) -> Vector:
+    """Return a window that ends at the event, or whose reduction reads more than its values."""
+    import numpy as np
+
+    from .vectors import Vector, both
+
+    key, known = window.key, None
+    place, _ = columns.place(kind, key)
+    counts = place + 1
+    ends = np.maximum(counts - window.skip, 0)
+    if window.extent is Extent.VALUES:
+        begins = np.maximum(counts - int(window.length) - window.skip, 0)
+    else:
+        begins = np.maximum(columns.first_within(kind, key, window.extent, window.length), counts - MAX_WINDOW)
+        # Without epochs, any number of them holds all values.
+        is_open = window.extent is Extent.EPOCHS
+        known = None if is_open else ~np.isnan(columns.positions(window.extent)[columns.rows(kind)])
+    begins = np.minimum(begins, ends)
+    if window.half is not None:
+        middle = begins + (ends - begins) // 2
+        begins, ends = (begins, middle) if window.half is Half.OLDER else (middle, ends)
+    numbers, defined = columns.sliced(
+        key,
+        window.function,
+        begins,
+        ends,
+        options=window.options,
+        least=window.least or 0,
+        is_per_step=window.is_per_step,
+        newest=place if window.function.reads_newest else None,
+    )
+    return Vector(numbers, both([defined, known]))
+
+
 class SlidingExtreme:
     """The minimum of the last ``length`` values, the older of two equal ones; or their maximum.
 
@@ -384,7 +446,7 @@ def _count_bounds(window: Window, limits: ValueLimits) -> Range:
     return found.because(f"the window holds at most {held.most:g} values") if held.most < math.inf else found
 
 
-def _spread(window: Window, limits: ValueLimits, inner: Range) -> Range:
+def _differences(window: Window, limits: ValueLimits, inner: Range) -> Range:
     """Return the range of what measures the differences within the window, or their sum."""
     name, width, held = window.function.name, inner.high - inner.low, window.held(limits)
     low = 0.0

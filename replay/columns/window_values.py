@@ -1,27 +1,26 @@
-"""Computes what rules read of one series, at all of its values at once: window functions and folds.
+"""Computes what rules read of one series at all of its values at once: functions of windows and slices, and folds.
 
-Takes the values of a series, oldest first; returns, for each of them, what a rule reads at that value. Sums are shifted
-additions: the oldest value of each window is taken for all windows at once, then the next one is added, and so on. For
-each window that is the left-to-right, oldest-first order of ``rules/functions/reductions.py``, bit for bit. Functions
-without such a form are called value by value, once for all variants.
+Takes the values of a series, oldest first; returns, for each of them or for each slice, what a rule reads there. Sums
+are shifted additions: the oldest value of each window is taken for all windows at once, then the next one is added, and
+so on. For each window that is the left-to-right, oldest-first order of ``rules/functions/reductions.py``, bit for bit.
+Functions without such a form are called window by window, once for all variants. So are slices of many different
+lengths; those of a few lengths are windows by count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...rules.functions.folds import make_fold
+from ...rules.functions.folds import Fold
 from ...rules.functions.reductions import older, recent
 from ...rules.functions.table import Function
 from ...rules.functions.undefined import Undefined
-from ...rules.readings.fold import SeriesFold
 from ...rules.readings.reading import Half
-from ...rules.readings.window import Window
-from .stream import Floats, Truths
+from ...rules.readings.vectors import Floats, Ints, Truths
 
 #: Rows of windows sorted at once, times the length of a window: 32 MiB.
 _SORTED_AT_ONCE: Final = 1 << 22
@@ -57,19 +56,20 @@ class WindowSums:
         return np.concatenate([growing, self._from[: count - len(growing)]])
 
 
-def windowed(window: Window, sums: WindowSums) -> tuple[Floats, Truths | None]:
+def windowed(
+    sums: WindowSums, function: Function, length: int, skip: int, half: Half | None, options: tuple[float, ...]
+) -> tuple[Floats, Truths | None]:
     """Return the result of a window by values at each value of its series, and where it is defined; shape (n,).
 
     None means defined everywhere.
     """
     values = sums.values
-    plain = _VECTORS.get(window.function.name)
-    length = int(window.length)
-    if plain is None or window.half is not None:
-        return _one_by_one(window, values)
+    plain = _VECTORS.get(function.name)
+    if plain is None or half is not None:
+        return _one_by_one(values, function, length, skip, half, options)
     with np.errstate(all="ignore"):
-        numbers, least = plain(sums, length, *window.options)
-    skip = min(window.skip, len(values))
+        numbers, least = plain(sums, length, *options)
+    skip = min(skip, len(values))
     if skip:
         numbers = np.concatenate([np.zeros(skip), numbers[: len(values) - skip]])
     missing = skip + least - 1
@@ -81,9 +81,8 @@ def vector_of(function: Function) -> Callable[..., tuple[Floats, int]] | None:
     return _VECTORS.get(function.name)
 
 
-def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
+def folded(carried: Fold, values: Floats) -> tuple[Floats, Truths]:
     """Return the state of a fold after each value of a series, and where it has one; shape (n,)."""
-    carried = make_fold(fold.function, fold.length, fold.skip)
     numbers: list[float] = []
     for value in values.tolist():
         carried.append(value)
@@ -93,19 +92,20 @@ def folded(fold: SeriesFold, values: Floats) -> tuple[Floats, Truths]:
     return np.concatenate([np.zeros(missing), np.array(numbers)]), np.arange(len(values)) >= missing
 
 
-def _one_by_one(window: Window, values: Floats) -> tuple[Floats, Truths]:
-    reduction = window.function.reduction
+def _one_by_one(
+    values: Floats, function: Function, length: int, skip: int, half: Half | None, options: tuple[float, ...]
+) -> tuple[Floats, Truths]:
+    reduction = function.reduction
     assert reduction is not None
-    half: Callable[[Sequence[float]], Sequence[float]] | None = None
-    if window.half is not None:
-        half = older if window.half is Half.OLDER else recent
+    halved: Callable[[Sequence[float]], Sequence[float]] | None = None
+    if half is not None:
+        halved = older if half is Half.OLDER else recent
     every = values.tolist()
-    back = int(window.length) + window.skip
     numbers, defined = np.zeros(len(every)), np.zeros(len(every), np.bool_)
     for count in range(1, len(every) + 1):
-        part = every[max(0, count - back) : max(0, count - window.skip)]
+        part = every[max(0, count - length - skip) : max(0, count - skip)]
         try:
-            numbers[count - 1] = reduction(half(part) if half else part, *window.options)
+            numbers[count - 1] = reduction(halved(part) if halved else part, *options)
             defined[count - 1] = True
         except (Undefined, ValueError):
             continue
@@ -237,3 +237,113 @@ _VECTORS: Final[dict[str, Callable[..., tuple[Floats, int]]]] = {
     "quantile": _quantile,
     "median": _median,
 }
+
+
+#: Lengths that are computed for all values at once; beyond, slices are reduced one by one.
+_FEW: Final = 6
+
+#: Reductions that read one value, each with the place of that value.
+_PICKS: Final[dict[str, Callable[[Ints, Ints], Ints]]] = {
+    "first": lambda begins, _: begins,
+    "last": lambda _, ends: ends - 1,
+}
+
+
+def reduced(
+    function: Function,
+    sums: WindowSums,
+    begins: Ints,
+    ends: Ints,
+    *,
+    options: tuple[float, ...] = (),
+    least: int = 0,
+    steps: Floats | None = None,
+    newest: Ints | None = None,
+) -> tuple[Floats, Truths]:
+    """Return the reduction of each slice, and where it is defined; shape (rows,).
+
+    Args:
+        function: The reduction.
+        sums: The series.
+        begins, ends: First index, and the index after the last, of each slice. No slice ends before it begins.
+        options: Further arguments of the reduction.
+        least: With fewer values than this it is undefined.
+        steps: The step of each value of the series, for a reduction that reads them.
+        newest: The index of the newest value at each row, for a reduction that reads it; -1 without one.
+    """
+    counts = ends - begins
+    if function.name == "count":
+        return counts.astype(np.float64), counts >= least
+    distinct, place = _distinct(begins, ends, newest)
+    starts, stops = begins[distinct], ends[distinct]
+    own = None if newest is None else newest[distinct]
+    numbers, defined = _reduced(function, sums, starts, stops, options, steps, own)
+    defined &= stops - starts >= least
+    return numbers[place], defined[place]
+
+
+def _distinct(begins: Ints, ends: Ints, newest: Ints | None) -> tuple[Ints, Ints]:
+    """Return the rows whose slice differs from that of the row before, and for each row its place among them."""
+    differs = (begins[1:] != begins[:-1]) | (ends[1:] != ends[:-1])
+    if newest is not None:
+        differs |= newest[1:] != newest[:-1]
+    is_first = np.append(np.ones(min(len(begins), 1), np.bool_), differs)
+    return np.flatnonzero(is_first), np.cumsum(is_first) - 1
+
+
+def _reduced(
+    function: Function,
+    sums: WindowSums,
+    begins: Ints,
+    ends: Ints,
+    options: tuple[float, ...],
+    steps: Floats | None,
+    newest: Ints | None,
+) -> tuple[Floats, Truths]:
+    counts, values = ends - begins, sums.values
+    numbers, defined = np.zeros(len(counts)), counts > 0
+    pick = _PICKS.get(function.name)
+    if pick is not None:
+        numbers[defined] = values[pick(begins[defined], ends[defined])]
+        return numbers, defined
+    vector = vector_of(function)
+    if vector is not None and steps is None and newest is None:
+        lengths = list(_lengths(begins, counts))
+        if len(lengths) <= _FEW:
+            for length, own in lengths:
+                with np.errstate(all="ignore"):
+                    found, needed = vector(sums, length, *options)
+                numbers[own] = found[ends[own] - 1]
+                defined[own] = counts[own] >= needed
+            return numbers, defined
+    reduction: Callable[..., float] | None = function.reduction if steps is None else function.per_step
+    assert reduction is not None
+    listed, at = values.tolist(), None if steps is None else steps.tolist()
+    for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        further: tuple[Any, ...] = options if at is None else (at[begin:end],)
+        try:
+            if newest is not None:
+                further = (listed[_known(int(newest[row]))],)
+            numbers[row] = reduction(listed[begin:end], *further)
+            defined[row] = True
+        except (Undefined, ValueError):
+            defined[row] = False
+    return numbers, defined
+
+
+def _known(index: int) -> int:
+    if index < 0:
+        raise Undefined("no value yet")
+    return index
+
+
+def _lengths(begins: Ints, counts: Ints) -> Iterator[tuple[int, Truths]]:
+    """Yield lengths of windows by values, ascending, each with the slices that equal such a window.
+
+    A slice from the first value on is the window of any length that is long enough.
+    """
+    growing = (begins == 0) & (counts > 0)
+    found = [(int(length), ~growing & (counts == length)) for length in np.unique(counts[~growing & (counts > 0)])]
+    if growing.any():
+        found.append((int(counts[growing].max()), growing))
+    yield from sorted(found, key=lambda each: each[0])
