@@ -163,7 +163,6 @@ PUBLIC: dict[str, set[str]] = {
         "language/expressions",
         "language/families",
         "language/leaves",
-        "language/patience",
         "language/timing",
         "metric_catalogue",
         "policy_file/declarations",

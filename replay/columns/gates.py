@@ -15,10 +15,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from ...rules.engine.gates import FiringGate, FiringLimits
+from ...rules.engine.gates import FiringGate, FiringLimits, SpanTimer
 from ...rules.language.context import Clock
-from ...rules.language.patience import RESET_ON_FAILURE
-from ...rules.language.timing import SpanTimer, StepWindow
+from ...rules.language.timing import RESET_ON_FAILURE, StepWindow
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy

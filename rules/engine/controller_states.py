@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from ...store.events import Event
 from ..compiled.program import clearing_name, explanation_name, gate_name, members_name, news_name
 from ..compiled.workspace import Member, News, Series, Workspace
-from ..language.timing import SpanTimer
 from ..policy_file.declarations import Controller, Rule
 from ..readings.past_decisions import Past
 from .decisions import Scalar, is_storable
-from .gates import FiringGate, FiringLimits, Ladder, RaisedState
+from .gates import FiringGate, FiringLimits, Ladder, RaisedState, SpanTimer
 
 #: Evaluates rules at an event: returns number and answer of each whose answer is not False.
 Ask = Callable[[Event], list[tuple[int, object]]]

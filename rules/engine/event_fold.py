@@ -19,7 +19,6 @@ from ...store.run_info import Plan, constants_in
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
 from ..language.context import Clock
-from ..language.timing import SpanTimer
 from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
@@ -27,7 +26,7 @@ from ..readings.reading import SeriesKey
 from .computed_values import MetricRunner, StateRunner, expected_keys
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
 from .decisions import Outcome, RuleWarning
-from .gates import FiringGate, FiringLimits, Ladder, RaisedState, shared_timers
+from .gates import FiringGate, FiringLimits, Ladder, RaisedState, SpanTimer, shared_timers
 from .listeners import CachedAnswers, Listener, SeriesIntake
 from .outcomes import (
     MISSING_SERIES_AFTER,

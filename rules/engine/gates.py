@@ -9,10 +9,78 @@ from collections.abc import Sequence
 
 from ...store.events import Event
 from ..language.context import Clock
-from ..language.patience import Patience, PatienceCounter
-from ..language.timing import Cooldown, Span, SpanTimer
+from ..language.timing import RESET_ON_FAILURE, Cooldown, Patience, Span, Unit
 from ..policy_file.declarations import Escalation
 from ..readings.past_decisions import Past
+
+
+class SpanTimer:
+    """Measures one span from one event to another."""
+
+    __slots__ = ("_began", "_length", "_unit")
+
+    def __init__(self, span: Span) -> None:
+        self._unit = span.unit
+        self._length = span.length
+        self._began: int | None = None
+
+    def start(self, event: Event, clock: Clock) -> None:
+        """Start at an event."""
+        self._began = self._position(event, clock)
+
+    def stop(self) -> None:
+        """Stop, and forget the start."""
+        self._began = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started."""
+        return self._began is not None
+
+    def is_over(self, event: Event, clock: Clock) -> bool:
+        """Whether the span has passed since the start."""
+        return self._began is not None and self._position(event, clock) - self._began >= self._length
+
+    def _position(self, event: Event, clock: Clock) -> int:
+        """Return the run's position at an event in the span's unit, in nanoseconds for seconds.
+
+        The clock must already have taken the event.
+        """
+        if self._unit is Unit.STEPS:
+            return event.step
+        return clock.evaluations if self._unit is Unit.EVALUATIONS else clock.elapsed_ns
+
+
+class PatienceCounter:
+    """Counts the true answers of one controller at one trigger. Undefined answers never reach it."""
+
+    __slots__ = ("_count", "_resets", "_threshold")
+
+    def __init__(self, patience: Patience) -> None:
+        self._threshold = patience.threshold
+        self._resets = patience.mode == RESET_ON_FAILURE
+        self._count = 0
+
+    def renew(self) -> None:
+        """Restart the count."""
+        self._count = 0
+
+    def count_true(self) -> None:
+        """Count a true answer of a controller that may not fire now."""
+        self._count += 1
+
+    def on_true(self) -> bool:
+        """Count a true answer; return whether the controller fires now, which restarts the count."""
+        self._count += 1
+        if self._count <= self._threshold:
+            return False
+        self._count = 0
+        return True
+
+    def on_false(self) -> None:
+        """Record a false answer, which restarts the count if the mode says so."""
+        if self._resets:
+            self._count = 0
 
 
 class RaisedState:

@@ -1,4 +1,4 @@
-"""Spans of a run, and the keys of a controller that hold it back for a span: ``for``, ``cooldown``, ``between``."""
+"""What the keys mean that hold a controller back: ``patience``, ``for``, ``cooldown`` and ``between``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ...store.events import Event
-from .context import Clock
+RESET_ON_FAILURE: Final = "reset_on_failure"
+NO_RESET_ON_FAILURE: Final = "no_reset_on_failure"
+MODES: Final = (RESET_ON_FAILURE, NO_RESET_ON_FAILURE)
 
 _NS_PER_S: Final = 1_000_000_000
 
@@ -32,18 +33,9 @@ class Span:
     amount: float
     unit: Unit = Unit.STEPS
 
-    def now(self, event: Event, clock: Clock) -> int:
-        """Return the run's position at an event, in this span's unit, with nanoseconds for seconds.
-
-        The clock must already have taken the event.
-        """
-        if self.unit is Unit.STEPS:
-            return event.step
-        return clock.evaluations if self.unit is Unit.EVALUATIONS else clock.elapsed_ns
-
     @property
     def length(self) -> int:
-        """The amount in the unit of ``now``."""
+        """The amount in whole steps, evaluations or nanoseconds."""
         return round(self.amount * _NS_PER_S) if self.unit is Unit.SECONDS else int(self.amount)
 
 
@@ -68,29 +60,14 @@ class StepWindow:
     last: int | None = None
 
 
-class SpanTimer:
-    """Measures one span from one event to another."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The patience that a controller declares.
 
-    __slots__ = ("_began", "_length", "_span")
+    Attributes:
+        threshold: True answers to tolerate before one fires; 0 and less tolerate none.
+        mode: Whether a false answer restarts the count.
+    """
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        self._length = span.length
-        self._began: int | None = None
-
-    def start(self, event: Event, clock: Clock) -> None:
-        """Start at an event."""
-        self._began = self._span.now(event, clock)
-
-    def stop(self) -> None:
-        """Stop, and forget the start."""
-        self._began = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has been started."""
-        return self._began is not None
-
-    def is_over(self, event: Event, clock: Clock) -> bool:
-        """Whether the span has passed since the start."""
-        return self._began is not None and self._span.now(event, clock) - self._began >= self._length
+    threshold: int = 1
+    mode: str = RESET_ON_FAILURE

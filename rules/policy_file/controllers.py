@@ -20,8 +20,7 @@ from ..control import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
 from ..errors import ExpressionError, kind_suggestion, suggestion
 from ..language.bound_rule import NameScope
 from ..language.families import is_pattern
-from ..language.patience import MODES, RESET_ON_FAILURE, Patience
-from ..language.timing import Cooldown, Span, StepWindow, Unit
+from ..language.timing import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
 from ..readings.past_decisions import PastDecisions
 from ..readings.reading import SeriesKey
 from .declarations import (

@@ -17,8 +17,7 @@ from typing import Any, Final
 from ...store.errors import require_version
 from ...store.run_info import Attempt
 from ..language.bound_rule import BoundRule, NameScope
-from ..language.patience import Patience
-from ..language.timing import Cooldown, Span, StepWindow
+from ..language.timing import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
 from .classes import ArgumentValue
 from .document import Place
