@@ -1,7 +1,7 @@
 """Registers the commands of ``steptape COMMAND`` and maps errors to exit statuses.
 
 The exit status is 0 when fine, 1 for findings, 2 for wrong usage or input that cannot be opened, and 3 for a comparison
-without a verdict yet. The arguments of a command are a ``NamedTuple`` in ``arguments``, a light module. The command is
+without a verdict yet. The arguments of a command are a ``NamedTuple`` in ``options``, a light module. The command is
 a function that takes them, in a module of ``commands`` that is imported only when it is called.
 """
 
@@ -72,9 +72,9 @@ _GROUP_OF: Final = {name: group for group, summaries in GROUPS.items() for name 
 #: The module and function of the commands that have no module of their own name.
 _FUNCTIONS: Final = {
     "import": ("import_runs", "import_runs"),
-    "query": ("rows", "query"),
-    "runs": ("rows", "runs"),
-    "samples": ("rows", "samples"),
+    "query": ("listings", "query"),
+    "runs": ("listings", "runs"),
+    "samples": ("listings", "samples"),
     "test": ("check", "run_tests"),
 }
 
@@ -167,7 +167,7 @@ class Commands(typer.core.TyperGroup):
             if near:
                 ctx.fail(f"No such command '{cmd_name}'. Did you mean '{near[0]}'?")
             return None
-        arguments = getattr(import_module(".arguments", __package__), f"{cmd_name.capitalize()}Arguments")
+        arguments = getattr(import_module(".options", __package__), f"{cmd_name.capitalize()}Arguments")
 
         @functools.wraps(arguments, updated=())
         def run(**values: Any) -> None:

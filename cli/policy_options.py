@@ -17,8 +17,8 @@ from ..rules.policy_file.policy import Policy
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
-from .arguments import JudgingOptions, ReplayingOptions
 from .lookup import complain_of, runs_chosen
+from .options import JudgingOptions, ReplayingOptions
 from .output import check_output
 from .policy_lookup import policy_named, setting_value
 

@@ -109,12 +109,12 @@ def test_a_killed_query_is_not_said_to_have_used_too_much_memory(store: Path) ->
     workers.warm()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(
-            workers.ask, "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b", None
+            workers.run_sql, "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b", None
         )
         for pid in query_workers():
             os.kill(pid, signal.SIGKILL)
         error = asked.exception()
-    answer = workers.ask("SELECT 1 AS n", None)
+    answer = workers.run_sql("SELECT 1 AS n", None)
     workers.close()
 
     assert isinstance(error, QueryRefused)

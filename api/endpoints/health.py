@@ -101,4 +101,4 @@ async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth
     """
     workers: RuleWorkers = request.app.state.rule_workers
     path = await run_in_threadpool(policy_named, policy, request.app.state.policies)
-    return RunHealth.model_validate(await workers.ask(HealthTrial(str(run.folder), str(path))))
+    return RunHealth.model_validate(await workers.run_trial(HealthTrial(str(run.folder), str(path))))

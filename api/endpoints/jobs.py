@@ -211,7 +211,7 @@ async def _check_policy(
     """
     workers: RuleWorkers = request.app.state.rule_workers
     seconds = request.app.state.limits.rules_s / 2
-    await workers.ask(JobTrial(text, source, dict(params), dict(axes), seconds))
+    await workers.run_trial(JobTrial(text, source, dict(params), dict(axes), seconds))
 
 
 def _queued(request: Request, store: Store, body: JobRequest, order: JobOrder) -> Job:

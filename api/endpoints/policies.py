@@ -190,7 +190,7 @@ class TestAnswer(Model):
 async def check_rules(request: Request, store: OpenStore, body: CheckRequest) -> CheckAnswer:
     """Return all errors of a rule file at once or, if it loads, its likely mistakes."""
     folders = await run_in_threadpool(lambda: [str(find_run(store, key).open().folder) for key in body.runs])
-    return CheckAnswer.model_validate(await _workers(request).ask(PolicyTrial(body.text, body.params, folders)))
+    return CheckAnswer.model_validate(await _workers(request).run_trial(PolicyTrial(body.text, body.params, folders)))
 
 
 @router.post("/rules/test", summary="Run the tests of a rule file")
@@ -201,7 +201,7 @@ async def test_rules(request: Request, body: TestRequest) -> TestAnswer:
         for name, path in policies_known(request.app.state.policies).items()
         if name not in body.policies and name in body.tests
     }
-    return TestAnswer.model_validate(await _workers(request).ask(ScenarioTrial(body.tests, body.policies, known)))
+    return TestAnswer.model_validate(await _workers(request).run_trial(ScenarioTrial(body.tests, body.policies, known)))
 
 
 def _workers(request: Request) -> RuleWorkers:

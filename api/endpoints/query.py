@@ -62,7 +62,7 @@ async def run_sql(request: Request, body: SqlRequest, query: Annotated[FormedQue
     """
     form = form_of(request, query.format)
     workers: QueryWorkers = request.app.state.query_workers
-    found = await to_thread.run_sync(workers.ask, body.sql, body.run, limiter=workers.threads)
+    found = await to_thread.run_sync(workers.run_sql, body.sql, body.run, limiter=workers.threads)
     limit: int = request.app.state.limits.query.rows
     return await to_thread.run_sync(_rendered, request, found, form, limit, limiter=workers.threads)
 

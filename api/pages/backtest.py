@@ -19,7 +19,7 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded
 from ..access import OpenStore, policies_known
 from .compare import newest
-from .layout import PageRoute, page
+from .layout import PageRoute, render_page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -42,7 +42,7 @@ def show_backtest(
     runs = newest(store)
     chosen = {run.run_id for run in runs if {run.run_id, run.name} & set(keys or ())}
     listed = sorted(runs, key=lambda run: run.run_id not in chosen)[: max(LISTED, len(chosen))]
-    return page(
+    return render_page(
         request,
         "backtest.html",
         policies=sorted(known),
@@ -71,4 +71,4 @@ def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:
 @router.get("/glossary")
 def show_glossary(request: Request) -> Response:
     """Return the page."""
-    return page(request, "glossary.html", terms=glossary())
+    return render_page(request, "glossary.html", terms=glossary())

@@ -16,7 +16,7 @@ from ...store.reading.summary import RunSummary, leading_metric, summarize
 from ...store.run_info import flattened
 from ...store.store import Store
 from ..access import OpenStore, find_run
-from .layout import PageRoute, page
+from .layout import PageRoute, render_page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -38,7 +38,7 @@ def compare_runs(
     snapshots = chosen_snapshots(store, keys or ())
     metrics = common_metrics(snapshots)
     chosen = {snapshot.info.run_id for snapshot in snapshots}
-    return page(
+    return render_page(
         request,
         "compare.html",
         runs=[summarize(snapshot) for snapshot in snapshots],

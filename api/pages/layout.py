@@ -44,7 +44,7 @@ HEADERS: Final = {
 }
 
 
-def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
+def render_page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Render a page from a template. Every value is escaped.
 
     Args:
@@ -94,7 +94,7 @@ async def show_lost(request: Request, error: Exception) -> Response:
 
 def error_page(request: Request, status: int, title: str, detail: str, hint: str | None) -> Response:
     """Return a page that describes an error."""
-    return page(request, "error.html", status=status, title=title, detail=detail, hint=hint)
+    return render_page(request, "error.html", status=status, title=title, detail=detail, hint=hint)
 
 
 def number(value: object) -> str:

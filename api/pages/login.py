@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..middleware.gate import Tokens
-from .layout import COOKIE, HEADERS, PageRoute, page
+from .layout import COOKIE, HEADERS, PageRoute, render_page
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -30,7 +30,7 @@ _FORM_BYTES: Final = 8192
 @router.get("/login")
 def show_login(request: Request, next_: Annotated[str, InQuery(alias="next", max_length=2000)] = "/") -> Response:
     """Return the form."""
-    return page(request, "login.html", next=own_path(next_), wrong=False)
+    return render_page(request, "login.html", next=own_path(next_), wrong=False)
 
 
 @router.post("/login")
@@ -40,7 +40,7 @@ async def sign_in(request: Request) -> Response:
     token, target = form.get("token", [""])[0].strip(), own_path(form.get("next", ["/"])[0])
     tokens: Tokens | None = request.app.state.tokens
     if tokens is None or tokens.holder_of(token) is None:
-        return page(request, "login.html", status=403, next=target, wrong=True)
+        return render_page(request, "login.html", status=403, next=target, wrong=True)
     answer = RedirectResponse(f"{request.app.state.root_path}/" if target == "/" else target, 303, HEADERS)
     secure = request.url.scheme == "https"
     answer.set_cookie(COOKIE, token, max_age=KEPT_S, httponly=True, samesite="strict", secure=secure)

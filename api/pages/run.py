@@ -17,7 +17,7 @@ from ..access import RequestedRun
 from ..endpoints.health import DEFAULT_POLICY, run_health
 from ..middleware.gate import Scope
 from ..workers.pool import query_run
-from .layout import PageRoute, page, share_done
+from .layout import PageRoute, render_page, share_done
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -40,7 +40,7 @@ def show_run(request: Request, run: RequestedRun) -> Response:
     """Return the page of a run."""
     snapshot = run.read(lambda found: found)
     summary = summarize(snapshot)
-    return page(
+    return render_page(
         request,
         "run.html",
         run=summary,
@@ -64,7 +64,7 @@ async def show_worst_samples(request: Request, run: RequestedRun) -> Response:
     The query reads every sample loss, so it runs like users' SQL: in a worker process, within limits.
     """
     found = await query_run(request, run.folder, _WORST_SAMPLES, rows=WORST)
-    return page(request, "worst_samples.html", samples=found.table.to_pylist())
+    return render_page(request, "worst_samples.html", samples=found.table.to_pylist())
 
 
 def run_data(snapshot: Snapshot) -> JsonObject:
@@ -116,4 +116,4 @@ async def show_health(request: Request, run: RequestedRun) -> Response:
     """Return the table of groups that can be evaluated, the worst first, and the diagnoses that hold."""
     found = await run_health(request, run, DEFAULT_POLICY)
     known = [group for group in found.groups if group.state != "not evaluable"]
-    return page(request, "health.html", health=found, known=known, unknown=found.groups[len(known) :])
+    return render_page(request, "health.html", health=found, known=known, unknown=found.groups[len(known) :])

@@ -23,7 +23,7 @@ from ...store.run_folder import SealedFile
 from ..access import OpenStore
 from ..endpoints.series import kept_indices
 from ..problems import without_path
-from .layout import PageRoute, page, share_done
+from .layout import PageRoute, render_page, share_done
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -68,7 +68,7 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
     last_page = max(1, -(-len(found) // PAGE_SIZE))
     number = min(asked.page, last_page)
     shown = found[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
-    return page(
+    return render_page(
         request,
         "runs.html",
         runs=[_row(entry) for entry in shown],

@@ -157,7 +157,7 @@ class QueryWorkers:
         self._pool = WorkerPool(self._started, limits, "too many queries are waiting", is_reused=True)
         self.threads = self._pool.threads
 
-    def ask(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
+    def run_sql(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
         """Run one statement over the whole store, or one run.
 
         Args:
@@ -250,7 +250,7 @@ class RuleWorkers:
         places = limits.query_workers + limits.queries_waiting
         self._pool = WorkerPool(self._started, limits, f"{places} clients are already waiting", is_reused=False)
 
-    async def ask(self, trial: Trial) -> Any:
+    async def run_trial(self, trial: Trial) -> Any:
         """Return the answer of ``rule_worker`` to a trial.
 
         Raises:
@@ -310,11 +310,11 @@ async def query_run(request: Request, run: Path, statement: str, *, rows: int) -
     """
     workers: QueryWorkers = request.app.state.query_workers
 
-    def ask() -> Answer:
-        return workers.ask(statement, run.name, rows=rows)
+    def run_sql() -> Answer:
+        return workers.run_sql(statement, run.name, rows=rows)
 
     try:
-        answer = await to_thread.run_sync(ask, limiter=workers.threads)
+        answer = await to_thread.run_sync(run_sql, limiter=workers.threads)
     except (QueryRefused, QueryTimedOut) as error:
         if error.what == DAMAGED_FILE:
             raise DamagedLog(error.what, where=error.where or run.name, fix=error.fix) from None

@@ -6,8 +6,8 @@ import getpass
 import socket
 
 from ...store.run import ask_recorder
-from ..arguments import AskArguments
 from ..lookup import the_run_named
+from ..options import AskArguments
 from ..output import say
 
 

@@ -27,8 +27,8 @@ from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..arguments import BacktestArguments
 from ..lookup import complain_of, open_store_named, runs_chosen
+from ..options import BacktestArguments
 from ..output import check_output, output_file, print_json_with_list, print_table, reading_runs, say
 from ..policy_lookup import params_of, policy_named
 from ..policy_options import replaying_of

@@ -23,8 +23,8 @@ from ...replay.choosing.population import changes_since
 from ...replay.choosing.risks import amount_of, risk_of
 from ...rules.certificate import Certificate, read_certificate
 from ...store.errors import counted
-from ..arguments import CertifyArguments
 from ..lookup import complain_of, runs_chosen
+from ..options import CertifyArguments
 from ..output import output_file, print_json, print_table, reading_runs, say
 from ..policy_options import replaying_of, variants_asked
 from ..streams import FINDINGS, complain

@@ -21,7 +21,7 @@ from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError, counted
 from ...store.events import JsonObject
-from ..arguments import CheckArguments, TestArguments
+from ..options import CheckArguments, TestArguments
 from ..output import print_json, say
 from ..policy_lookup import openable, params_of
 from ..streams import CANNOT_OPEN, FINDINGS, complain

@@ -19,8 +19,8 @@ from ...replay.comparing.group_comparison import (
     group_rows,
     verdict_sentence,
 )
-from ..arguments import CompareArguments
 from ..lookup import open_store_named
+from ..options import CompareArguments
 from ..output import print_json, print_table, say
 from ..policy_options import objectives_of, renames_of
 from ..streams import FINDINGS, NO_ANSWER

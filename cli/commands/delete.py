@@ -13,8 +13,8 @@ import typer
 from ...store.errors import TelemetryError, counted
 from ...store.store import delete_run, expendable
 from ...store.user_cache import require_writable
-from ..arguments import DeleteArguments
 from ..lookup import age, complain_of, open_store_named, the_run_named
+from ..options import DeleteArguments
 from ..output import print_json, say
 from ..streams import complain
 

@@ -27,8 +27,8 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.store import open_run
 from ...store.user_cache import require_writable
-from ..arguments import DemoArguments
 from ..lookup import store_named
+from ..options import DemoArguments
 from ..output import print_rows, print_table, progress, say
 from ..streams import FINDINGS
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import typer
 
 from ...replay.reports.diff import diff_json, diff_lines, diff_policies
-from ..arguments import DiffArguments
 from ..lookup import complain_of, runs_chosen
+from ..options import DiffArguments
 from ..output import print_json, reading_runs, say
 from ..policy_lookup import policy_named
 from ..policy_options import judging_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import metadata
 from importlib.resources import files
 
-from ..arguments import DocsArguments
+from ..options import DocsArguments
 from ..output import say
 
 

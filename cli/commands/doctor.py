@@ -15,8 +15,8 @@ from ...store.reading.diagnosis import UNREADABLE, StoreFault, diagnose, folders
 from ...store.reading.training import check_training
 from ...store.run import Run
 from ...store.store import local_folder
-from ..arguments import DoctorArguments
 from ..lookup import open_store_named, run_named, store_named
+from ..options import DoctorArguments
 from ..output import print_json, progress, say
 from ..streams import FINDINGS, complain
 

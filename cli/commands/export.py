@@ -14,8 +14,8 @@ from ...store.arrow_tables import to_csv, to_parquet
 from ...store.event_json import event_to_line
 from ...store.reading.snapshot import Attempts
 from ...store.run import Run
-from ..arguments import ExportArguments, ExportFormat
 from ..lookup import run_named
+from ..options import ExportArguments, ExportFormat
 from ..output import output_file
 
 #: The format of a file, by its suffix; devices and pipes have none.

@@ -8,8 +8,8 @@ import typer
 
 from ...replay.health.health import health_of
 from ...replay.health.health_summary import HealthState, HealthSummary, health_json
-from ..arguments import HealthArguments
 from ..lookup import run_named
+from ..options import HealthArguments
 from ..output import print_json, print_table, say
 from ..policy_lookup import policy_named
 from ..policy_options import renames_of

@@ -18,9 +18,9 @@ from ...importers.source import Reader, ReadOptions
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.user_cache import require_writable
-from ..arguments import ImportArguments
 from ..imports import Signatures, every_reader, find_and_import
 from ..lookup import store_named
+from ..options import ImportArguments
 from ..output import print_json, print_table, say
 from ..policy_options import ray_pool, renames_of
 from ..streams import FINDINGS, complain

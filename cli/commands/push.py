@@ -15,8 +15,8 @@ from ...api.logs import LogFormat, LogLevel, write_log
 from ...shipping.push_protocol import TargetAway
 from ...shipping.store_push import Backoff, RunPushed, push_on, push_once, target_of
 from ...store.errors import StoreNotFound, TelemetryError, counted
-from ..arguments import PushArguments
 from ..lookup import store_named
+from ..options import PushArguments
 from ..output import print_json, say
 from ..streams import FINDINGS, INTERRUPTED, complain
 

@@ -11,8 +11,8 @@ from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...store.errors import counted
 from ...store.events import Event
 from ...store.run import Run
-from ..arguments import ReplayArguments
 from ..lookup import events_named
+from ..options import ReplayArguments
 from ..output import print_json, print_table, say, shown_values
 from ..policy_lookup import policy_named
 from ..policy_options import axes_of, check_numbers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...store.errors import counted
 from ...store.parquet.sealing import foreign_journals
 from ...store.parquet.sealing import seal as seal_run
-from ..arguments import SealArguments
 from ..lookup import complain_of, runs_chosen
+from ..options import SealArguments
 from ..output import print_json, say
 from ..streams import complain
 

@@ -8,8 +8,8 @@ from ...api import server
 from ...api.logs import LogFormat, LogLevel
 from ...store.errors import TelemetryError
 from ...store.store import open_store
-from ..arguments import ServeArguments
 from ..lookup import store_named
+from ..options import ServeArguments
 from ..streams import complain
 
 

@@ -13,8 +13,8 @@ from ...store.errors import counted, plural
 from ...store.events import JsonObject
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run import Run
-from ..arguments import ShowArguments
 from ..lookup import run_named
+from ..options import ShowArguments
 from ..output import print_json, print_rows, say, shown_values
 from ..streams import can_show
 

@@ -26,7 +26,7 @@ from ...replay.runs.objective import FEWEST_EVALUATIONS, asks_for_checkpoints
 from ...replay.sweeps.sweeping import Sweep
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ...store.errors import counted
-from ..arguments import SweepArguments
+from ..options import SweepArguments
 from ..output import output_file, print_json, print_table, reading_runs, say
 from ..policy_options import replaying_of, variants_asked
 from ..streams import complain

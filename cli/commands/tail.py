@@ -16,8 +16,8 @@ from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
 from ...store.own_process import pause_after
 from ...store.reading.snapshot import Snapshot, after, of_rank, read_snapshot, retrying
 from ...store.run import Run
-from ..arguments import TailArguments
 from ..lookup import run_named
+from ..options import TailArguments
 from ..output import say, shown
 from ..streams import FINDINGS, complain, print_line
 

@@ -7,8 +7,8 @@ import typer
 from ...replay.runs.verification import Verification
 from ...replay.runs.verification import verify as verify_run
 from ...store.errors import TelemetryError, counted
-from ..arguments import VerifyArguments
 from ..lookup import complain_of, runs_chosen
+from ..options import VerifyArguments
 from ..output import print_json, say
 from ..streams import CANNOT_OPEN, FINDINGS, complain_of_error
 

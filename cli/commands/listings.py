@@ -12,8 +12,8 @@ from ...store.reading.catalog import Newest
 from ...store.run import Run
 from ...store.sql.statements import rows_of
 from ...store.store import Store
-from ..arguments import QueryArguments, RunsArguments, SamplesArguments
 from ..lookup import complain_of, open_store_named, run_named
+from ..options import QueryArguments, RunsArguments, SamplesArguments
 from ..output import print_json, print_json_lines, print_rows, print_table, say, shown
 from ..removed import store_by_position
 from ..streams import complain

@@ -1,7 +1,7 @@
 """Declares the arguments of each command, first the options that several commands share.
 
-Of other rooms it loads the names of findings alone. There is no ``from __future__ import annotations``:
-typer reads the annotations of a ``NamedTuple`` as they are.
+Loads the names of findings from ``rules``, and nothing else of other rooms. There is no ``from __future__ import
+annotations``: typer reads the annotations of a ``NamedTuple`` as they are.
 """
 
 from collections.abc import Callable
