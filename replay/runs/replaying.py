@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -151,7 +152,7 @@ class Ending:
     elapsed_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replay:
     """The replay of a policy over one recorded stream.
 
@@ -190,17 +191,17 @@ class Replay:
     saves_differ_from: int | None = None
     on_made_up_ranks: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def decisions(self) -> tuple[LabelledOutcome, ...]:
         """The controllers that fired."""
         return tuple(judged for judged in self.outcomes if isinstance(judged.outcome, Decision))
 
-    @property
+    @cached_property
     def stop(self) -> LabelledOutcome | None:
         """The first decision that would have ended the run."""
         return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
 
-    @property
+    @cached_property
     def reached(self) -> tuple[LabelledOutcome, ...]:
         """The decisions up to the end of the run under this policy."""
         if self.ending is None:
