@@ -18,7 +18,7 @@ from steptape.rules.functions.expert_loads import BalanceSettings, LayerBalance
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.readings.reading import Param
 from steptape.store.errors import TelemetryError
-from steptape.store.events import Event
+from steptape.store.events import Event, JsonObject
 from steptape.store.run import Run
 
 #: Both hot experts of a layer on its first GPU of four; one hot expert; none.
@@ -49,9 +49,9 @@ def llep() -> Policy:
     return load_policy(shipped_policies()["llep"])
 
 
-def accounts(source: Run | Sequence[Event], **axes: Sequence[Param]) -> list[dict[str, Any]]:
+def accounts(source: Run | Sequence[Event], **axes: Sequence[Param]) -> list[JsonObject]:
     """Return the accounts of the shipped policy."""
-    return list(expert_accounts(llep(), source, axes))
+    return [account.to_json() for account in expert_accounts(llep(), source, axes)]
 
 
 def test_an_account_adds_up_layers_and_steps(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_thousand_combinations_are_not_too_many(tmp_path: Path) -> None:
     """Each is computed when it is asked for."""
     run = recorded(tmp_path, [{"a": EVEN}])
 
-    assert next(expert_accounts(llep(), run, {"alpha": range(1, 1001)}))["params"] == {"alpha": 1}
+    assert next(expert_accounts(llep(), run, {"alpha": range(1, 1001)})).params == {"alpha": 1}
 
 
 def test_a_policy_without_the_metric_has_no_account(tmp_path: Path) -> None:

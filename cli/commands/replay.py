@@ -59,13 +59,13 @@ def _print_accounts(policy: str, events: Run | Sequence[Event], settings: Sequen
     accounts = list(expert_accounts(loaded, events, axes))
     if as_json:
         for account in accounts:
-            print_json(account)
+            print_json(account.to_json())
     elif len(accounts) > 1:
         varied = [name for name, values in axes.items() if len(values) > 1]
-        _print_shares(varied, [(*(each["params"][name] for name in varied), each) for each in accounts])
+        _print_shares(varied, [(*(each.params[name] for name in varied), each.whole) for each in accounts])
     else:
         (whole,) = accounts
-        _print_shares(["layer"], [*whole["layers"].items(), ("all", whole)])
+        _print_shares(["layer"], [*whole.layers.items(), ("all", whole.whole)])
 
 
 def _print_shares(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -103,7 +103,7 @@ def _print_replay(replayed: replaying.Replay) -> None:
             f"{judged.outcome.controller} {judged.outcome.member}".strip(),
             _said(judged.outcome),
             judged.validity,
-            shown_values(judged.to_json().get("values") or {}),
+            shown_values(judged.shown_values),
         )
         for judged in replayed.outcomes
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
@@ -29,7 +29,7 @@ _ALONE: Final = "the upper bound of this variant alone is"
 _DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that have a checkpoint."
 
 
-def certification_json(found: Certification, certificate: Certificate | None) -> dict[str, Any]:
+def certification_json(found: Certification, certificate: Certificate | None) -> dict[str, object]:
     """Return the result as JSON: the certificate, the needs of families, all variants, and the runs outside.
 
     Args:
@@ -55,7 +55,7 @@ def certification_json(found: Certification, certificate: Certificate | None) ->
     }
 
 
-def _variant_json(found: Certification, index: int) -> dict[str, Any]:
+def _variant_json(found: Certification, index: int) -> dict[str, object]:
     choice = found.choice
     return {
         **found.sweep.variants[index].settings,
@@ -281,7 +281,7 @@ def outside_lines(
         yield f"Outside of it: {counted(len(found) - MOST_ROWS, 'more run', ',')}; --json has all reasons."
 
 
-def outside_json(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def outside_json(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
     """Return the same as JSON: the certificate's digest, its promise, and for each run the reasons."""
     reasons = {run_id: list(found) for run_id, found in outside.items()}
     return {"certificate": {"digest": certificate.digest, "promise": promise(certificate.risk), "outside": reasons}}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -132,7 +132,7 @@ class Optimism:
     purged: int
     points: tuple[FrontPoint, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return how the runs were split, as JSON has it."""
         return {
             "kind": str(self.kind),
@@ -151,7 +151,7 @@ class Optimism:
         return pl.DataFrame([point_json(point) for point in self.points])
 
 
-def point_json(point: FrontPoint) -> dict[str, Any]:
+def point_json(point: FrontPoint) -> dict[str, object]:
     """Return a point with its optimism, as JSON has it."""
     return {
         "variant": point.variant,

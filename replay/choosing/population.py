@@ -208,11 +208,11 @@ def described_population(
     )
 
 
-def _config_of(member: PopulationMember) -> dict[str, Any]:
+def _config_of(member: PopulationMember) -> dict[str, object]:
     return flattened(member.facts.info.config)
 
 
-def ranges_of(configs: Sequence[Mapping[str, Any]]) -> dict[str, KeyRange]:
+def ranges_of(configs: Sequence[Mapping[str, object]]) -> dict[str, KeyRange]:
     """Return the values of each key over all runs. Seeds, paths and names, which differ by design, are left out.
 
     Args:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
@@ -65,7 +65,7 @@ def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
 
     A clause whose value is not allowed for a rule (a list in an ``in``) is skipped and gets no probes.
     """
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     probes: dict[str, Probe] = {}
     for index, controller in enumerate(policy.controllers):
         for number, text in enumerate([controller.rule.text, *clauses(controller)]):
@@ -100,7 +100,7 @@ def _rule(text: str, held: str, answer: ClauseAnswer) -> str:
     }[answer]
 
 
-def _entry(controller: Controller, probe: Probe, rule: str) -> dict[str, Any]:
+def _entry(controller: Controller, probe: Probe, rule: str) -> dict[str, object]:
     return {
         "name": probe.name,
         "triggers": list(dict.fromkeys(controller.listed_triggers)),

@@ -12,7 +12,7 @@ from ...rules.policy_file.declarations import Controller, Escalation
 from ...rules.policy_file.policy import Policy, parse_policy
 
 
-def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, Any]]) -> Policy:
+def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, object]]) -> Policy:
     """Return the policy with more controllers after its own, which lose their operations.
 
     Args:
@@ -58,7 +58,7 @@ def timed(window: StepWindow) -> dict[str, list[int | None]]:
     return {} if window == StepWindow() else {"between": [window.first, window.last]}
 
 
-def gates_of(controller: Controller) -> dict[str, Any]:
+def gates_of(controller: Controller) -> dict[str, object]:
     """Return a controller as an entry of a policy file: its rule, when it is asked, and how long it must be true.
 
     The entry orders nothing, and neither has a cooldown nor ends.
@@ -81,7 +81,7 @@ def gates_of(controller: Controller) -> dict[str, Any]:
     }
 
 
-def _controller(controller: Controller) -> dict[str, Any]:
+def _controller(controller: Controller) -> dict[str, object]:
     """Return a controller as an entry of a policy file, with only what its decisions depend on."""
     cooldown = controller.cooldown
     optional = {
@@ -96,7 +96,7 @@ def _controller(controller: Controller) -> dict[str, Any]:
     return entry
 
 
-def _escalation(escalation: Escalation) -> dict[str, Any]:
+def _escalation(escalation: Escalation) -> dict[str, object]:
     optional = {
         "cap": escalation.cap,
         "forget_after": None if escalation.forget_after is None else _span(escalation.forget_after),

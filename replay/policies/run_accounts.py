@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...rules.control import LearningRateState, OperationCall, Rates, is_call, parse_call
 from ...rules.engine.decisions import Decision
@@ -50,7 +50,7 @@ class LearningRatePoint:
     used: float
     validity: Validity
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the line that ``steptape replay --lr --json`` prints."""
         rates = {"base": self.base, "scheduled": self.scheduled, "used": self.used}
         return {"step": self.step, **rates, "validity": str(self.validity)}
@@ -184,7 +184,7 @@ class ExpertAccount:
         self._ratios = [had + more for had, more in zip(self._ratios, ratios, strict=True)]
         self._greatest = [max(pair) for pair in zip(self._greatest, ratios, strict=True)]
 
-    def to_json(self, whole_excess: float) -> dict[str, Any]:
+    def numbers(self, whole_excess: float) -> dict[str, float]:
         """Return shares, means and sums.
 
         Args:
@@ -204,13 +204,31 @@ class ExpertAccount:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertAccounts:
+    """What LLEP would have made of a run's dispatches, under one combination of params.
+
+    Attributes:
+        params: The params that vary.
+        arguments: The arguments of the metric.
+        whole: The numbers over all layers.
+        layers: The numbers of each layer, the one with the most excess first.
+    """
+
+    params: Mapping[str, Param]
+    arguments: Mapping[str, object]
+    whole: Mapping[str, float]
+    layers: Mapping[str, Mapping[str, float]]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the line that ``steptape replay --json`` prints."""
+        return {"params": self.params, "arguments": self.arguments, **self.whole, "layers": self.layers}
+
+
 def expert_accounts(
     policy: Policy, source: Run | Sequence[Event], axes: Mapping[str, Sequence[Param]]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[ExpertAccounts]:
     """Yield an account for every combination of params: what LLEP would have made of a run's dispatches.
-
-    Each holds ``params`` (those that vary), ``arguments`` (those of the metric), the sums over all layers, and under
-    ``layers`` those of each, the layer with the most excess first.
 
     Args:
         policy: A policy with one controller metric of class ``LlepPlan``.
@@ -227,10 +245,10 @@ def expert_accounts(
     everything = source.events(samples=True) if isinstance(source, Run) else source
     events = [event for event in everything if event.vectors and event.rank == DECIDING_RANK]
     for params in combinations:
-        yield {"params": params, **_account(parse_policy(policy.text, source=policy.source, params=params), events)}
+        yield _accounts(parse_policy(policy.text, source=policy.source, params=params), params, events)
 
 
-def _account(policy: Policy, events: Sequence[Event]) -> dict[str, Any]:
+def _accounts(policy: Policy, params: Mapping[str, Param], events: Sequence[Event]) -> ExpertAccounts:
     metric = _plan_of(policy)
     shape = metric.settings.gpus, metric.expert_bytes
     whole, layers = ExpertAccount(*shape), dict[str, ExpertAccount]()
@@ -245,8 +263,8 @@ def _account(policy: Policy, events: Sequence[Event]) -> dict[str, Any]:
         named = sorted({name for event in events for name in event.vectors})
         raise TelemetryError(what, got=named[:3], fix="Record it with each step, as vectors=")
     worst_first = sorted(layers, key=lambda layer: -layers[layer].excess)
-    by_layer = {layer: layers[layer].to_json(whole.excess) for layer in worst_first}
-    return {"arguments": dict(metric.given), **whole.to_json(whole.excess), "layers": by_layer}
+    by_layer = {layer: layers[layer].numbers(whole.excess) for layer in worst_first}
+    return ExpertAccounts(params, dict(metric.given), whole.numbers(whole.excess), by_layer)
 
 
 def _plan_of(policy: Policy) -> LlepPlan:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -409,7 +409,7 @@ def renames_in(names: Collection[str], renames: Renames) -> dict[str, str]:
     return found
 
 
-def renamed_at_import(source: Mapping[str, Any] | None) -> Renames:
+def renamed_at_import(source: Mapping[str, object] | None) -> Renames:
     """Return the metrics that the import of a run was asked to rename.
 
     Args:

@@ -144,7 +144,7 @@ def _configuration(info: RunInfo) -> str:
     return f"{program} {_digest(kept)}".strip()
 
 
-def _digest(kept: dict[str, Any]) -> str:
+def _digest(kept: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:10]
 
 

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -181,7 +181,7 @@ def _evaluations(stream: EventStream) -> dict[str, EvaluatedValues]:
     return evaluations
 
 
-def size_of(attrs: Mapping[str, Any]) -> int | None:
+def size_of(attrs: Mapping[str, object]) -> int | None:
     """Return the size of a checkpoint in bytes from its ``save`` event; None if the event does not give it."""
     size = attrs.get("size_bytes")
     return size if isinstance(size, int) else None
@@ -225,7 +225,7 @@ def _thinned(name: str, kind: str, steps: Sequence[int], values: Sequence[float]
     return Curve(name, kind, tuple(steps[index] for index in order), tuple(values[index] for index in order))
 
 
-def step_unit_of(source: Mapping[str, Any] | None) -> str:
+def step_unit_of(source: Mapping[str, object] | None) -> str:
     """Return what the steps of a run count: updates, epochs, or the counter of the tool that wrote its source.
 
     Args:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...store.annotations import INCIDENT, labelled_steps, read_annotations
 from ...store.errors import InvalidEvent, TelemetryError
@@ -118,7 +118,7 @@ def incidents_noted(folder: Path) -> list[Incident]:
     ]
 
 
-def _incident_between(first_step: int, last_step: int | None, attrs: Mapping[str, Any]) -> Incident:
+def _incident_between(first_step: int, last_step: int | None, attrs: Mapping[str, object]) -> Incident:
     last_step = first_step if last_step is None else last_step
     return Incident(first_step, max(first_step, last_step), str(attrs[INCIDENT]))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ...rules.control import Effect
 from ...rules.errors import suggestion
@@ -75,7 +75,7 @@ class Objective:
         """Return how much worse a value is than the best; never negative if the best is the true best."""
         return value - best if self.mode is Mode.MIN else best - value
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return it as reports have it."""
         return {
             "metric": self.metric, "mode": str(self.mode), "guessed": self.guessed, "origin": str(self.origin)
@@ -196,7 +196,7 @@ def _only(candidates: Sequence[str], modes: Mapping[str, Mode]) -> Objective | N
     return None if others else Objective(metric, modes[metric], Origin.GUESSED)
 
 
-def objective_of_study(source: Mapping[str, Any] | None) -> Objective | None:
+def objective_of_study(source: Mapping[str, object] | None) -> Objective | None:
     """Return the objective that an imported run's source names; None if it names none."""
     named = (source or {}).get("objective")
     if not isinstance(named, Mapping) or named.get("mode") not in tuple(Mode) or not named.get("metric"):

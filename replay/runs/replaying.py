@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -109,10 +109,15 @@ class LabelledOutcome:
         """Updates that the loop had finished by then: more than the outcome's step if values came late."""
         return self.outcome.step + self.outcome.value_lag
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def shown_values(self) -> Mapping[str, object]:
+        """The readings of a decision, or of one that was cleared, as JSON holds them; empty for another outcome."""
+        return encoded(self.outcome.values) if isinstance(self.outcome, Decision | Cleared) else {}
+
+    def to_json(self) -> dict[str, object]:
         """Return the line that ``steptape replay --json`` prints."""
         outcome = self.outcome
-        place: dict[str, Any] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
+        place: dict[str, object] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
         if outcome.value_lag:
             place["value_lag"] = outcome.value_lag
         if outcome.member:
@@ -122,7 +127,7 @@ class LabelledOutcome:
                 **place,
                 "controller": outcome.controller,
                 "operations": list(outcome.operations),
-                "values": encoded(outcome.values),
+                "values": self.shown_values,
                 "validity": str(self.validity),
                 **({} if outcome.acts else {"mode": outcome.mode}),
                 **({"severity": outcome.severity} if outcome.severity else {}),
@@ -130,8 +135,8 @@ class LabelledOutcome:
                 **({"stage": outcome.stage} if outcome.stage else {}),
             }
         if isinstance(outcome, Cleared):
-            values = encoded(outcome.values)
-            return {**place, "controller": outcome.controller, "raised_at": outcome.raised_at, "values": values}
+            raised = {"controller": outcome.controller, "raised_at": outcome.raised_at}
+            return {**place, **raised, "values": self.shown_values}
         if isinstance(outcome, RuleError):
             return {**place, "controller": outcome.controller, "error": outcome.error}
         return {**place, "controller": outcome.controller, "warning": outcome.warning}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from ...rules.control import Effect
 from ...rules.engine.decisions import decision_digest
@@ -494,7 +494,7 @@ def lead_over(stream: EventStream, history: History, status: str, replayed: Repl
     return Lead(action, first.decided_at, action.step - first.decided_at, seconds)
 
 
-def is_end_stated(source: Mapping[str, Any] | None) -> bool:
+def is_end_stated(source: Mapping[str, object] | None) -> bool:
     """Whether a run's status says how it ended: it does, unless an importer assumed it from where the log ends.
 
     Args:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
 from ...rules.engine.engine import resumed_engine
@@ -43,7 +43,7 @@ class Mismatch:
     replayed: Outcome | None
     seq: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return both sides in canonical form."""
         return {
             "attempt": self.attempt,
@@ -82,7 +82,7 @@ class Verification:
         """Whether the log is whole and record and replay agree in everything."""
         return self.difference is None and not self.fault
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the verdict as ``steptape verify --json`` prints it."""
         return {
             "run_id": self.run_id,

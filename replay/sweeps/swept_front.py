@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
@@ -54,7 +53,7 @@ def read_front(path: Path, policy: Policy) -> SweptFront:
     return SweptFront(len(rows), tuple(front), _variant(own[0], policy))
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[dict[str, object]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             row = json.loads(line)
@@ -67,12 +66,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _is_of(row: Mapping[str, Any], params: Mapping[str, object]) -> bool:
+def _is_of(row: Mapping[str, object], params: Mapping[str, object]) -> bool:
     """Whether a variant has these params. A sweep varies some of them, and keeps the others."""
     return all(row[name] == value for name, value in params.items() if name in row)
 
 
-def _variant(row: Mapping[str, Any], policy: Policy) -> SweptVariant | None:
+def _variant(row: Mapping[str, object], policy: Policy) -> SweptVariant | None:
     share, regret = row["share_saved"], row["mean_regret"]
     if not isinstance(share, (int, float)) or not isinstance(regret, (int, float)):  # NaN is a text in strict JSON.
         return None
