@@ -352,7 +352,7 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
     opening = _new_run(store, run_id, info, None)
     if opening.folder.is_dir():
         listing = list_files(opening.folder)
-        recorded = {file[1:3] for file in listing.journals} | {file[2:4] for file in listing.sealed}
+        recorded = {file.stream for file in listing.journals} | {file.stream for file in listing.sealed}
         # Its ``seq`` would restart at 0, and readers skip events that they already have in Parquet.
         if (0, rank.rank) in recorded:
             what = f"rank {rank.rank} has already recorded part of this run"

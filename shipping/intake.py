@@ -39,6 +39,7 @@ from ..store.run_folder import (
     RUN_ID,
     RUN_JSON,
     JournalFile,
+    Stream,
     journal_name,
     list_files,
     read_file,
@@ -61,7 +62,6 @@ from .push_protocol import (
     RunConflict,
     RunPapers,
     RunState,
-    Stream,
     StreamDigest,
     attempt_states,
     check_recording,
@@ -75,7 +75,6 @@ LEASE_S: Final = 30.0
 
 #: Largest ``run.json`` that an intake takes.
 _MOST_RUN_BYTES: Final = 16 << 20
-_MOST_COLUMNS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +130,14 @@ class Intake:
                 return RunState()
             self._check_owner(folder, owner)
             listing = list_files(folder)
-            streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
+            streams = listing.streams
             open_ = self._runs.get(run_id, _ReceivedRun()).streams
             positions = {
                 stream: open_[stream].next_seq if stream in open_ else next_seq_of(folder, stream)
                 for stream in sorted(streams)
             }
             content, info = _run_in(folder)
-            live = {journal[1:3] for journal in listing.journals}
+            live = {journal.stream for journal in listing.journals}
             digests = {s: StreamDigest(*d, FORMAT) for s, d in read_digests(folder).logs.items() if s not in live}
             return RunState(
                 positions,
@@ -464,12 +463,12 @@ class ReceivedStream:
         """Read what the files say of the stream, all of one listing: a sealer may replace some meanwhile."""
         listing = list_files(self._folder)
         for file in listing.table("events"):
-            if file[2:4] == self._stream:
+            if file.stream == self._stream:
                 table = read_parquet(file.path, ("seq", "kind", "time_ns"))
                 self.first_ns = table["time_ns"][0].as_py() if self.first_ns is None else self.first_ns
                 self.has_ended |= _END in table["kind"].unique().to_pylist()
         for journal in listing.journals:
-            if journal[1:3] == self._stream:
+            if journal.stream == self._stream:
                 segment = read_segment(journal.path)
                 self.first_ns = first_time_of(segment) if self.first_ns is None else self.first_ns
                 self.has_ended |= _has_end(segment)
@@ -575,7 +574,7 @@ def _has_end(segment: Segment) -> bool:
 def next_seq_of(folder: Path, stream: Stream) -> int:
     """Return the ``seq`` of the next event that a folder lacks of a stream."""
     listing = list_files(folder)
-    ends = [listing.sealed_until("events", *stream)]
+    ends = [listing.sealed_until("events", stream)]
     for journal in _journals(folder, stream):
         with contextlib.suppress(FileNotFoundError):
             seqs = read_segment(journal.path).seq
@@ -593,7 +592,7 @@ def _cut_torn(folder: Path, stream: Stream) -> None:
 
 
 def _journals(folder: Path, stream: Stream) -> list[JournalFile]:
-    return [journal for journal in list_files(folder).journals if journal[1:3] == stream]
+    return [journal for journal in list_files(folder).journals if journal.stream == stream]
 
 
 @contextlib.contextmanager

@@ -31,7 +31,16 @@ from ..store.objects.manifest import (
 )
 from ..store.objects.mirror_access import fetch
 from ..store.parquet.digests import FORMAT, Digests, digests_of, read_digests
-from ..store.run_folder import COLUMNS_JSON, DIGESTS_JSON, RUN_JSON, Listing, is_journal, journal_name, list_files
+from ..store.run_folder import (
+    COLUMNS_JSON,
+    DIGESTS_JSON,
+    RUN_JSON,
+    Listing,
+    Stream,
+    is_journal,
+    journal_name,
+    list_files,
+)
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import (
     CHUNK_BYTES,
@@ -39,7 +48,6 @@ from .push_protocol import (
     PushProgress,
     PushRefused,
     RunConflict,
-    Stream,
     StreamDigest,
     TargetAway,
     header_of,
@@ -260,9 +268,9 @@ class ObjectPush:
         Raises:
             PushRefused: It has another one.
         """
-        following = listing.sealed_until("events", *stream)
+        following = listing.sealed_until("events", stream)
         theirs = kept.logs.get(stream)
-        if any(journal[1:3] == stream for journal in (*listing.journals, *old.listing.journals)) or theirs is None:
+        if any(journal.stream == stream for journal in (*listing.journals, *old.listing.journals)) or theirs is None:
             return False
         if theirs.last_seq != following - 1 or old.next_seq(stream) != following:
             return False
@@ -272,7 +280,7 @@ class ObjectPush:
     def _sealed(self, stream: Stream, listing: Listing, held: list[LogPart]) -> list[LogPart]:
         """Put the Parquet files of a stream that the target lacks, and return all of them."""
         parts = []
-        paths = [file.path for file in listing.sealed if file[2:4] == stream]
+        paths = [file.path for file in listing.sealed if file.stream == stream]
         fetch(paths)
         for path in paths:
             status = path.stat()

@@ -35,6 +35,7 @@ from ..store.journal.format import (
 from ..store.journal.segment import Segment
 from ..store.journal.segment_reading import segment_of
 from ..store.own_process import WriterIdentity
+from ..store.run_folder import Stream
 from ..store.run_info import RunInfo
 
 #: What to do where a pusher and its target have other versions of a format.
@@ -82,9 +83,6 @@ class LineLost(TargetAway):
 class PushRefused(TelemetryError):
     """The target refuses this run; another try would not help."""
 
-
-#: Attempt and rank.
-Stream = tuple[int, int]
 
 #: Bytes of events in a chunk, unless one event is larger.
 CHUNK_BYTES: Final = 1 << 20

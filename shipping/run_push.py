@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..store.columns import read_columns
-from ..store.run_folder import Listing, list_files
+from ..store.run_folder import Listing, Stream, list_files
 from ..store.run_info import Attempt, RunInfo
 from .push_protocol import (
     CHUNK_BYTES,
@@ -24,7 +24,6 @@ from .push_protocol import (
     RunConflict,
     RunPapers,
     RunState,
-    Stream,
     StreamDigest,
     Target,
     TargetAway,

@@ -23,9 +23,9 @@ from ..store.journal.segment import Frames
 from ..store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
 from ..store.objects.mirror_access import is_live
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import RUN_JSON, Listing, list_files, read_file
+from ..store.run_folder import RUN_JSON, Listing, Stream, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
-from .push_protocol import SAME_RELEASE, PushRefused, Recording, Stream, StreamDigest, chunk_of, first_time_of
+from .push_protocol import SAME_RELEASE, PushRefused, Recording, StreamDigest, chunk_of, first_time_of
 
 #: Room in front of the bytes that are read, where a segment has its preamble.
 _ROOM: Final = bytes(PREAMBLE.size)
@@ -174,7 +174,7 @@ class StreamFrames:
         """Open the segments of a listing, so that their deletion costs nothing."""
         for journal in listing.journals:
             known = self._segments.get(journal.first)
-            if journal[1:3] == self._stream and (known is None or known.is_deleted):
+            if journal.stream == self._stream and (known is None or known.is_deleted):
                 with contextlib.suppress(FileNotFoundError):
                     self._segments[journal.first] = GrowingSegment(journal.path, journal.first)
                     if known is not None:
@@ -194,7 +194,7 @@ class StreamFrames:
             started = (attempt.started_ns for attempt in info.attempts if attempt.attempt == self._stream[0])
             self.recording = Recording(started_ns=next(started, None))
         elif self.recording == Recording():
-            journals = (journal.path for journal in listing.journals if journal[1:3] == self._stream)
+            journals = (journal.path for journal in listing.journals if journal.stream == self._stream)
             if (path := next(journals, None)) is not None:
                 with contextlib.suppress(FileNotFoundError):
                     self.recording = Recording(first_ns=first_time_of(read_segment(path)))
@@ -216,7 +216,7 @@ class StreamFrames:
             FileNotFoundError: A sealer has just replaced a file.
             DamagedLog: A file cannot be read.
         """
-        sealed_until = listing.sealed_until("events", *self._stream)
+        sealed_until = listing.sealed_until("events", self._stream)
         while True:
             first, following = self._place(seq)
             is_final = following is not None or not is_live
@@ -301,14 +301,14 @@ class RunSource:
         # Listed again once the first are looked at: a writer may just have moved on to its next segment.
         journals = (journal for _ in range(2) for journal in list_files(self.folder).journals)
         return {
-            journal[1:3]
+            journal.stream
             for journal in journals
             if self.rank in (None, journal.rank) and is_being_written(journal.path, is_live(self.folder))
         }
 
     def open_streams(self, listing: Listing) -> None:
         """Open the segments of a listing, so that their deletion costs nothing."""
-        streams = {journal[1:3] for journal in listing.journals} | {file[2:4] for file in listing.table("events")}
+        streams = listing.streams
         for stream in streams:
             if self.rank in (None, stream[1]):
                 if stream not in self.streams:

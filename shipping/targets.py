@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 from ..store.errors import NotWritten, RunChanging, TelemetryError
 from ..store.events import JsonObject
 from ..store.objects.bucket import Bucket
+from ..store.run_folder import Stream
 from .push_protocol import (
     BadFrames,
     ForeignRun,
@@ -24,7 +25,6 @@ from .push_protocol import (
     RunConflict,
     RunPapers,
     RunState,
-    Stream,
     TargetAway,
 )
 

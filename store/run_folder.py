@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from .errors import DamagedLog, NotARun
 
@@ -37,6 +37,10 @@ MOST_SMALL_BYTES: Final = 64 << 20
 MOVE_AWAY: Final = "Move it away, and restore the file from a copy"
 
 
+#: Attempt and rank.
+Stream: TypeAlias = tuple[int, int]
+
+
 class JournalFile(NamedTuple):
     """A journal segment: the events of one (attempt, rank) from ``first`` on."""
 
@@ -44,6 +48,11 @@ class JournalFile(NamedTuple):
     attempt: int
     rank: int
     first: int
+
+    @property
+    def stream(self) -> Stream:
+        """Attempt and rank."""
+        return self.attempt, self.rank
 
 
 class SealedFile(NamedTuple):
@@ -56,6 +65,11 @@ class SealedFile(NamedTuple):
     first: int
     last: int
 
+    @property
+    def stream(self) -> Stream:
+        """Attempt and rank."""
+        return self.attempt, self.rank
+
     def holds(self, other: SealedFile) -> bool:
         """Whether this file makes the other one redundant, as after an interrupted compaction."""
         same_stream = self[1:4] == other[1:4]
@@ -63,7 +77,7 @@ class SealedFile(NamedTuple):
 
     def overlaps(self, other: SealedFile) -> bool:
         """Whether both files cover common events of one (attempt, rank), whatever their tables."""
-        return self[2:4] == other[2:4] and self.first <= other.last and other.first <= self.last
+        return self.stream == other.stream and self.first <= other.last and other.first <= self.last
 
 
 #: Sort key of files: every field but the path.
@@ -86,16 +100,21 @@ class Listing(NamedTuple):
     superseded: tuple[SealedFile, ...] = ()
     irregular: tuple[Path, ...] = ()
 
+    @property
+    def streams(self) -> set[Stream]:
+        """The streams that have events."""
+        return {journal.stream for journal in self.journals} | {file.stream for file in self.table("events")}
+
     def table(self, name: str) -> tuple[SealedFile, ...]:
         """The sealed files of one table: ``events``, ``samples``, ``metrics`` or ``vectors``."""
         return tuple(file for file in self.sealed if file.table == name)
 
-    def sealed_until(self, table: str, attempt: int, rank: int) -> int:
-        """The first ``seq`` of (attempt, rank) whose rows of the table are not in Parquet: all below it are sealed.
+    def sealed_until(self, table: str, stream: Stream) -> int:
+        """The first ``seq`` of the stream whose rows of the table are not in Parquet: all below it are sealed.
 
         Both the table's own files and the events files decide: events are sealed last, and other tables may be absent.
         """
-        ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f[2:4] == (attempt, rank))
+        ends = (f.last + 1 for f in self.sealed if f.table in ("events", table) and f.stream == stream)
         return max(ends, default=0)
 
     def require_files(self) -> None:

@@ -133,7 +133,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
     ): "Any descriptor above the standard streams will do.",
     (
         "store/reading/snapshot.py",
-        "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])",
+        "streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)",
         "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:4])",
     ): "More segments than the last two of a stream are looked at. No older one is held.",
     (

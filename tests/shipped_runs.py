@@ -8,13 +8,13 @@ from pathlib import Path
 
 from steptape.store.events import INTEGER_IDS, TEXT_IDS, SampleLosses, Vectors
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.own_process import boot_id, host_name
+from steptape.store.own_process import WriterIdentity, boot_id, host_name
 from steptape.store.parquet.digests import read_digests
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 RUN = "20260101T000000-aaaaaa"
 NAN = float("nan")
-HERE = {"host": host_name(), "boot_id": boot_id(), "pid": os.getpid()}
+HERE: WriterIdentity = {"host": host_name(), "boot_id": boot_id(), "pid": os.getpid()}
 
 
 def samples_of(step: int) -> SampleLosses | None:

@@ -25,7 +25,6 @@ from steptape.shipping.push_protocol import (
     Recording,
     RunConflict,
     RunPapers,
-    Stream,
     StreamDigest,
     TargetAway,
     chunk_of,
@@ -37,6 +36,7 @@ from steptape.store.annotations import Annotation, append_annotation, read_annot
 from steptape.store.errors import NotWritten
 from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, framed, layout_record
 from steptape.store.parquet.sealing import seal
+from steptape.store.run_folder import Stream
 from steptape.store.run_info import FORMAT, read_run_info
 from steptape.store.store import open_store
 

@@ -65,7 +65,7 @@ def test_samples_that_were_sealed_before_their_events_are_not_read_twice(
     for name in (sealed_name("events", 0, 0, 0, 9), sealed_name("samples", 0, 0, 10, 19)):
         (tmp_path / name).touch()
 
-    assert list_files(tmp_path).sealed_until(table, 0, 0) == sealed_until
+    assert list_files(tmp_path).sealed_until(table, (0, 0)) == sealed_until
 
 
 def test_a_fresh_run_id_is_a_run_id_that_sorts_by_time() -> None:

@@ -26,7 +26,7 @@ from steptape.store.events import INTEGER_IDS, NO_IDS, TEXT_IDS, Event, SampleLo
 from steptape.store.journal.format import EVENT, FRAME, HAS_SAMPLES, framed
 from steptape.store.journal.segment import field_offset
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.own_process import boot_id
+from steptape.store.own_process import WriterIdentity, boot_id
 from steptape.store.parquet.digests import digest_faults
 from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.run_folder import list_files
@@ -416,7 +416,7 @@ def test_files_of_other_names_are_left_alone(store_record: Callable[..., Path]) 
     assert [name for name in strangers if not (folder / name).exists()] == []
 
 
-def foreign(folder: Path, writer: dict[str, Any]) -> None:
+def foreign(folder: Path, writer: WriterIdentity) -> None:
     """Write two segments whose header names this writer."""
     journal = JournalWriter(folder, run_id="run-1", writer=writer, segment_bytes=1)
     for step in range(2):
@@ -449,7 +449,7 @@ def test_another_hosts_journal_is_left_alone_unless_told_otherwise(
     ],
 )
 def test_a_journal_of_this_machine_is_sealed_whatever_boot_or_container_wrote_it(
-    store_folder: Callable[..., Path], writer: dict[str, Any]
+    store_folder: Callable[..., Path], writer: WriterIdentity
 ) -> None:
     """The same host in another boot is dead; another host name in this boot is a container, whose lock is visible."""
     if writer.get("boot_id", "") is None:

@@ -254,8 +254,8 @@ def _end_of(snapshot: Snapshot, rank: int) -> Place:
     listing = snapshot.listing
     places = [(file.attempt, file.last) for file in listing.table("events") if file.rank == rank]
     places += [
-        (segment.attempt, int(segment.seq[-1]))
+        (segment.stream[0], int(segment.seq[-1]))
         for segment in snapshot.tail.segments
-        if segment.rank == rank and len(segment)
+        if segment.stream[1] == rank and len(segment)
     ]
     return max(places, default=(0, -1))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedLog
 from ..events import INTEGER_IDS, NO_VECTORS, TEXT_IDS, Event, JsonObject, SampleLosses, Vectors, unpack_vectors
+from ..run_folder import Stream
 from .format import (
     EVENT,
     EVENT_FIELDS,
@@ -145,14 +146,9 @@ class Segment:
         return len(self.start)
 
     @property
-    def attempt(self) -> int:
-        """The attempt that wrote it."""
-        return int(self.header["attempt"])
-
-    @property
-    def rank(self) -> int:
-        """The rank that wrote it."""
-        return int(self.header["rank"])
+    def stream(self) -> Stream:
+        """The attempt and the rank that wrote it."""
+        return int(self.header["attempt"]), int(self.header["rank"])
 
     @property
     def seq(self) -> Integers:

@@ -25,6 +25,7 @@ from ..run_folder import (
     RUN_ID,
     RUN_JSON,
     Listing,
+    Stream,
     is_journal,
     is_sealed,
     listing_of,
@@ -140,7 +141,7 @@ class Manifest:
     run_id: str
     files: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[LogPart, ...] = ()
-    live: frozenset[tuple[int, int]] = frozenset()
+    live: frozenset[Stream] = frozenset()
     beat: int = 0
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -149,12 +150,12 @@ class Manifest:
         """Its parts as the files of a folder. Their paths are names."""
         return _listing(part.name for part in self.parts)
 
-    def next_seq(self, stream: tuple[int, int]) -> int:
+    def next_seq(self, stream: Stream) -> int:
         """Return the ``seq`` of the next event of a stream that it lacks."""
         listing = self.listing
-        names = {journal.path.name for journal in listing.journals if journal[1:3] == stream}
+        names = {journal.path.name for journal in listing.journals if journal.stream == stream}
         ends = [part.next_seq for part in self.parts if part.name in names]
-        return max([listing.sealed_until("events", *stream), *ends])
+        return max([listing.sealed_until("events", stream), *ends])
 
     def to_json(self) -> bytes:
         """Encode it."""
@@ -196,8 +197,8 @@ def is_redundant(name: str, manifest: Manifest) -> bool:
     """Whether Parquet files of a manifest hold everything that a part of this name can hold."""
     own, listing = _listing([name]), manifest.listing
     if own.journals:
-        _, attempt, rank, first = own.journals[0]
-        return first < listing.sealed_until("events", attempt, rank)
+        journal = own.journals[0]
+        return journal.first < listing.sealed_until("events", journal.stream)
     (file,) = own.sealed
     return any(other.holds(file) or other.path == file.path for other in listing.sealed)
 

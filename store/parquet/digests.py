@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
-from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, list_files, read_file, replace_file
+from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, Stream, list_files, read_file, replace_file
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
 
@@ -351,9 +351,9 @@ class Digests:
         files: The ``files_digest`` of logs when their digest was taken. A pushed run has none.
     """
 
-    logs: dict[tuple[int, int], LogDigest] = field(default_factory=dict)
+    logs: dict[Stream, LogDigest] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
-    files: dict[tuple[int, int], str] = field(default_factory=dict)
+    files: dict[Stream, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Encode the content of ``digests.json``."""
@@ -403,7 +403,7 @@ Known = Mapping[Path, dict[str, ColumnDigest]]
 def compute_digests(folder: Path, known: Known) -> None:
     """Store the digests of everything finished that has none yet. The caller holds the sealers' lock of the run."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
-    live = {journal[1:3] for journal in listing.journals}
+    live = {journal.stream for journal in listing.journals}
     finished = {
         stream: last
         for stream, last in _ends(listing).items()
@@ -472,7 +472,7 @@ def faults_of(
     listing: Listing,
     columns: Columns,
     known: Known = MappingProxyType({}),
-    unchanged: Collection[tuple[int, int]] = (),
+    unchanged: Collection[Stream] = (),
 ) -> list[str]:
     """List the changes since digests were taken, one sentence each.
 
@@ -523,7 +523,7 @@ def _told(pairs: list[tuple[str, Any]]) -> JsonObject:
 def log_digest(
     listing: Listing,
     columns: Columns,
-    stream: tuple[int, int],
+    stream: Stream,
     *,
     known: Known = MappingProxyType({}),
 ) -> str:
@@ -539,7 +539,7 @@ def log_digest(
     metrics_of = {"events": columns.by_column()}
     digest = hashlib.sha256(f"steptape log {FORMAT}\n".encode())
     for table in ("events", "metrics", "samples", "vectors"):
-        files = [file for file in listing.table(table) if file[2:4] == stream]
+        files = [file for file in listing.table(table) if file.stream == stream]
         digests = known.get(files[0].path) if len(files) == 1 else None
         if digests is None:
             digests = _digests_of(table, files)
@@ -550,7 +550,7 @@ def log_digest(
     return digest.hexdigest()
 
 
-def files_digest(folder: Path, listing: Listing, stream: tuple[int, int]) -> str:
+def files_digest(folder: Path, listing: Listing, stream: Stream) -> str:
     """Return one digest for the names and bytes of the files that hold a log, and ``columns.json`` if it exists.
 
     While it stays the same, so does the log's digest, which takes ten times as long: its values must be decoded.
@@ -561,14 +561,14 @@ def files_digest(folder: Path, listing: Listing, stream: tuple[int, int]) -> str
     digest = hashlib.sha256()
     # Opening a FIFO would wait for its writer.
     columns = [path for path in (folder / COLUMNS_JSON,) if path.is_file()]
-    for path in [file.path for file in listing.sealed if file[2:4] == stream] + columns:
+    for path in [file.path for file in listing.sealed if file.stream == stream] + columns:
         with open(path, "rb", buffering=0) as file:
             digest.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
-def _ends(listing: Listing) -> dict[tuple[int, int], int]:
+def _ends(listing: Listing) -> dict[Stream, int]:
     """The last sealed ``seq`` of each attempt and rank."""
     return {(file.attempt, file.rank): file.last for file in listing.table("events")}
 

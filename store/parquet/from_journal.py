@@ -16,6 +16,7 @@ from ..columns import Columns
 from ..event_json import restated_attrs
 from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS
 from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, readable
+from ..run_folder import Stream
 from .tables import (
     ATTRS_FIELD,
     EVENT_FIELDS,
@@ -44,16 +45,16 @@ class Tail:
         for segment in self.segments:
             yield from segment.records
 
-    def streams(self) -> list[Tail]:
+    def by_stream(self) -> dict[Stream, Tail]:
         """The tail of each (attempt, rank)."""
-        groups = itertools.groupby(self.segments, key=lambda segment: (segment.attempt, segment.rank))
-        return [Tail(tuple(group)) for _, group in groups]
+        groups = itertools.groupby(self.segments, key=lambda segment: segment.stream)
+        return {stream: Tail(tuple(group)) for stream, group in groups}
 
     def only(self, keeps: Callable[[int, int, int], bool]) -> Tail:
         """Return the events for which ``keeps(attempt, rank, seq)`` is true."""
         kept = []
         for segment in self.segments:
-            attempt, rank = segment.attempt, segment.rank
+            attempt, rank = segment.stream
             rows = [row for row, seq in enumerate(segment.seq.tolist()) if keeps(attempt, rank, seq)]
             kept.append(segment if len(rows) == len(segment) else segment.only(np.array(rows, np.int64)))
         return Tail(tuple(segment for segment in kept if len(segment)))
@@ -229,7 +230,7 @@ def _identity(run_id: str, segment: Segment, rows: int) -> list[pa.Array]:
     if not rows:
         return [pa.nulls(0, field.type) for field in list(coded(METRICS_SCHEMA))[:3]]
     run_ids = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([run_id]))
-    return [run_ids, *(pa.array(np.full(rows, number, np.int32)) for number in (segment.attempt, segment.rank))]
+    return [run_ids, *(pa.array(np.full(rows, number, np.int32)) for number in segment.stream)]
 
 
 def _envelope(segment: Segment, columns: Columns) -> dict[str, _Column]:

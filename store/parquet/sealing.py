@@ -107,7 +107,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         sealer = _Sealer(folder, info, other_hosts, thread)
         listing = list_files(folder)
         listing.require_files()
-        streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
+        streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
         compute_digests(folder, sealer.digests())
@@ -230,7 +230,7 @@ class _Sealer:
             _NotSound: The segment was read without verifying checksums, and one is wrong. Nothing has been changed
                 then.
         """
-        sealed_until = list_files(self._folder).sealed_until("events", journal.attempt, journal.rank)
+        sealed_until = list_files(self._folder).sealed_until("events", journal.stream)
         fresh = segment.from_seq(sealed_until)
         if len(fresh):
             columns = read_columns(self._folder)
@@ -304,7 +304,7 @@ class _Sealer:
         """
         listing = list_files(self._folder)
         remove_files(file.path for file in listing.superseded)
-        live = {journal[1:3] for journal in listing.journals}
+        live = {journal.stream for journal in listing.journals}
         for (table, *stream), group in itertools.groupby(listing.sealed, key=lambda file: file[1:4]):
             files = list(group)
             goes_on = tuple(stream) in live

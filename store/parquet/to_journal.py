@@ -20,7 +20,7 @@ from ..columns import Columns, read_columns
 from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, Vectors, vector_of
 from ..journal.format import EVENT, TAG_EVENT, event_tail, framed, layout_record
 from ..journal.segment import Frames
-from ..run_folder import Listing, SealedFile
+from ..run_folder import Listing, SealedFile, Stream
 from .tables import read_long_values, row_groups_of
 
 #: Cells of events that are converted at a time.
@@ -30,7 +30,7 @@ _NUMBERS: Final = ("seq", "step", "micro_step", "value_lag", "time_ns", "elapsed
 
 
 def sealed_frames(
-    folder: Path, listing: Listing, stream: tuple[int, int], seq: int, stop: int, most_bytes: int
+    folder: Path, listing: Listing, stream: Stream, seq: int, stop: int, most_bytes: int
 ) -> Iterator[Frames]:
     """Yield the sealed events of a stream from ``seq`` up to ``stop``, in pieces of about ``most_bytes``.
 
@@ -39,7 +39,9 @@ def sealed_frames(
         DamagedLog: A file cannot be read.
     """
     files = {
-        table: [file for file in listing.table(table) if file[2:4] == stream and file.last >= seq and file.first < stop]
+        table: [
+            file for file in listing.table(table) if file.stream == stream and file.last >= seq and file.first < stop
+        ]
         for table in ("events", "samples", "vectors", "metrics")
     }
     encoder = _Encoder(

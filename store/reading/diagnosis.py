@@ -24,7 +24,7 @@ from ..objects.mirror_access import fetch, is_live
 from ..own_process import WriterIdentity, is_of_this_machine
 from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.tables import read_parquet, row_groups_of
-from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, is_journal, is_sealed, list_files
+from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, Stream, is_journal, is_sealed, list_files
 from ..run_info import RunInfo, read_run_info
 from .snapshot import Snapshot, read_snapshot, retrying, sealed_snapshot
 from .summary import NOT_THERE, stamp_of
@@ -108,7 +108,7 @@ class _FilesRead:
         noted: The rows of events with attrs that may say what was lost: kind, step and attrs.
     """
 
-    unchanged: frozenset[tuple[int, int]] = frozenset()
+    unchanged: frozenset[Stream] = frozenset()
     faults: list[StoreFault] = field(default_factory=list)
     digests: dict[Path, dict[str, ColumnDigest]] = field(default_factory=dict)
     noted: list[pa.Table] = field(default_factory=list)
@@ -209,7 +209,7 @@ def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[
             fix = f"They cannot be recovered; '{_SEAL.format(folder=folder)}' keeps them as torn-{journal.path.name}"
             yield StoreFault("torn-journal", where, what, fix)
         if not has_just_ended:
-            count = len(segment.from_seq(listing.sealed_until("events", journal.attempt, journal.rank)))
+            count = len(segment.from_seq(listing.sealed_until("events", journal.stream)))
             yield _unsealed(folder, journal, count, segment.header.get("writer") or {})
 
 
@@ -260,7 +260,7 @@ def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
         yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
-def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> Iterator[tuple[int, int]]:
+def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> Iterator[Stream]:
     """Yield the attempts and ranks whose files are unchanged."""
     for stream, digest in () if isinstance(kept, StoreFault) else kept.files.items():
         # A file that cannot be read has changed, and is examined on its own.
@@ -269,11 +269,11 @@ def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> It
                 yield stream
 
 
-def _read_files(listing: Listing, unchanged: Iterable[tuple[int, int]]) -> _FilesRead:
+def _read_files(listing: Listing, unchanged: Iterable[Stream]) -> _FilesRead:
     """Read every sealed file, and decode those that have changed."""
     read = _FilesRead(frozenset(unchanged))
     for file in listing.sealed:
-        if _stream(file) in read.unchanged:
+        if file.stream in read.unchanged:
             if file.table == "events":
                 read.noted.extend(_noted_in(file.path))
             continue
@@ -312,9 +312,9 @@ def _noted_in(path: Path) -> Iterator[pa.Table]:
 
 def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
     """Yield gaps between the files of an (attempt, rank), and before the first."""
-    spans = [(_stream(file), file.first, file.last) for file in snapshot.listing.table("events")]
+    spans = [(file.stream, file.first, file.last) for file in snapshot.listing.table("events")]
     tails = (segment for segment in snapshot.tail.segments if len(segment))
-    spans += [((segment.attempt, segment.rank), int(segment.seq[0]), int(segment.seq[-1])) for segment in tails]
+    spans += [(segment.stream, int(segment.seq[0]), int(segment.seq[-1])) for segment in tails]
     for (attempt, rank), group in itertools.groupby(sorted(spans), key=lambda span: span[0]):
         expected = 0
         for _, first, last in group:
@@ -324,14 +324,10 @@ def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:
             expected = last + 1
 
 
-def _stream(file: SealedFile) -> tuple[int, int]:
-    return file.attempt, file.rank
-
-
 def _lost(snapshot: Snapshot, read: _FilesRead) -> Iterator[StoreFault]:
     """Yield events that the recorder logged as lost, and late values that never arrived from a device."""
-    tails = [tail.events_table(snapshot.info.run_id, Columns()).select(_NOTED) for tail in snapshot.tail.streams()]
-    rows = (row for table in [*read.noted, *tails] for row in table.to_pylist() if row["attrs"] is not None)
+    tail = snapshot.tail.events_table(snapshot.info.run_id, Columns()).select(_NOTED)
+    rows = (row for table in [*read.noted, tail] for row in table.to_pylist() if row["attrs"] is not None)
     awaited = 0
     for row in rows:
         attrs = json.loads(row["attrs"])

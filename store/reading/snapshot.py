@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..errors import RunChanging, TelemetryError
 from ..events import ENVELOPE, Event
-from ..journal.segment import Segment
 from ..journal.segment_reading import is_being_written, read_segment
 from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
 from ..objects.mirror_access import fetch, freshen, is_live
@@ -39,7 +38,7 @@ from ..parquet.tables import (
     read_samples,
     with_ids_of,
 )
-from ..run_folder import Listing, SealedFile, list_files
+from ..run_folder import Listing, SealedFile, Stream, list_files
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tally import ProgressCounts, RankTally
 
@@ -48,7 +47,7 @@ _Result = TypeVar("_Result")
 _NO_TAIL: Final = Tail(())
 
 #: Rows of one (attempt, rank).
-_Part = tuple[tuple[int, int], pa.Table]
+_Part = tuple[Stream, pa.Table]
 
 #: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
 ATTEMPTS_TO_READ: Final = 100
@@ -110,27 +109,26 @@ class Snapshot:
         wanted = [name for name in schema.names if columns is None or name in columns]
         metric_of = self.columns.by_column()
         asked = Columns({metric_of[name]: name for name in wanted if name in metric_of})
-        parts = [(file[2:4], self._sealed_events(file, wanted, asked)) for file in self.listing.table("events")]
-        tails = [
-            (_stream(tail.segments[0]), tail.events_table(self.info.run_id, asked)) for tail in self.tail.streams()
-        ]
+        parts = [(file.stream, self._sealed_events(file, wanted, asked)) for file in self.listing.table("events")]
+        run_id = self.info.run_id
+        tails = [(stream, tail.events_table(run_id, asked)) for stream, tail in self.tail.by_stream().items()]
         empty = events_schema(asked).empty_table()
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default").select(wanted)
 
     def samples_table(self) -> pa.Table:
         """Return the sample losses, one row per sample, in (attempt, rank, seq, position) order."""
-        parts = [(f[2:4], read_samples(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
-        streams = self.tail_samples.streams()
-        tails = [(_stream(tail.segments[0]), tail.samples_table(self.info.run_id)) for tail in streams]
+        parts = [(f.stream, read_samples(f.path, SAMPLES_SCHEMA.names)) for f in self.listing.table("samples")]
+        run_id = self.info.run_id
+        tails = [(stream, tail.samples_table(run_id)) for stream, tail in self.tail_samples.by_stream().items()]
         # Files without token losses lack that column.
         empty = SAMPLES_SCHEMA.empty_table()
         return pa.concat_tables([empty, *_in_order(parts, tails)], promote_options="default")
 
     def vectors_table(self) -> pa.Table:
         """Return the vectors, one row each, in (attempt, rank, seq) order."""
-        parts = [(f[2:4], read_parquet(f.path, VECTORS_SCHEMA.names)) for f in self.listing.table("vectors")]
-        streams = self.tail_vectors.streams()
-        tails = [(_stream(tail.segments[0]), tail.vectors_table(self.info.run_id)) for tail in streams]
+        parts = [(f.stream, read_parquet(f.path, VECTORS_SCHEMA.names)) for f in self.listing.table("vectors")]
+        run_id = self.info.run_id
+        tails = [(stream, tail.vectors_table(run_id)) for stream, tail in self.tail_vectors.by_stream().items()]
         return pa.concat_tables([VECTORS_SCHEMA.empty_table(), *_in_order(parts, tails)])
 
     def events(self, rank: int | None = None, *, samples: bool = False) -> Iterator[Event]:
@@ -139,9 +137,9 @@ class Snapshot:
         Args:
             samples: Whether events carry their sample losses and vectors.
         """
-        files = itertools.groupby(self.listing.table("events"), key=lambda file: file[2:4])
+        files = itertools.groupby(self.listing.table("events"), key=lambda file: file.stream)
         sealed = {stream: list(group) for stream, group in files}
-        unsealed = {_stream(tail.segments[0]): tail for tail in self.tail.streams()}
+        unsealed = self.tail.by_stream()
         for stream in sorted(sealed.keys() | unsealed.keys()):
             if rank in (None, stream[1]):
                 for file in sealed.get(stream, ()):
@@ -156,8 +154,7 @@ class Snapshot:
     def event_rows(self, rank: int) -> EventRows | None:
         """The events of a rank as the rows of its only file; None if the rank has several files or a tail."""
         files = [file for file in self.listing.table("events") if file.rank == rank]
-        tails = [tail for tail in self.tail.streams() if tail.segments[0].rank == rank]
-        if tails or len(files) != 1:
+        if len(files) != 1 or any(stream[1] == rank for stream in self.tail.by_stream()):
             return None
         return self._event_rows(files[0], [*ENVELOPE, *self.columns.by_metric.values(), "attrs"])
 
@@ -252,8 +249,8 @@ def _read_snapshot(folder: Path) -> Snapshot:
     segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
 
     def tail_of(table: str) -> Tail:
-        ends = {stream: listing.sealed_until(table, *stream) for stream in {journal[1:3] for journal, _ in segments}}
-        unsealed = (segment.from_seq(ends[journal[1:3]]) for journal, segment in segments)
+        ends = {stream: listing.sealed_until(table, stream) for stream in {journal.stream for journal, _ in segments}}
+        unsealed = (segment.from_seq(ends[journal.stream]) for journal, segment in segments)
         return Tail(tuple(segment for segment in unsealed if len(segment)))
 
     tail = tail_of("events")
@@ -276,7 +273,7 @@ def _is_held(listing: Listing) -> bool:
     Checks the last two segments of each (attempt, rank), since the newest may just be being created. The older is
     checked first, because the writer releases it only once it holds the newer.
     """
-    streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:3])
+    streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)
     newest = itertools.chain.from_iterable(list(journals)[-2:] for _, journals in streams)
     return any(is_being_written(journal.path, is_live(journal.path.parent)) for journal in newest)
 
@@ -284,10 +281,6 @@ def _is_held(listing: Listing) -> bool:
 def _within(rows: pa.Table, file: SealedFile) -> pa.Table:
     """Return the rows whose ``seq`` is in the range of a file."""
     return rows.filter(pc.and_(pc.greater_equal(rows["seq"], file.first), pc.less_equal(rows["seq"], file.last)))
-
-
-def _stream(segment: Segment) -> tuple[int, int]:
-    return segment.attempt, segment.rank
 
 
 def _in_order(parts: Sequence[_Part], tails: Sequence[_Part]) -> list[pa.Table]:
