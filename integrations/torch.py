@@ -7,6 +7,7 @@ out, as far as it can be true.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -15,7 +16,6 @@ from ..store.errors import TelemetryError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from ..recorder.operations.learning_rate import LearningRate
     from ..recorder.recorder import Recorder
 
 #: The operation that leaves out an update.
@@ -91,7 +91,7 @@ class StepWatch:
         return any(found is None or not found.item() for found in self._turns)
 
 
-def steer_learning_rate(rec: Recorder, optimizer: Any, scheduler: Any) -> LearningRate | None:
+def steer_learning_rate(rec: Recorder, optimizer: Any, scheduler: Any) -> Callable[[], Sequence[float]] | None:
     """Let rules change the learning rate, if the policy orders that and the optimizer makes the updates itself.
 
     Args:
@@ -100,10 +100,11 @@ def steer_learning_rate(rec: Recorder, optimizer: Any, scheduler: Any) -> Learni
         scheduler: Its scheduler; None without one.
 
     Returns:
-        The learning rate; None if rules do not change it.
+        A function that returns the rates of the newest update, one a parameter group; None if rules do not change them.
     """
     if makes_updates(optimizer) and any(each.startswith(_LEARNING_RATE) for each in rec.operations):
-        return rec.learning_rate(optimizer, scheduler)
+        rate = rec.learning_rate(optimizer, scheduler)
+        return lambda: rate.used
     return None
 
 

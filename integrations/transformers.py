@@ -9,9 +9,9 @@ import atexit
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.process.termination import Terminated
@@ -40,9 +40,6 @@ try:
 except ImportError as error:
     what = "steptape.integrations.transformers needs Hugging Face's transformers"
     raise ImportError(f"{what}: pip install 'steptape[transformers]'") from error
-
-if TYPE_CHECKING:
-    from ..recorder.operations.learning_rate import LearningRate
 
 #: The trainer's flag for each of the recorder's.
 _FLAGS: Final = (
@@ -126,7 +123,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._early_evaluations: list[Mapping[str, Any]] | None = []  # None from the first training on.
         self._is_inside_epoch = False  # As of the last event, or of the checkpoint that is resumed from.
         self._has_epoch = self._refuses_evaluations = self._leaves_out = False
-        self._rate: LearningRate | None = None
+        self._used_rates: Callable[[], Sequence[float]] | None = None
         self._begin_step()
 
     @property
@@ -207,7 +204,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             _OPEN[recorder.run_id] = self
             atexit.register(self._close_at_exit)
         with self._guard.trying("rules cannot steer the optimizer"):
-            self._rate = steer_learning_rate(recorder, optimizer, lr_scheduler)
+            self._used_rates = steer_learning_rate(recorder, optimizer, lr_scheduler)
             self._leaves_out = handle_skips(recorder, optimizer)
         early, self._early_evaluations = self._early_evaluations or (), None
         for metrics in early if resume is None else ():
@@ -259,7 +256,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     def on_optimizer_step(self, args: Any, state: Any, optimizer: Any = None, **_: Any) -> None:
         with self._guard.trying("the learning rate cannot be read"):
             # The scheduler changes it after this event.
-            used = self._rate.used if self._rate is not None else ()
+            used = self._used_rates() if self._used_rates is not None else ()
             self._values["learning_rate"] = used[0] if used else optimizer.param_groups[0]["lr"]
             # A fused optimizer skips on its own, which only the scale shows: it has been lowered then.
             skipped = getattr(optimizer, "step_was_skipped", False) or loss_scale(optimizer) < self._scale

@@ -235,10 +235,10 @@ def declared_plan(given: Any, total_steps: Any = None, world_size: int | None = 
     total_steps = _once(total_steps, plan.total_steps, "total_steps", "total_steps=")
     world_size = _once(world_size, plan.world_size, "world_size", "ranks=Ranks(world_size=...)")
     return Plan(
-        declared(total_steps, "total_steps"),
-        declared(plan.total_epochs, "total_epochs"),
-        declared(plan.steps_per_epoch, "steps_per_epoch"),
-        declared(this_rank().world_size if world_size is None else world_size, "world_size"),
+        declared_whole(total_steps, "total_steps"),
+        declared_whole(plan.total_epochs, "total_epochs"),
+        declared_whole(plan.steps_per_epoch, "steps_per_epoch"),
+        declared_whole(this_rank().world_size if world_size is None else world_size, "world_size"),
         declared_constants(plan.constants or {}),
     )
 
@@ -257,7 +257,7 @@ def declared_later(
     Raises:
         InvalidEvent: A value is not a number, or not a valid one.
     """
-    world_size = declared(world_size, "world_size")
+    world_size = declared_whole(world_size, "world_size")
     given = Plan(total_steps, total_epochs, steps_per_epoch, world_size or 1, constants or {})
     plan = dataclasses.asdict(declared_plan(given))
     plan["world_size"] = world_size
@@ -390,7 +390,7 @@ def declared_samples(given: Any) -> Samples:
     group = declared_group(given, Samples)
     return Samples(
         as_whole(group.every, "Samples.every", least=1),
-        declared(group.top, "Samples.top"),
+        declared_whole(group.top, "Samples.top"),
         None if group.tokens_over is None else float(group.tokens_over),
     )
 
@@ -407,7 +407,7 @@ def declared_ranks(given: Any) -> tuple[int | None, int | None, float]:
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise TelemetryError("Ranks.agree_timeout_s must be a finite number above 0", got=timeout_s)
     rank = None if rank is None else as_whole(rank, "Ranks.rank")
-    return rank, declared(world_size, "Ranks.world_size"), float(timeout_s)
+    return rank, declared_whole(world_size, "Ranks.world_size"), float(timeout_s)
 
 
 def declared_journal(given: Any) -> Journal:
@@ -426,7 +426,7 @@ def declared_journal(given: Any) -> Journal:
     return Journal(sync_every_s, as_whole(group.value_lag, "Journal.value_lag"), float(seal_wait_s))
 
 
-def declared(value: Any, what: str) -> int | None:
+def declared_whole(value: Any, what: str) -> int | None:
     """Return a whole number above 0; None if it was not given.
 
     Raises:

@@ -207,7 +207,7 @@ class EventLog:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
             samples: The sample arguments of ``Recorder.step``, by name.
             vectors: The vectors of a call. Those that do not fit leave the event itself recorded.
-            awaits: Names of values that ``bring`` will bring.
+            awaits: Names of values that ``record_late`` will bring.
             bundles: Metrics that are computed from tensors.
 
         Returns:
@@ -226,7 +226,7 @@ class EventLog:
                     given = {**bundle.derive(start_copy(bundle.tensors).wait()), **given}
                 computed = ()
             payload = payload_of(given, attrs, reads_devices=not may_be_late)
-            self._warnings.values(kind, payload)
+            self._warnings.check_values(kind, payload)
             fit = fitting_vectors(vectors, self._warnings)
             late = _on_device(samples, fit) if may_be_late else _NO_ARGUMENTS
             at_hand = {name: value for name, value in samples.items() if name not in late}
@@ -273,7 +273,7 @@ class EventLog:
 
         return self._in_turn(kind, write)
 
-    def bring(
+    def record_late(
         self, step: int, metrics: Any, scalars: Mapping[str, Any], *, reached: int, epoch: float | None
     ) -> Sequence[Outcome]:
         """Write the values that an earlier step awaits, or a ``log`` event of that step if it awaits none.
@@ -293,7 +293,7 @@ class EventLog:
 
         def write() -> Sequence[Outcome]:
             payload = payload_of(values_by_name("late", metrics, scalars, self._warnings))
-            self._warnings.values("late", payload)
+            self._warnings.check_values("late", payload)
             with self.lock:
                 awaiting = self._awaiting.pop(step)
                 if not self.is_clear:
@@ -445,11 +445,11 @@ class EventLog:
             try:
                 metrics, late = awaited.arrived()
             except KeyboardInterrupt:
-                self._late.give_back(awaited)
+                self._late.put_back(awaited)
                 raise
             names = [*awaited.names, *_kinds_of(late)]
             payload = payload_of(metrics, {AWAITED: names, LATE_FOR: awaited.seq})
-            self._warnings.values("late", payload)
+            self._warnings.check_values("late", payload)
             samples = {name: value for name, value in late.items() if not name.startswith(_VECTOR)}
             vectors = {name[len(_VECTOR) :]: value for name, value in late.items() if name.startswith(_VECTOR)}
             payload, carried = _with_carried(payload, awaited.step, samples, vectors, self._selection, self._warnings)
@@ -466,7 +466,7 @@ class EventLog:
             outcome = self._decided[0]
             kind, attrs = self._steering.event_of(outcome)
             self._append_own(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
-            self._steering.note_written(outcome)
+            self._steering.add_written(outcome)
             self._written.append(self._decided.pop(0))
 
     def _hand_out(self) -> Sequence[Outcome]:

@@ -135,7 +135,7 @@ class LateValues:
         """Pop the oldest entry, whatever its step; None if the queue is empty."""
         return self._awaited.popleft() if self._awaited else None
 
-    def give_back(self, awaited: Awaited) -> None:
+    def put_back(self, awaited: Awaited) -> None:
         """Put the oldest entry back, because the wait for it was interrupted."""
         self._awaited.appendleft(awaited)
 

@@ -148,10 +148,10 @@ class LiveAttempt:
             read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
             total_steps=attempt.plan.max_steps(),
         )
-        self.warnings.rules_left_out(opening.info)
+        self.warnings.check_rules_of_resume(opening.info)
         self._requests = Requests(opening.folder, self.agreement, self.warnings, self.emit)
         if attempt.parent is not None:
-            self.warnings.described_anew(opening.info, settings.described, has_name=settings.has_name)
+            self.warnings.check_description(opening.info, settings.described, has_name=settings.has_name)
         self.event_log = self._open_event_log()
         self.event_log.watch = self.agreement.values.add_event if self.agreement.values else None
         self.calls, self._kept = opening.calls, opening.kept
@@ -286,7 +286,7 @@ class LiveAttempt:
         if default == "stopped" and reason is None:
             reason = self._requests.why_to_stop or None
         if status is not None:
-            default = self.warnings.taken(as_end_status, status, default=default)
+            default = self.warnings.converted(as_end_status, status, default=default)
         self._end(default, reason=None if reason is None else as_text(reason))
 
     def give_way(self, why: str) -> None:
@@ -420,14 +420,14 @@ class LiveAttempt:
         """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
         position, steering, attempt = self.position, self._steering, self.document.info.last
         if is_whole and position.is_counting:
-            self.warnings.incidents_beyond(position.step)
+            self.warnings.check_incidents_beyond(position.step)
         if self._settings.rank.decides:
             self.agreement.warn_if_unreached(is_end=True)
         if steering is not None:
             kinds = self.event_log.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
                 kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
-            has_epoch = position.epoch is not None or self.warnings.has_had("epoch")
+            has_epoch = position.epoch is not None or self.warnings.has_number("epoch")
             steering.end(position.step if is_whole else None, kinds, has_epoch=has_epoch)
 
     def _end_blocked(self, frame: FrameType) -> None:
@@ -481,7 +481,7 @@ def _compare_with_certificate(
             info.last.newest_plan,
             lambda text, attrs: emit("annotation", attrs={"text": text, **attrs}),
             steps=steps,
-            has_metric=None if steps is None else warnings.has_had,
+            has_metric=None if steps is None else warnings.has_number,
         )
     except Exception as failed:  # A training never ends because of its certificate.
         warnings.once(f"the run could not be compared with its certificate: {failed!r}")

@@ -18,7 +18,6 @@ from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kin
 from ..store.reading.tally import ProgressCounts
 from .arguments import (
     OWN_METHODS,
-    declared,
     declared_callbacks,
     declared_certificate,
     declared_journal,
@@ -29,6 +28,7 @@ from .arguments import (
     declared_ranks,
     declared_samples,
     declared_store,
+    declared_whole,
     unknown_argument,
     unknown_attribute,
 )
@@ -177,7 +177,7 @@ class Recorder:
         policy, own, journal = declared_policy(rules), this_rank(rank), declared_journal(journal)
         attempt = described_attempt(declared_plan(plan, total_steps, world_size), policy, journal.sync_every_s, own)
         described = described_run(name, group, tags, config, attempt)
-        self._log_every = declared(log_every, "log_every")
+        self._log_every = declared_whole(log_every, "log_every")
         self._settings = RecorderSettings(
             own,
             described,
@@ -248,10 +248,10 @@ class Recorder:
             position.step += 1  # A loop that reads its step from ``progress`` ends all the same.
             return self.control
         if step is not None:
-            step = warnings.taken(as_whole, step, "step", default=position.step + 1)
-            warnings.step_number(step, position)
+            step = warnings.converted(as_whole, step, "step", default=position.step + 1)
+            warnings.check_step_number(step, position)
         if epoch is not None:
-            epoch = warnings.taken(as_epoch, epoch, default=position.epoch)
+            epoch = warnings.converted(as_epoch, epoch, default=position.epoch)
         with live.event_log.lock:  # So that no other thread gets the same number.
             position.step = number = position.step + 1 if step is None else step
             position.is_counting = True
@@ -261,7 +261,7 @@ class Recorder:
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None and (sample_tokens is not None or token_losses is not None):
-            warnings.lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
+            warnings.warn_of_lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
         operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
             operations.name_what_is_not_handled()
@@ -273,7 +273,9 @@ class Recorder:
             {**probed.numbers, **scalars},
             step=number,
             epoch=at,
-            micro_step=micro_step if micro_step == 0 else warnings.taken(as_whole, micro_step, "micro_step", default=0),
+            micro_step=micro_step
+            if micro_step == 0
+            else warnings.converted(as_whole, micro_step, "micro_step", default=0),
             attrs={**probed.texts, **({} if is_applied else {APPLIED: False})},
             samples=_NOTHING if samples is None and sample_ids is None else given,
             vectors={**probed.vectors, **(vectors or {})} if probed.vectors else vectors,
@@ -304,10 +306,10 @@ class Recorder:
         live = self._live
         if not live.has_ended():
             reached = live.position.step
-            step = live.warnings.taken(as_whole, step, "step", default=reached)
+            step = live.warnings.converted(as_whole, step, "step", default=reached)
             given = (metrics, *unnamed) if unnamed else metrics
             epoch = live.position.epoch_at(step)
-            live.apply(live.event_log.bring(step, given, scalars, reached=reached, epoch=epoch))
+            live.apply(live.event_log.record_late(step, given, scalars, reached=reached, epoch=epoch))
         return self.control
 
     def event(
@@ -348,9 +350,9 @@ class Recorder:
                 kind,
                 (metrics, *unnamed) if unnamed else metrics,
                 scalars,
-                step=None if step is None else warnings.taken(as_whole, step, "step", default=live.position.step),
-                epoch=None if epoch is None else warnings.taken(as_epoch, epoch, default=live.position.epoch),
-                micro_step=warnings.taken(as_whole, micro_step, "micro_step", default=0),
+                step=None if step is None else warnings.converted(as_whole, step, "step", default=live.position.step),
+                epoch=None if epoch is None else warnings.converted(as_epoch, epoch, default=live.position.epoch),
+                micro_step=warnings.converted(as_whole, micro_step, "micro_step", default=0),
                 attrs=attrs,
                 vectors=vectors,
             )
@@ -374,7 +376,7 @@ class Recorder:
             **scalars: More values by name.
         """
         self.control.should_log = self._live.orders.should_log = False
-        self._live.warnings.log_without_steps(self._live.position)
+        self._live.warnings.check_log(self._live.position)
         self._live.emit("log", (metrics, *unnamed) if unnamed else metrics, scalars, vectors=vectors)
         return self.control
 
@@ -402,7 +404,7 @@ class Recorder:
         if size_bytes is None:
             size_bytes = self._live.warnings.size_of(name)
         else:
-            size_bytes = self._live.warnings.taken(as_whole, size_bytes, "size_bytes", default=None)
+            size_bytes = self._live.warnings.converted(as_whole, size_bytes, "size_bytes", default=None)
         if self._watches and size_bytes is not None:
             scalars = {"Checkpoint/size_mb": size_bytes / 1e6, **scalars}
         self._live.emit("save", None, scalars, {"path": name, "size_bytes": size_bytes, "is_final": bool(is_final)})
@@ -451,7 +453,7 @@ class Recorder:
 
         The next ``log`` or ``evaluate`` has this step.
         """
-        step = self._live.warnings.taken(as_whole, step, "step", default=self._live.position.step)
+        step = self._live.warnings.converted(as_whole, step, "step", default=self._live.position.step)
         with self._live.event_log.lock:
             self._live.position.step = max(self._live.position.step, step)
             self._live.position.is_counting = True
@@ -465,7 +467,7 @@ class Recorder:
         self.control.should_stop_epoch = self._live.orders.should_stop_epoch = False
         begun = float(self._live.position.epochs_begun)
         if epoch is not None:
-            begun = self._live.warnings.taken(as_epoch, epoch, default=begun)
+            begun = self._live.warnings.converted(as_epoch, epoch, default=begun)
         self._live.position.begin_epoch(begun)
         self._live.emit("epoch_begin")
         return self.control
@@ -478,7 +480,7 @@ class Recorder:
         """
         finished = float(self._live.position.epochs_begun)
         if epoch is not None:
-            finished = self._live.warnings.taken(as_epoch, epoch, default=finished)
+            finished = self._live.warnings.converted(as_epoch, epoch, default=finished)
         self._live.position.set_epoch(finished)
         self._live.emit("epoch_end")
         return self.control
@@ -488,7 +490,7 @@ class Recorder:
 
         With ``incident=``, ``first_step=`` and ``last_step=`` the note labels its steps for backtests.
         """
-        self._live.warnings.incident(attrs, self._live.position.step)
+        self._live.warnings.check_incident(attrs, self._live.position.step)
         self._live.emit("annotation", attrs={"text": text, **attrs})
 
     def declare(

@@ -153,7 +153,7 @@ class Steering:
         """Return kind and attributes of the event that records an outcome."""
         return outcome_payload(outcome)
 
-    def note_written(self, outcome: Outcome) -> None:
+    def add_written(self, outcome: Outcome) -> None:
         """Take an outcome that is in the journal into the digest."""
         self._digest.add(outcome)
 

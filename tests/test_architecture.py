@@ -183,7 +183,6 @@ PUBLIC: dict[str, set[str]] = {
     },
     "recorder": {
         "arguments",
-        "operations/learning_rate",
         "process/termination",
         "ranks/rank",
         "recorder",

@@ -77,7 +77,7 @@ class CallWarnings:
             raise InvalidEvent(_WHAT_IS_RECORDED.sub("", what), got=got, fix=fix)
         self.once(str(InvalidEvent(what, got=got, fix=fix)), about=what)
 
-    def taken(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
+    def converted(self, convert: Callable[..., _Taken], *arguments: Any, default: _Taken) -> _Taken:
         """Convert an argument from the loop. If it is invalid, warn and return the default, or raise when strict."""
         try:
             return convert(*arguments)
@@ -102,7 +102,7 @@ class CallWarnings:
         self.once(f"{what}; got {path!r}. Give size_bytes= if you know it", about=what)
         return None
 
-    def values(self, kind: str, payload: Payload) -> None:
+    def check_values(self, kind: str, payload: Payload) -> None:
         """Check the values of an event."""
         if payload.oddities or payload.texts:
             self._odd_values(payload)
@@ -112,7 +112,7 @@ class CallWarnings:
         if not self._numbers.issuperset(names):
             self._new_names(kind, names)
 
-    def step_number(self, step: int, position: Position) -> None:
+    def check_step_number(self, step: int, position: Position) -> None:
         """Check a step number that the loop gives, before the position takes it."""
         if step > position.step or not position.is_ordered:
             return
@@ -128,21 +128,21 @@ class CallWarnings:
         what = f"step {step} follows step {position.step}{resumed}: step numbers repeat or go backwards"
         self.object_to(f"{what}; recorded as given", fix=fix)
 
-    def log_without_steps(self, position: Position) -> None:
+    def check_log(self, position: Position) -> None:
         """Check a ``log``: before the first step, everything lands at step 0."""
         if not position.is_counting and position.step == 0:
             self.object_to(
                 "log does not count steps; rec.step does. Values logged before the first step are recorded at step 0"
             )
 
-    def rules_left_out(self, info: RunInfo) -> None:
+    def check_rules_of_resume(self, info: RunInfo) -> None:
         """Check a resume: rules continue only where they are given again. It may be meant, so this never raises."""
         parent = next((each for each in info.attempts if each.attempt == info.last.parent), None)
         if info.last.policy is None and parent is not None and parent.policy is not None:
             had = f"attempt {parent.attempt}, which it resumes, had {parent.policy.source}"
             self.once(f"this attempt has no rules, but {had}. Give rules= to continue them")
 
-    def described_anew(self, info: RunInfo, described: RunInfo, *, has_name: bool) -> None:
+    def check_description(self, info: RunInfo, described: RunInfo, *, has_name: bool) -> None:
         """Check a resume: the run keeps its description. Another one may be meant, so this never raises."""
         name = described.name if has_name else info.name
         new = {
@@ -164,7 +164,7 @@ class CallWarnings:
             error = InvalidEvent(f"a resumed run keeps its {keeps}", got=new)
             self.once(f"{error}. {note}For another {next(iter(new))}, record a new run")
 
-    def incident(self, attrs: Mapping[str, Any], step: int) -> None:
+    def check_incident(self, attrs: Mapping[str, Any], step: int) -> None:
         """Check a note: if it labels an incident, it must have a range of steps."""
         if INCIDENT in attrs:
             try:
@@ -173,18 +173,18 @@ class CallWarnings:
             except InvalidEvent as error:
                 self.object_to(error.what, got=error.got, fix=error.fix)
 
-    def incidents_beyond(self, last_step: int) -> None:
+    def check_incidents_beyond(self, last_step: int) -> None:
         """Check the labelled incidents at the end of a run. Before, they may lie ahead."""
         first, last = self._latest_incident
         if first > last_step:
             beyond = f"begins after the run's last step, {last_step}: no rule can find it"
             self.once(f"an incident at steps {first} to {last} {beyond}")
 
-    def has_had(self, name: str) -> bool:
+    def has_number(self, name: str) -> bool:
         """Whether a call had a number of this name."""
         return name in self._numbers
 
-    def lone_samples(self, given: Mapping[str, Any]) -> None:
+    def warn_of_lone_samples(self, given: Mapping[str, Any]) -> None:
         """Warn of the sample arguments of a step without ``samples``."""
         for name, value in given.items():
             if value is not None:

@@ -179,12 +179,12 @@ def _only(losses: SampleLosses, chosen: Sequence[int]) -> SampleLosses:
         texts = json.loads(losses.ids)
         ids = _text_ids(texts[index] for index in chosen)
     else:
-        ids = _taken("q", losses.ids, chosen)
+        ids = _chosen("q", losses.ids, chosen)
     kept = dataclasses.replace(
         losses,
-        losses=_taken("f", losses.losses, chosen),
+        losses=_chosen("f", losses.losses, chosen),
         ids=ids,
-        tokens=_taken("i", losses.tokens, chosen),
+        tokens=_chosen("i", losses.tokens, chosen),
         positions=array("i", chosen).tobytes(),
     )
     rows = _rows(losses)
@@ -216,7 +216,7 @@ def _numbers(code: str, packed: bytes) -> array[Any]:
     return numbers
 
 
-def _taken(code: str, packed: bytes, chosen: Iterable[int]) -> bytes:
+def _chosen(code: str, packed: bytes, chosen: Iterable[int]) -> bytes:
     numbers = _numbers(code, packed)
     return array(code, [numbers[index] for index in chosen]).tobytes() if numbers else b""
 
