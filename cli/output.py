@@ -18,6 +18,7 @@ from ..store.event_json import encoded
 from .streams import print_line, showable, write_text
 
 if TYPE_CHECKING:
+    from ..replay.reports.terminal import Table
     from ..replay.run_pool import Progress
 
 
@@ -58,6 +59,15 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, nu
     """
     right = set(numeric)
     _print_parts(headings, [name in right for name in headings], [rows])
+
+
+def print_blocks(blocks: Iterable[str | Table]) -> None:
+    """Print lines and tables on stdout."""
+    for block in blocks:
+        if isinstance(block, str):
+            say(block)
+        else:
+            print_table(block.headings, block.rows, numeric=block.numeric)
 
 
 def print_rows(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import BASELINES
 from ...replay.backtests.judged_runs import Baseline
-from ...replay.reports.basis import objectives_json
 from ...replay.reports.json_report import report_json
 from ...replay.reports.page import report_page
-from ...replay.reports.result import FamilyCounts
 from ...replay.reports.summary import summarize
+from ...replay.reports.sweep_report import sweep_json
 from ...replay.run_pool import Progress
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.runs.verification import Verification, verify
@@ -118,34 +116,7 @@ def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Tol
         family=request.family,
         keep_outcomes=False,
     )
-    objective = result.objective
-    found = {
-        "policy": {"source": result.policy.source, "digest": result.policy.digest},
-        "axes": {name: list(values) for name, values in result.axes.items()},
-        "objective": None if objective is None else objective.to_json(),
-        "objectives": objectives_json(run.objective for run in result.runs),
-        "renames": dict(result.renames),
-        "saves": str(result.saves),
-        "families": asdict(FamilyCounts.of(run.family for run in result.runs)),
-        "runs": [
-            {
-                "run_id": run.run_id,
-                "name": run.name,
-                "steps": run.steps,
-                "step_unit": run.step_unit,
-                "family": asdict(run.family),
-                "objective": None if run.objective is None else run.objective.to_json(),
-            }
-            for run in result.runs
-        ],
-        "excluded": [asdict(one) for one in result.excluded],
-        "repeated": [asdict(one) for one in result.repeated],
-        "variants": result.frame().to_dicts(),
-        "front": list(result.front),
-        "sample": "in",
-        "engine_reasons": dict(result.engine_reasons),
-    }
-    return JobResult(encoded(found))
+    return JobResult(encoded(sweep_json(result)))
 
 
 def _verification(runs: Sequence[Run], told: Told) -> JobResult:

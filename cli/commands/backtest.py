@@ -29,7 +29,7 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..lookup import complain_of, open_store_named, runs_chosen
 from ..options import BacktestArguments
-from ..output import check_output, output_file, print_json_with_list, print_table, reading_runs, say
+from ..output import check_output, output_file, print_blocks, print_json_with_list, reading_runs, say
 from ..policy_lookup import params_of, policy_named
 from ..policy_options import replaying_of
 from ..streams import complain
@@ -144,11 +144,7 @@ def _report(result: BacktestResult, html: Path | None, as_json: bool, more: Mapp
     if as_json:
         print_json_with_list({**report_json_but_runs(result), **more}, "runs", runs_json(result.backtest))
     else:
-        for block in terminal_report(result):
-            if isinstance(block, str):
-                say(block)
-            else:
-                print_table(block.headings, block.rows, numeric=block.numeric)
+        print_blocks(terminal_report(result))
         if html is not None:
             say(f"The HTML report is in {html}.")
 

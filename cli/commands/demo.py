@@ -29,7 +29,7 @@ from ...store.store import open_run
 from ...store.user_cache import require_writable
 from ..lookup import store_named
 from ..options import DemoArguments
-from ..output import print_rows, print_table, progress, say
+from ..output import print_blocks, print_rows, print_table, progress, say
 from ..streams import FINDINGS
 
 #: The policy of the trainer controller's paper (Fig. 4), and one of steptape's.
@@ -133,10 +133,7 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
 
 def _backtest(policy: Policy, run: Run) -> RunResult:
     report = summarize(backtest(policy, [run], saves=Saves.REPLACE))
-    table = run_table(report)
-    print_table(table.headings, table.rows, numeric=table.numeric)
-    for line in (TABLE_LEGEND, "", *summary_lines(report)):
-        say(line)
+    print_blocks((run_table(report), TABLE_LEGEND, "", *summary_lines(report)))
     return report.backtest.results[0]
 
 

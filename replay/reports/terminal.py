@@ -44,7 +44,7 @@ class Table(NamedTuple):
     """A table: its headings, its rows of cells, and the headings of the columns of numbers."""
 
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[object]]
     numeric: Sequence[str]
 
 
