@@ -202,6 +202,7 @@ PUBLIC: dict[str, set[str]] = {
         "choosing/certifying",
         "choosing/out_of_sample",
         "choosing/population",
+        "choosing/promise",
         "choosing/risks",
         "comparing/comparing",
         "comparing/group_comparison",

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, baseline_policy
 from ...replay.backtests.judged_runs import Baseline
-from ...replay.choosing.certification_report import outside_json, outside_lines
 from ...replay.choosing.population import outside_of
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.result import BacktestResult, HowChosen
 from ...replay.reports.summary import summarize
-from ...replay.reports.terminal import terminal_report
+from ...replay.reports.terminal import certificate_lines, terminal_report
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
 from ...replay.sweeps.swept_front import read_front
@@ -72,12 +71,7 @@ def backtest(asked: BacktestArguments) -> None:
         )
     found = dataclasses.replace(found, took_s=time.monotonic() - began_s)
     outside = {} if certified is None else outside_of(certified, chosen)
-    more = {} if certified is None else outside_json(certified, outside)
-    choice = HowChosen(swept, certified, frozenset(run_id for run_id, reasons in outside.items() if reasons))
-    _report(summarize(found, choice), asked.html, asked.as_json, more)
-    if certified is not None and not asked.as_json:
-        for line in outside_lines(certified, outside, {one.run_id: one.name for one in found.results}):
-            say(line)
+    _report(summarize(found, HowChosen(swept, certified, outside)), asked.html, asked.as_json)
     is_silent = bool(found.results) and not any(one.fired for one in found.results)
     if is_silent and not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:"):
         say(_how_to_check(asked))
@@ -134,7 +128,7 @@ def _certificate_of(path: Path, policy: Policy) -> Certificate:
     return certificate
 
 
-def _report(result: BacktestResult, html: Path | None, as_json: bool, more: Mapping[str, Any]) -> None:
+def _report(result: BacktestResult, html: Path | None, as_json: bool) -> None:
     if html is not None:
         # Loaded late, as jinja2 takes 35 ms.
         from ...replay.reports.page import report_page
@@ -142,11 +136,12 @@ def _report(result: BacktestResult, html: Path | None, as_json: bool, more: Mapp
         with output_file(html) as page:
             page.write(report_page(result, written=datetime.now(UTC).date().isoformat()))
     if as_json:
-        print_json_with_list({**report_json_but_runs(result), **more}, "runs", runs_json(result.backtest))
-    else:
-        print_blocks(terminal_report(result))
-        if html is not None:
-            say(f"The HTML report is in {html}.")
+        print_json_with_list(report_json_but_runs(result), "runs", runs_json(result.backtest))
+        return
+    print_blocks(terminal_report(result))
+    if html is not None:
+        say(f"The HTML report is in {html}.")
+    print_blocks(certificate_lines(result))
 
 
 def _how_to_check(asked: BacktestArguments) -> str:

@@ -12,7 +12,6 @@ from ...replay.choosing.certification_report import (
     headline,
     lines_without_certificate,
     population_lines,
-    promise_lines,
     table_headings,
     table_rows,
     testing_lines,
@@ -20,6 +19,7 @@ from ...replay.choosing.certification_report import (
 from ...replay.choosing.certifying import Certification
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
+from ...replay.choosing.promise import promise_lines
 from ...replay.choosing.risks import amount_of, risk_of
 from ...rules.certificate import Certificate, read_certificate
 from ...store.errors import counted

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Final
 
-from ...rules.certificate import Certificate, CertifiedRisk
-from ...rules.readings.reading import Param
+from ...rules.certificate import Certificate
 from ...store.errors import counted
-from .certifying import FIXED_SEQUENCE, Certification
-
-#: Most variants in the table, and most reasons that are listed.
-MOST_ROWS: Final = 10
+from ...store.events import JsonObject
+from ..documents import document
+from .certifying import Certification
+from .promise import MOST_ROWS, families, percent
 
 #: Headings of the table after the names of the params.
 HEADINGS: Final = ("passed", "broken", "saved", "p-value")
@@ -21,15 +19,8 @@ HEADINGS: Final = ("passed", "broken", "saved", "p-value")
 #: The heading in place of "broken" for a mean.
 MEAN_HEADING: Final = "mean regret"
 
-_REGRET: Final = (
-    "Regret is how much worse the best evaluation before a stop is than the best of the whole recorded run."
-)
-#: The bound of the chosen variant leaves out that it was chosen; the promise does not.
-_ALONE: Final = "the upper bound of this variant alone is"
-_DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that have a checkpoint."
 
-
-def certification_json(found: Certification, certificate: Certificate | None) -> dict[str, object]:
+def certification_json(found: Certification, certificate: Certificate | None) -> JsonObject:
     """Return the result as JSON: the certificate, the needs of families, all variants, and the runs outside.
 
     Args:
@@ -50,12 +41,12 @@ def certification_json(found: Certification, certificate: Certificate | None) ->
         "variants": [_variant_json(found, index) for index in range(len(found.sweep.variants))],
         "undefined_regrets": found.undefined_regrets,
         "negative_bests": found.negative_bests,
-        "outside": [{"run_id": run.run_id, "name": run.name, "reason": run.reason} for run in found.outside],
-        "repeated": [{"run_id": run.run_id, "name": run.name, "reason": run.reason} for run in found.sweep.repeated],
+        "outside": document(found.outside),
+        "repeated": document(found.sweep.repeated),
     }
 
 
-def _variant_json(found: Certification, index: int) -> dict[str, object]:
+def _variant_json(found: Certification, index: int) -> JsonObject:
     choice = found.choice
     return {
         **found.sweep.variants[index].settings,
@@ -79,97 +70,15 @@ def headline(found: Certification) -> str:
     return f"Certified: none; about {more:,} more {'family' if more == 1 else 'families'} would be needed."
 
 
-def promise_lines(certificate: Certificate) -> Iterator[str]:
-    """Yield what a certificate promises, and what it rests on."""
-    evidence, risk = certificate.evidence, certificate.risk
-    yield f"With {percent(risk.confidence)} confidence, {promise(risk)}."
-    seen = f"Seen on one run of each of {_families(evidence.families)}:"
-    if evidence.broken is None:
-        yield f"{seen} {_regret(risk, evidence.mean)} on average; {_ALONE} {_regret(risk, evidence.bound)}."
-    else:
-        yield f"{seen} {evidence.broken} ({percent(evidence.mean)}); {_ALONE} {percent(evidence.bound)}."
-    yield f"{_REGRET} {_DEPLOYABLE}" if risk.is_deployable else _REGRET
-    yield f"On these runs it saves {percent(evidence.saved)} of a run's steps on average."
-    if evidence.could_not_fire:
-        share = percent(evidence.could_not_fire / evidence.families)
-        yield f"It could not fire in {evidence.could_not_fire} ({share}), which count as regret 0 and saving 0."
-    if evidence.unknown:
-        yield f"{evidence.unknown} count as broken, because their record does not bound the regret."
-    if not evidence.saved:
-        yield "It saves nothing: it stopped no drawn run early."
-
-
-def promise(risk: CertifiedRisk, note: str = "") -> str:
-    """Return what a certificate promises, without the confidence.
-
-    Args:
-        risk: The risk.
-        note: What follows the word regret, to explain it.
-    """
-    regret = f"{'deployable regret' if risk.is_deployable else 'regret'}{note}"
-    if risk.over is not None:
-        return f"its {regret} exceeds {_regret(risk, risk.over)} in at most {percent(risk.at_most)} of runs like these"
-    most = f"a run counts with at most {_regret(risk, risk.cap or 0.0)}"
-    return f"its mean {regret} on runs like these is at most {_regret(risk, risk.at_most)}, where {most}"
-
-
-def grounds_of(certificate: Certificate) -> Iterator[str]:
-    """Yield what a promise rests on: which runs are like these, how the drawn ones speak for it, and the tests."""
-    population, risk, evidence = certificate.population, certificate.risk, certificate.evidence
-    least, most = population.fewest_steps, population.most_steps
-    steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    config = f" and values of {', '.join(_listed([*population.config]))} from the same ranges"
-    yield (
-        f"Runs like these: drawn in the same way as the {counted(population.runs, 'run', ',')} of "
-        f"{_families(population.families)} (by {population.family_key}) that it was chosen on. They have {steps} "
-        f"steps, {', '.join(population.metrics) or 'no common metric'} in their logs"
-        f"{config if population.config else ''}. On other runs it may lose."
-    )
-    error = percent(round(1 - risk.confidence, 12))
-    if evidence.broken is None:
-        seen = f"the mean of the drawn runs is {_regret(risk, evidence.mean)}. If it were {_regret(risk, risk.at_most)}"
-    else:
-        seen = f"{evidence.broken} of the drawn runs exceed it. If {percent(risk.at_most)} of all runs did"
-    yield (
-        f"Evidence: one run of each family was drawn, {evidence.families:,} in all (seed {population.seed}); {seen}, a "
-        f"draw as good as this would have a probability of at most {percent(evidence.p_value)}. "
-        f"{percent(risk.confidence)} confidence allows an error of {error}."
-    )
-    yield _tests_sentence(certificate)
-
-
-def _tests_sentence(certificate: Certificate) -> str:
-    """Return how the variants were tested, and what their number cost."""
-    tests = certificate.tests
-    if tests.variants == 1:
-        return "Tests: it was the only variant, so nothing was chosen."
-    values = "; ".join(f"{name} = {', '.join(_listed(tried))}" for name, tried in tests.axes.items())
-    variants = f"{counted(tests.variants, 'variant', ',')} ({values})"
-    if not tests.order.startswith(FIXED_SEQUENCE):
-        return f"Tests: {variants} shared the error: each had to pass at {percent(tests.error)}."
-    along = tests.order.removeprefix(FIXED_SEQUENCE)
-    is_single = math.isclose(tests.error, 1 - certificate.risk.confidence)
-    cost = "so their number costs no correction" if is_single else f"and each had to pass at {percent(tests.error)}"
-    return (
-        f"Tests: {variants} were tested in an order declared before looking: {along}. "
-        f"The first that fails ends the tests, {cost}. {tests.passed:,} passed; this one saves most."
-    )
-
-
-def _listed(values: Sequence[Param]) -> list[str]:
-    """Return the values, or the first and the last of many."""
-    return [*map(str, values if len(values) <= MOST_ROWS else (values[0], "...", values[-1]))]
-
-
 def lines_without_certificate(found: Certification) -> Iterator[str]:
     """Yield why no variant is certified."""
     have, least, risk = len(found.drawn), found.fewest_families, found.risk
     limit = percent(risk.at_most) if risk.is_share else risk.shown(risk.at_most)
     asked = f"'{risk}' at most {limit} with {percent(found.confidence)} confidence"
     if have >= least:
-        yield f"No variant kept {asked}, on one run of each of {_families(have)}."
+        yield f"No variant kept {asked}, on one run of each of {families(have)}."
         return
-    yield f"{asked} takes at least {_families(least)}; these runs are of {_families(have)}."
+    yield f"{asked} takes at least {families(least)}; these runs are of {families(have)}."
     if have <= 1:
         yield "Runs of one family count once. --family KEY tells families by another key: a configuration key, or run."
 
@@ -212,7 +121,7 @@ def population_lines(found: Certification) -> Iterator[str]:
     members = sum(map(len, found.families.values()))
     key = found.family_key or "the first of group, source folder and configuration"
     yield (
-        f"Population: {counted(members, 'run', ',')} of {_families(len(found.families))} (by {key}); "
+        f"Population: {counted(members, 'run', ',')} of {families(len(found.families))} (by {key}); "
         f"one of each was drawn with seed {found.seed}."
     )
     if found.undefined_regrets:
@@ -243,45 +152,3 @@ def arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:
     yield f"The certificate is in {out}. To arm it:"
     yield f"  rules = load_policy({certificate.policy.source!r}, params={dict(certificate.policy.params)!r})"
     yield f"  Recorder(..., rules=rules, certificate={out!r})"
-
-
-def percent(share: float) -> str:
-    """Format a share of runs or steps.
-
-    >>> percent(0.1), percent(0.0625)
-    ('10%', '6.25%')
-    """
-    return f"{100 * share:.3g}%"
-
-
-def _regret(risk: CertifiedRisk, regret: float) -> str:
-    return f"{100 * regret:.3g}%" if risk.is_relative else f"{regret:.4g}"
-
-
-def _families(count: int) -> str:
-    return "1 family" if count == 1 else f"{count:,} families"
-
-
-def outside_lines(
-    certificate: Certificate, outside: Mapping[str, tuple[str, ...]], names: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield which runs of a backtest are outside of a certificate, and why.
-
-    Args:
-        certificate: The certificate.
-        outside: For each run, by id, why it is outside; empty if it is not.
-        names: The names of the runs, by id.
-    """
-    found = {run_id: reasons for run_id, reasons in outside.items() if reasons}
-    inside = len(outside) - len(found)
-    yield f"Certificate ({promise(certificate.risk)}): it covers {inside:,} of {counted(len(outside), 'run', ',')}."
-    for run_id, reasons in [*found.items()][:MOST_ROWS]:
-        yield f"Outside of it: {names.get(run_id, run_id)} ({run_id}): {'; '.join(reasons)}."
-    if len(found) > MOST_ROWS:
-        yield f"Outside of it: {counted(len(found) - MOST_ROWS, 'more run', ',')}; --json has all reasons."
-
-
-def outside_json(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
-    """Return the same as JSON: the certificate's digest, its promise, and for each run the reasons."""
-    reasons = {run_id: list(found) for run_id, found in outside.items()}
-    return {"certificate": {"digest": certificate.digest, "promise": promise(certificate.risk), "outside": reasons}}

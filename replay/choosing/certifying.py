@@ -46,6 +46,7 @@ from .population import (
     families_of,
     members_of,
 )
+from .promise import FIXED_SEQUENCE
 from .risks import (
     Losses,
     PossibleValues,
@@ -62,10 +63,6 @@ from .risks import (
 
 #: The seed by which runs are drawn if none is given.
 DEFAULT_SEED: Final = SEED
-
-
-#: Begin of the words for an order that tests variants along a param.
-FIXED_SEQUENCE: Final = "fixed sequence along "
 
 
 class Direction(StrEnum):

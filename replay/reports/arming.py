@@ -14,7 +14,7 @@ from ...rules.certificate import Certificate
 from ...rules.control import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
-from ..choosing.certification_report import grounds_of, promise
+from ..choosing.promise import grounds_of, promise
 from ..choosing.risks import binomial_tails
 from ..runs.results import RunResult
 from .basis import family_heading
@@ -147,7 +147,7 @@ class _Case:
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
         if why := certificate.why_other_policy(self._policy):
             return Arm.NOT_ENOUGH, f"Its certificate is another policy's: {why}."
-        outside = sum(result.run_id in self._choice.outside for result in self._results)
+        outside = sum(bool(self._choice.outside.get(result.run_id)) for result in self._results)
         if outside:
             return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
         stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"

@@ -16,6 +16,7 @@ from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.event_json import encoded
 from ...store.events import JsonObject
 from ..backtests.judged_runs import Backtest
+from ..choosing.promise import outside_json
 from ..documents import document
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
 from ..policies.coverage import Conduct
@@ -58,7 +59,7 @@ def report_json(result: BacktestResult) -> JsonObject:
 
 def report_json_but_runs(result: BacktestResult) -> JsonObject:
     """Return the report without its runs, which take nearly all of its memory."""
-    backtest = result.backtest
+    backtest, certificate = result.backtest, result.choice.certificate
     objective = backtest.objective
     return {
         "arming": _arming_json(result.arming),
@@ -96,6 +97,7 @@ def report_json_but_runs(result: BacktestResult) -> JsonObject:
         "detection": document(result.detection),
         "human": document(result.human),
         "coverage": document(backtest.coverage),
+        **({} if certificate is None else outside_json(certificate, result.choice.outside)),
     }
 
 

@@ -125,7 +125,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         meanings=MEANINGS,
         policy_text=text_as_judged(backtest.policy),
         classes=classes,
-        swept=result.front,
+        swept=result.choice.front,
         rules=_rules(backtest),
         verdict=verdict(result),
         checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
@@ -249,7 +249,8 @@ def _left_out_sentence(result: BacktestResult) -> str:
 
 
 def _marks(result: BacktestResult, classes: Mapping[Family, str]) -> list[Mark]:
-    swept = () if result.front is None else result.front.front
+    front = result.choice.front
+    swept = () if front is None else front.front
     marks = [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept]
     for run in result.backtest.results:
         own_regret, own_share = run.relative_regret, run.share_saved

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Final, NamedTuple, Self
@@ -587,12 +587,12 @@ class HowChosen:
     Attributes:
         front: The sweep over these runs that the policy was chosen from; None if it is unknown.
         certificate: The policy's certificate; None without one.
-        outside: Ids of the runs that it does not cover.
+        outside: For each run, by id, why the certificate does not cover it; empty if it does.
     """
 
     front: SweptFront | None = None
     certificate: Certificate | None = None
-    outside: Collection[str] = ()
+    outside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 #: Nobody says how the policy was chosen.
@@ -645,7 +645,7 @@ class BacktestResult:
         without_regret: The runs that these leave out, each with the reason.
         detection: Scores over all labelled runs; None if no run is labelled.
         human: Lead over people; None if nobody acted.
-        front: The sweep over these runs that the policy was chosen from; None if it is unknown.
+        choice: How the policy was chosen.
         arming: Whether to arm the policy.
     """
 
@@ -659,7 +659,7 @@ class BacktestResult:
     without_regret: tuple[Excluded, ...]
     detection: DetectionScores | None
     human: HumanLead | None
-    front: SweptFront | None
+    choice: HowChosen
     arming: Arming
 
     @property

@@ -72,7 +72,7 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         without_regret=tuple(_without_regret(backtest.results)),
         detection=_detection(backtest),
         human=_human(backtest.results),
-        front=choice.front,
+        choice=choice,
         arming=arming_of(backtest.policy, runs, ledger, choice),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...store.errors import counted
+from ..choosing.promise import outside_lines
 from ..intervals import Interval
 from ..runs.results import RunResult
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning, rename_hints
@@ -81,6 +82,13 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
         yield from (FAMILY_LEGEND, "")
         printed += needed
     yield from rest if is_whole else screenful(rest, printed)
+
+
+def certificate_lines(result: BacktestResult) -> Iterator[str]:
+    """Yield which runs are outside of the policy's certificate, and why; nothing without one."""
+    if result.choice.certificate is not None:
+        names = {one.run_id: one.name for one in result.backtest.results}
+        yield from outside_lines(result.choice.certificate, result.choice.outside, names)
 
 
 def run_table(result: BacktestResult) -> Table:
