@@ -23,8 +23,7 @@ from steptape.rules.engine.decisions import (
     outcome_from_event,
     outcome_payload,
 )
-from steptape.rules.engine.engine import Engine
-from steptape.rules.engine.late_values import MAX_BACKLOG
+from steptape.rules.engine.engine import MAX_BACKLOG, Engine
 from steptape.rules.engine.outcomes import MISSING_SERIES_AFTER
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, PLAN, SAMPLES, Event, SampleLosses

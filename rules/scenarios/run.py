@@ -15,7 +15,7 @@ from ...store.events import RANKS
 from ..control import Effect
 from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
-from ..engine.late_values import METRICS_OF_FACTS
+from ..engine.waiting_controllers import METRICS_OF_FACTS
 from ..errors import suggestion
 from ..language.families import MetricNames, is_pattern
 from ..policy_file.policy import Policy
