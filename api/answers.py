@@ -30,7 +30,6 @@ JSON: Final = "application/json"
 #: Characters besides letters and digits that stay unquoted in a path (RFC 3986); ``%`` is an escape already.
 _IN_PATHS: Final = "/%:@!$&'()*+,;=-._~"
 
-
 MEDIA_TYPES: Final[Mapping[Form, str]] = {
     Form.JSON: JSON,
     Form.NDJSON: "application/x-ndjson",
@@ -48,6 +47,9 @@ IN_EVERY_FORM: Final[dict[int | str, JsonObject]] = {
         "headers": {"Link": {"description": "`rel=next`: address of the next page.", "schema": {"type": "string"}}},
     }
 }
+
+#: Part of every cursor, so that a later format can recognise earlier ones.
+_VERSION: Final = 1
 
 
 def form_of(request: Request, asked: Form | None) -> Form:
@@ -156,9 +158,6 @@ def _quality(ranges: Iterable[tuple[str, float]], media_type: str) -> float:
 
 
 _Position = TypeVar("_Position")
-
-#: Part of every cursor, so that a later format can recognise earlier ones.
-_VERSION: Final = 1
 
 
 def to_cursor(query: object, position: Any) -> str:

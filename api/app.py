@@ -24,7 +24,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from ..store.errors import StoreNotFound, TelemetryError
 from ..store.events import JsonObject
 from ..store.store import local_folder, open_store
-from .background_sealing import IntakeService
 from .endpoints import (
     decisions,
     events,
@@ -54,6 +53,7 @@ from .pages import runs as page_runs
 from .pages.layout import show_lost
 from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, Problem, install_handlers
+from .server_sealing import IntakeService
 from .workers.job_queue import JobQueue
 from .workers.pool import QueryWorkers, RuleWorkers
 

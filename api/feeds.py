@@ -34,6 +34,11 @@ _HELD: Final = 5000
 #: (attempt, seq) of an event.
 Place = tuple[int, int]
 
+#: Shortest and longest polling interval in seconds. A poll that waits for a thread while many clients connect would
+#: otherwise be followed by a pause of a minute.
+_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 1.0
+
 
 class Line(NamedTuple):
     """An event as the stream sends it.
@@ -170,12 +175,6 @@ class Feeds:
 
 async def _never() -> bool:
     return False
-
-
-#: Shortest and longest polling interval in seconds. A poll that waits for a thread while many clients connect would
-#: otherwise be followed by a pause of a minute.
-_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 1.0
 
 
 class FollowerSlots:

@@ -32,7 +32,6 @@ Next = Annotated[
 #: A JSON object of any content: a configuration, params, attributes. Non-finite numbers in it become their names.
 FreeObject = Annotated[JsonObject, BeforeValidator(encoded)]
 
-
 #: The fields of a series that its values share.
 _SHARED: Final = ("run_id", "metric", "kind")
 

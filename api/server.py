@@ -17,10 +17,10 @@ from ..store.errors import TelemetryError
 from ..store.objects.mirror_access import address_of
 from ..store.own_process import collection_paused
 from ..store.store import local_folder
-from .background_sealing import sealing_store
 from .limits import DEFAULT_LIMITS
 from .logs import LogFormat, LogLevel, write_log
 from .middleware.gate import Tokens, parse_tokens, read_tokens
+from .server_sealing import sealing_store
 
 #: Environment variable with lines of ``token scope name``.
 TOKENS_VARIABLE: Final = "STEPTAPE_TOKENS"

@@ -125,7 +125,6 @@ LogFormatOption = Annotated[
     ),
 ]
 
-
 _GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
 
 

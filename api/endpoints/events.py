@@ -35,6 +35,11 @@ router = APIRouter()
 _ORDER: Final = ("attempt", "seq")
 _Place = tuple[Int32, Seq]
 
+_EVENT_ID: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
+
+#: Seconds after which a client that has gone is noticed.
+_PRESENT_S: Final = 5.0
+
 
 class EventItem(Model):
     """One event, as in the JSON lines of `steptape export`, and whether it was rolled back."""
@@ -167,12 +172,6 @@ def _items(page: Any, metric_of: dict[str, str], cuts: Mapping[int, Cut]) -> Ite
         EventItem.model_validate(json.loads(event_to_line(event)) | {"rolled_back": is_rolled_back})
         for event, is_rolled_back in zip(EventRows(page, metric_of), _marks(page, cuts), strict=True)
     )
-
-
-_EVENT_ID: Final = re.compile(r"(\d{1,9})\.(-1|\d{1,18})")
-
-#: Seconds after which a client that has gone is noticed.
-_PRESENT_S: Final = 5.0
 
 
 class TailQuery(Asked):

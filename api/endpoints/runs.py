@@ -30,13 +30,11 @@ _LOGGER: Final = logging.getLogger("steptape.api")
 #: Cursor position: the last run of a page. Runs that appear or vanish before it do not affect later pages.
 _POSITION: Final = TypeAdapter(Position)
 
-
 #: Links from a run of the list to its other endpoints.
 _LINKS: Final = {
     operation: {"operationId": operation, "parameters": {"id": "$response.body#/items/0/run_id"}}
     for operation in ("read_run", "list_events", "list_samples", "list_decisions", "list_annotations", "annotate_run")
 }
-
 
 #: A time in UTC, which the store has without its zone.
 _InUtc = Annotated[datetime, AfterValidator(lambda moment: moment.replace(tzinfo=UTC))]

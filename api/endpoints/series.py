@@ -39,6 +39,11 @@ _MOST_SERIES: Final = 1000
 
 _Place = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
 
+#: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
+_KEPT_IF_FINITE: Final = 4
+
+_LISTS: Final = ("attempt", "seq", "step", "epoch", "elapsed_ns", "value", "mean", "min", "max", "std")
+
 
 class SeriesItem(Model):
     """The values of one metric in one run's events of one kind, in event order. All lists have the same length."""
@@ -205,10 +210,6 @@ def check_metrics(snapshot: Snapshot, metrics: list[str]) -> None:
         )
 
 
-#: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
-_KEPT_IF_FINITE: Final = 4
-
-
 def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
     """Choose the values of a series to keep when it is drawn with a limited number of points.
 
@@ -255,9 +256,6 @@ def _kept_of_bucket(bucket: Sequence[float], start: int) -> set[int]:
     kept |= {start + bucket.index(infinity) for infinity in (math.inf, -math.inf) if infinity in bucket}
     nan = next((i for i, value in enumerate(bucket) if math.isnan(value)), None)
     return kept if nan is None else kept | {start + nan}
-
-
-_LISTS: Final = ("attempt", "seq", "step", "epoch", "elapsed_ns", "value", "mean", "min", "max", "std")
 
 
 class WindowsQuery(FormedQuery):

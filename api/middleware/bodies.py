@@ -23,7 +23,6 @@ _ENCODED: Final = Sort(415, "unsupported-media-type", "The body has an unsupport
 #: Methods with a meaningful body.
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
-
 #: The only form is the sign-in. It is open to clients without a token, and changes nothing.
 _FORM_PATH: Final = "/login"
 _FORM: Final = "application/x-www-form-urlencoded"

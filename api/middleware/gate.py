@@ -61,6 +61,9 @@ _HEADERS: Final = {
     _TWO_LENGTHS: {"Connection": "close"},
 }
 
+#: Length of the shortest accepted token: 16 characters of base64 are 96 bits.
+MIN_LENGTH: Final = 16
+
 
 class HostAndTokenMiddleware:
     """ASGI middleware that refuses requests with a wrong host, a foreign origin, or a token without the required scope.
@@ -144,10 +147,6 @@ def _name_in(host: str) -> str | None:
     """Return the host name in a Host header, in lower case; None if it does not parse."""
     match = _HOST.fullmatch(host)
     return (match["v6"] or match["name"]).lower() if match else None
-
-
-#: Length of the shortest accepted token: 16 characters of base64 are 96 bits.
-MIN_LENGTH: Final = 16
 
 
 class Scope(IntEnum):

@@ -18,6 +18,9 @@ from ..access import RUN_KEY
 
 _ROOT: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
+#: The path segment of a run with a slash inside it, as it was sent, and the path before and after it.
+_IN_PATH: Final = re.compile(rb"(?P<before>(?:/api/v1)?/runs/)(?P<run>[^/]*%2[Ff][^/]*)(?P<behind>/.*)?")
+
 
 class RootPathMiddleware:
     """ASGI middleware that removes the root path from requests, which some proxies leave in place.
@@ -83,10 +86,6 @@ class HeadMiddleware:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         await self._app({**scope, "method": "GET"}, receive_once, send_head)
-
-
-#: The path segment of a run with a slash inside it, as it was sent, and the path before and after it.
-_IN_PATH: Final = re.compile(rb"(?P<before>(?:/api/v1)?/runs/)(?P<run>[^/]*%2[Ff][^/]*)(?P<behind>/.*)?")
 
 
 class SlashedNameMiddleware:

@@ -39,6 +39,17 @@ _KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
     "duration": lambda run: run.duration_s,
 }
 
+_LOGGER: Final = logging.getLogger("steptape.api")
+
+WIDTH: Final = 120
+HEIGHT: Final = 24
+
+#: Most points of a line; it keeps extremes first.
+_POINTS: Final = 60
+
+#: Size of the line cache: some pages of a list.
+_REMEMBERED: Final = 2048
+
 
 class TableQuery(BaseModel):
     """Search, order and page of the table. Unknown parameters are ignored: a link may be stale."""
@@ -109,18 +120,6 @@ def _text(run: RunSummary) -> str:
 def _row(entry: Entry) -> TableRow:
     metric = leading_metric(list(entry.columns.by_metric))
     return TableRow(entry.summary, share_done(entry.summary), metric, sparkline(entry))
-
-
-_LOGGER: Final = logging.getLogger("steptape.api")
-
-WIDTH: Final = 120
-HEIGHT: Final = 24
-
-#: Most points of a line; it keeps extremes first.
-_POINTS: Final = 60
-
-#: Size of the line cache: some pages of a list.
-_REMEMBERED: Final = 2048
 
 
 def sparkline(entry: Entry) -> str:

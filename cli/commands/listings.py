@@ -21,6 +21,12 @@ from ..streams import complain
 #: Runs in a table, unless the user asks for another number: more than a screen shows.
 _SHOWN: Final = 100
 
+#: Columns of the printed table; those without any value are left out.
+_COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
+
+#: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
+_PART_ROWS: Final = 1000
+
 
 def runs(asked: RunsArguments) -> None:
     """List the newest runs of a store, oldest first."""
@@ -47,10 +53,6 @@ def runs(asked: RunsArguments) -> None:
     complain_of(found.problems)
 
 
-#: Columns of the printed table; those without any value are left out.
-_COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
-
-
 def samples(asked: SamplesArguments) -> None:
     """Print the samples that drove a loss spike, the highest losses first."""
     opened = run_named(asked.run, asked.store)
@@ -75,10 +77,6 @@ def _nothing_there(run: Run, step: int) -> TelemetryError:
     steps = ", ".join(str(row["step"]) for row in near)
     fix = f"Nearest steps with samples: {steps}"
     return TelemetryError("no sample losses at this step", where=run.run_id, got=step, fix=fix)
-
-
-#: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
-_PART_ROWS: Final = 1000
 
 
 def query(asked: QueryArguments) -> None:
