@@ -494,7 +494,7 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     variants = variants_of(parse_policy(SWEPT), AXES)
     columns = RunFirings(stream_of_events(events, Plan()), lambda: event_stream(events))
     papers, recorded = RunPapers(status="completed"), event_stream(events)
-    judged = [judge_stream(variant.policy(), papers, recorded, objective) for variant in variants]
+    judged = judge_stream((variant.policy() for variant in variants), papers, recorded, objective)
 
     swept = sweep_stream(batches_of(variants), recorded, papers, objective)
     outcomes = swept.outcomes.of_each()

@@ -110,10 +110,10 @@ def test_a_delay_is_measured_on_the_clock_of_the_whole_training(first_step: int,
     policy = parse_policy(NOTES.replace("loss > 2", "step == 4"))
     settings = BacktestSettings(labels=IncidentLabels({"run": [Incident(first_step, 4)]}))
 
-    found = judge_stream(policy, RunPapers("run", "run", "completed"), event_stream(events), None, settings).detection
+    (judged,) = judge_stream([policy], RunPapers("run", "run", "completed"), event_stream(events), None, settings)
 
-    assert found is not None
-    assert found.delays_s == (delay_s,)
+    assert judged.detection is not None
+    assert judged.detection.delays_s == (delay_s,)
 
 
 @pytest.mark.parametrize(

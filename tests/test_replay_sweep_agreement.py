@@ -455,7 +455,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
     stream, settings = event_stream(events), BacktestSettings(saves=saves)
     papers = RunPapers(status=status, plan=PLAN)
     found = sweep_stream(batches_of(variants), stream, papers, OBJECTIVE, saves=saves).outcomes.of_each()
-    results = [judge_stream(variant.policy(), papers, stream, OBJECTIVE, settings) for variant in variants]
+    results = judge_stream((variant.policy() for variant in variants), papers, stream, OBJECTIVE, settings)
     expected = outcomes_of_results(results)
 
     for name in [field.name for field in fields(Outcomes)]:
@@ -663,7 +663,7 @@ controllers:
 @examples(15)
 def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> None:
     """No values of a run make a controller fire that is said to be unable to."""
-    judged = judge_stream(parse_policy(text), RunPapers(plan=PLAN), event_stream(events), OBJECTIVE)
+    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), OBJECTIVE)
     fired = {decision.outcome.controller for decision in replay_events(parse_policy(text), events, PLAN).decisions}
 
     names = [controller.name for controller in parse_policy(text).controllers]
@@ -686,7 +686,7 @@ controllers:
 """
     variants = variants_of(parse_policy(text), {})
     found = sweep_stream(batches_of(variants), event_stream(events), RunPapers(plan=PLAN), None).outcomes.of_each()
-    judged = judge_stream(parse_policy(text), RunPapers(plan=PLAN), event_stream(events), None)
+    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), None)
 
     assert found.seconds_saved.tolist() == [judged.seconds_saved or 0.0] == [saved_s]
 
@@ -700,7 +700,7 @@ def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str)
     variants = variants_of(parse_policy(text), {})
 
     found = sweep_stream(batches_of(variants), event_stream(events), RunPapers(plan=PLAN), None).outcomes.of_each()
-    judged = judge_stream(parse_policy(text), RunPapers(plan=PLAN), event_stream(events), None)
+    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), None)
 
     assert (judged.stop is not None) == (operation == "should_training_stop")
     assert repr(found) == repr(outcomes_of_results([judged]))

@@ -112,7 +112,9 @@ def test_the_interval_is_the_typical_one(events: list[Event], interval: int) -> 
     """A gap in a log of every step, or a first step of its own, does not change it."""
     policy = stopping("eval_loss > 9")
 
-    assert judge_stream(policy, RunPapers(), event_stream(events), None).log_interval_steps == interval
+    (judged,) = judge_stream([policy], RunPapers(), event_stream(events), None)
+
+    assert judged.log_interval_steps == interval
 
 
 def test_the_report_gives_the_interval(store_record: Callable[..., Path]) -> None:

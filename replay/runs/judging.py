@@ -257,54 +257,84 @@ def _facts_at(
         ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
     )
     papers, noted = papers_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
+    record = _record_of(papers, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
-        _facts_of(
-            policy,
-            papers,
-            stream,
-            settings,
-            replayer,
-            rolled_back=rolled_back,
-            noted=noted,
-            lacked=lacked_metrics(policy, snapshot, settings.renames),
-            with_curves=with_curves,
-        )
+        _replayed_run(policy, record, settings, replayer, lacked_metrics(policy, snapshot, settings.renames))
         for policy in policies
     ]
 
 
-def _facts_of(
-    policy: Policy,
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What one run recorded, whatever the policy.
+
+    Attributes:
+        papers: What is known of the run apart from its events.
+        stream: The deciding rank's events.
+        history: Their facts.
+        appearances: Where values and events came.
+        series: Digests of the series by which another log of the same training is found.
+        rolled_back: What resumes undid.
+        incidents: The labelled incidents; None if the run has no labels.
+    """
+
+    papers: RunPapers
+    stream: EventStream
+    history: History
+    appearances: StreamAppearances
+    series: frozenset[str]
+    rolled_back: RolledBack
+    incidents: Sequence[Incident] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it recorded no step and no metric."""
+        return not len(self.stream.rows("step_end")) and not any(event.metrics for event in self.stream.facts)
+
+
+def _record_of(
     papers: RunPapers,
     stream: EventStream,
     settings: BacktestSettings,
-    replayer: Replayer,
     *,
-    rolled_back: RolledBack,
-    noted: Sequence[Incident],
-    lacked: Mapping[str, str],
-    with_curves: bool,
-) -> ReplayedRun:
-    """Return the facts of one stream of the deciding rank's events, with incidents annotated after the run."""
-    replayed = replayer(policy, stream, papers.plan, delay_steps=settings.delay_steps, saves=settings.saves)
-    history = history_of(stream, with_curves=with_curves)
+    rolled_back: RolledBack = NOTHING_ROLLED_BACK,
+    noted: Sequence[Incident] = (),
+    with_curves: bool = False,
+) -> _Record:
+    """Return what a stream of the deciding rank's events holds, with incidents annotated after the run."""
+    history, labels = history_of(stream, with_curves=with_curves), settings.labels
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
-    appearances = StreamAppearances(stream, papers.plan, papers.nan_filtered)
-    labelled = annotated or None if settings.labels is None else settings.labels.of(papers.run_id, papers.name)
-    is_by_hand = papers.is_end_stated and not papers.is_terminated
+    return _Record(
+        papers,
+        stream,
+        history,
+        StreamAppearances(stream, papers.plan, papers.nan_filtered),
+        stream_digests(stream, digested(stream.facts.metrics)),
+        rolled_back,
+        annotated or None if labels is None else labels.of(papers.run_id, papers.name),
+    )
+
+
+def _replayed_run(
+    policy: Policy, record: _Record, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
+) -> ReplayedRun:
+    """Replay a policy over what a run recorded."""
+    papers, stream, history, appearances = record.papers, record.stream, record.history, record.appearances
+    replayed = replayer(policy, stream, papers.plan, delay_steps=settings.delay_steps, saves=settings.saves)
+    is_by_hand, incidents = papers.is_end_stated and not papers.is_terminated, record.incidents
     return ReplayedRun(
         papers=papers,
         plan=appearances.plan,
         history=history,
         replayed=replace(replayed, outcomes=replayed.reached),
-        rolled_back=rolled_back,
-        detection=None if labelled is None else _detection(labelled, stream, replayed, history, settings),
+        rolled_back=record.rolled_back,
+        detection=None if incidents is None else _detection(incidents, stream, replayed, history, settings),
         lists_lacked=_lists_lacked(policy, stream),
-        is_empty=not len(stream.rows("step_end")) and not any(event.metrics for event in stream.facts),
+        is_empty=record.is_empty,
         human=lead_over(stream, history, papers.status if is_by_hand else "", replayed),
         identity=identity_of(stream, replayed, papers.log_digest),
         lacked=lacked,
-        series=stream_digests(stream, digested(stream.facts.metrics)),
+        series=record.series,
         unable=could_not_fire(policy, appearances, {judged.outcome.controller for judged in replayed.decisions}),
         early_ends=early_ends(policy, appearances, history.steps),
     )
@@ -321,25 +351,15 @@ def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
 
 
 def judge_stream(
-    policy: Policy,
+    policies: Iterable[Policy],
     papers: RunPapers,
     stream: EventStream,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
-) -> RunResult:
-    """Return a policy's outcome on one stream of the deciding rank's events, decided by the event engine."""
-    facts = _facts_of(
-        policy,
-        papers,
-        stream,
-        settings,
-        replay_stream,
-        rolled_back=NOTHING_ROLLED_BACK,
-        noted=(),
-        lacked={},
-        with_curves=False,
-    )
-    return result_of(facts, objective)
+) -> list[RunResult]:
+    """Return the outcome of each policy on one stream of the deciding rank's events, decided by the event engine."""
+    record = _record_of(papers, stream, settings)
+    return [result_of(_replayed_run(each, record, settings, replay_stream, {}), objective) for each in policies]
 
 
 def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective] = ()) -> RunResult:

@@ -253,7 +253,7 @@ def sweep_stream(
     reason = _reason_for_engine(stream, structures)
     if reason:
         whole, settings = read(), BacktestSettings(saves=saves)
-        results = [judge_stream(variant.policy(), papers, whole, objective, settings) for variant in variants]
+        results = judge_stream((variant.policy() for variant in variants), papers, whole, objective, settings)
         return SweptStream(VariantOutcomes(_codes(range(len(results))), outcomes_of_results(results)), reason)
     columns = Stream(stream, papers.plan, metrics_read(variants))
     swept, places = RunFirings(columns, read), StreamAppearances(stream, papers.plan, papers.nan_filtered)
