@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from ..store.errors import InvalidEvent, TelemetryError, shortened
 from ..store.run_info import Plan
 from .control import Callbacks
-from .late_values import VALUE_LAG
+from .device_values import VALUE_LAG
 from .loop_values import as_text, as_whole
 from .process.background_pushing import PushSettings
 from .ranks.rank import this_rank

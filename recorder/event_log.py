@@ -33,7 +33,7 @@ from ..store.reading.tally import COUNTED, RankTally
 from .arguments import Journal, Samples
 from .calls.call_warnings import CallWarnings, values_by_name
 from .calls.packing import fitting_vectors, packed_vectors, samples_to_record
-from .late_values import Awaited, AwaitingStep, AwaitingSteps, Bundle, LateValues, bundled_names, start_copy
+from .device_values import Awaited, AwaitingStep, AwaitingSteps, Bundle, LateValues, bundled_names, start_copy
 from .loop_values import Payload, is_on_device, payload_of
 from .process.background_sealing import SEALING
 from .process.locking import forkable_lock

@@ -25,7 +25,7 @@ logger = logging.getLogger("steptape")
 _MOST_CHARACTERS: Final = 64
 
 #: Names whose metric is another one: ``rec.watch`` records ``Time/step_seconds`` and its like at updates.
-_TAKEN: Final = frozenset(("step", "data_wait"))
+_RESERVED: Final = frozenset(("step", "data_wait"))
 
 #: Names of a run above which the loop seems to number them. Each is a column.
 _MOST_NAMES: Final = 100
@@ -95,7 +95,7 @@ def _fault_of(name: str) -> str:
         return "its name cannot be part of a metric's"
     if len(name) > _MOST_CHARACTERS:
         return f"its name has more than {_MOST_CHARACTERS} characters"
-    return "rec.watch records a metric of this name at updates" if name in _TAKEN else ""
+    return "rec.watch records a metric of this name at updates" if name in _RESERVED else ""
 
 
 class TimedSpan:

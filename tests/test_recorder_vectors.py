@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_recorder_late_values import OnDevice
+from test_recorder_device_values import OnDevice
 
 from steptape import Recorder, open_run, open_store
 from steptape.store.errors import InvalidEvent

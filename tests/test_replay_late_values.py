@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from steptape import Recorder, backtest, open_run, sweep, verify
-from steptape.recorder.late_values import COPIES
+from steptape.recorder.device_values import COPIES
 from steptape.replay.policies.findings_on_runs import findings_against
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy

@@ -55,7 +55,7 @@ class LearningRate:
         self._last_base: Rates | None = None
         self._earlier_base: Rates | None = None
         self._last_used: Rates = ()
-        self._held: Rates = ()
+        self._written: Rates = ()
         self._hooks: list[Any] = []
         self._is_stepping = self._has_failed = False
         self.resume(position, state)
@@ -157,9 +157,9 @@ class LearningRate:
                 self._updates -= 1
                 self._restore()
             base = self._read()
-            self._notice(base)
+            self._report_foreign_change(base)
             self._write(self._begin(base))
-            self._held, self._is_stepping = self._read(), True
+            self._written, self._is_stepping = self._read(), True
         except Exception as error:  # A failure here must not end the training; _fail reports it.
             self._fail(error)
 
@@ -181,7 +181,7 @@ class LearningRate:
     def _restore(self) -> None:
         """Put the schedule's rates back. An optimizer that has set its own keeps it."""
         # The groups may hold rounded rates: a tensor has 32 bits, as a rule.
-        if self._last_base is not None and self._read() == self._held:
+        if self._last_base is not None and self._read() == self._written:
             self._write(self._last_base)
 
     def _read(self) -> Rates:
@@ -194,8 +194,8 @@ class LearningRate:
             elif group["lr"] != rate:
                 group["lr"] = rate
 
-    def _notice(self, base: Rates) -> None:
-        """Tell of a rate that the scheduler did not set."""
+    def _report_foreign_change(self, base: Rates) -> None:
+        """Report a rate that the scheduler did not set."""
         last = getattr(self._scheduler, "_last_lr", None)
         if last is None:
             return

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..late_values import Bundle
+from ..device_values import Bundle
 from ..loop_values import is_distributed
 
 #: The numbers of one emission: by what was measured, then by the name of the tensor.

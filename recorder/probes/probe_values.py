@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from ..late_values import Bundle
+from ..device_values import Bundle
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..late_values import Bundle
+from ..device_values import Bundle
 from ..loop_values import is_distributed
 from .hooks import Hook
 from .model_structure import ModelStructure

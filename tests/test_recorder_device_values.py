@@ -16,7 +16,7 @@ from probed_models import ResidualModel
 from waiting import PATIENCE_S
 
 from steptape import Journal, Recorder, Samples, load_policy, open_run, verify
-from steptape.recorder.late_values import COPIES, VALUE_LAG, Bundle
+from steptape.recorder.device_values import COPIES, VALUE_LAG, Bundle
 from steptape.recorder.probes.norms import Measurements
 from steptape.replay.runs.replaying import replay
 from steptape.store.events import Event

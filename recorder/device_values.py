@@ -175,7 +175,7 @@ def start_copy(tensors: Sequence[Any]) -> Copy:
     """Start to copy tensors to the host, with the copy class of each device type."""
     types = [tensor.device.type for tensor in tensors]
     if types.count(types[0]) == len(types):
-        return COPIES.get(types[0], _Held)(tensors)
+        return COPIES.get(types[0], _HostValues)(tensors)
     return _Mixed(types, tensors)
 
 
@@ -229,7 +229,7 @@ class _CudaCopy:
         return stream
 
 
-class _Held:
+class _HostValues:
     """A copy on the device, read when it is due, for devices without streams of their own.
 
     A tensor that has no values, as on torch's ``meta`` device, gives the error in its place.
@@ -249,5 +249,5 @@ def _on_host(tensor: Any) -> Any:
         return error
 
 
-#: The copy class of each device type; others take ``_Held``.
+#: The copy class of each device type; others take ``_HostValues``.
 COPIES: Final[dict[str, Callable[[Sequence[Any]], Copy]]] = {"cuda": _CudaCopy}
