@@ -106,13 +106,13 @@ _FORMS: list[JsonValue] = [{"enum": [*sorted(KINDS)]}, {"pattern": f"^{CUSTOM_KI
 Kind = Annotated[str, AfterValidator(_known_kind), Field(json_schema_extra={"anyOf": _FORMS})]
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """What a client sends. Unknown fields are refused: a misspelt filter would match everything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class FormedQuery(Asked):
+class FormedQuery(RequestModel):
     """Query parameters of a list with several response formats."""
 
     format: Form | None = None

@@ -26,7 +26,7 @@ from ...store.reading.snapshot import Snapshot, after, effective_lineage, of_ran
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
 from ..feeds import Feeds, Place, changes
-from ..models import Asked, Int32, Kind, Model, Number, Page, PagedQuery, Seq
+from ..models import Int32, Kind, Model, Number, Page, PagedQuery, RequestModel, Seq
 from ..problems import InvalidRequest
 
 router = APIRouter()
@@ -174,7 +174,7 @@ def _items(page: Any, metric_of: dict[str, str], cuts: Mapping[int, Cut]) -> Ite
     )
 
 
-class TailQuery(Asked):
+class TailQuery(RequestModel):
     """Selects events."""
 
     rank: Int32 = 0

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...shipping.intake import Intake
 from ...shipping.push_protocol import RunPapers
-from ..models import Asked, Model
+from ..models import Model, RequestModel
 from ..problems import Problem
 
 router = APIRouter(responses={507: {"model": Problem}})
@@ -58,7 +58,7 @@ class IntakeState(Model):
     digests: list[StreamDigestItem]
 
 
-class NewPapers(Asked):
+class NewPapers(RequestModel):
     """The files of a run that are not its log."""
 
     run: str = ""
@@ -69,14 +69,14 @@ class NewPapers(Asked):
     """Lines of `annotations.jsonl`. Those that are there already are ignored."""
 
 
-class StreamName(Asked):
+class StreamName(RequestModel):
     """One stream."""
 
     attempt: int = Field(ge=0)
     rank: int = Field(ge=0)
 
 
-class EndedStreams(Asked):
+class EndedStreams(RequestModel):
     """Streams whose writers are gone."""
 
     streams: list[StreamName]

@@ -18,7 +18,7 @@ from ...store.reading.snapshot import Snapshot, effective_lineage, effective_row
 from ...store.run import ask_recorder
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, page_answer
-from ..models import Asked, FormedQuery, FreeObject, Int64, Model, Page
+from ..models import FormedQuery, FreeObject, Int64, Model, Page, RequestModel
 
 router = APIRouter()
 
@@ -51,7 +51,7 @@ class AnnotationPage(Page):
     items: list[AnnotationItem]
 
 
-class NewAnnotation(Asked):
+class NewAnnotation(RequestModel):
     """A note to add."""
 
     text: str = Field(min_length=1, max_length=10_000)
@@ -69,7 +69,7 @@ class NewAnnotation(Asked):
         return self
 
 
-class NewRequest(Asked):
+class NewRequest(RequestModel):
     """A request to the recorder of a running run."""
 
     request: Literal["stop", "save", "evaluate"]

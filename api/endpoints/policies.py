@@ -22,7 +22,7 @@ from ...rules.readings.reading import Param
 from ...store.events import JsonObject
 from ..access import OpenStore, RequestedRun, find_run, policies_known, policy_named
 from ..answers import IN_EVERY_FORM, model_answer, page_answer
-from ..models import Asked, FormedQuery, FreeObject, Model, Page
+from ..models import FormedQuery, FreeObject, Model, Page, RequestModel
 from ..workers.pool import RuleWorkers
 from ..workers.worker_requests import PolicyTrial, ScenarioTrial
 
@@ -118,7 +118,7 @@ def _row(name: str, path: Path) -> PolicyRow:
     )
 
 
-class CheckRequest(Asked):
+class CheckRequest(RequestModel):
     """A rule file to check."""
 
     text: str = Field(max_length=200_000)
@@ -166,7 +166,7 @@ class CheckAnswer(Model):
     """Null without runs."""
 
 
-class TestRequest(Asked):
+class TestRequest(RequestModel):
     """Rule tests to run."""
 
     tests: str = Field(max_length=200_000)

@@ -13,7 +13,7 @@ from pydantic import Field
 from ...store.arrow_tables import from_arrow_stream, to_plain_rows
 from ...store.event_json import encoded
 from ..answers import IN_EVERY_FORM, JSON, MEDIA_TYPES, answer, form_of, table_bytes
-from ..models import Asked, Form, FormedQuery, Model
+from ..models import Form, FormedQuery, Model, RequestModel
 from ..workers.pool import Answer, QueryWorkers
 
 router = APIRouter()
@@ -22,7 +22,7 @@ router = APIRouter()
 _TRUNCATED: Final = "Steptape-Truncated"
 
 
-class SqlRequest(Asked):
+class SqlRequest(RequestModel):
     """An SQL query."""
 
     sql: str = Field(min_length=1, max_length=100_000)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from ...replay.runs.objective import declared_objective
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError, shortened
-from ..models import Asked
+from ..models import RequestModel
 
 Kind = Literal["backtest", "sweep", "verification"]
 
@@ -18,7 +18,7 @@ _Metric = Annotated[str, Field(max_length=1000)]
 _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
 
 
-class JobRequest(Asked):
+class JobRequest(RequestModel):
     """The fields of every job request."""
 
     kind: ClassVar[Kind]
