@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
 from ..store.errors import TelemetryError, require_version
+from ..store.events import JsonObject
 from ..store.run_info import flattened
 from .policy_file.declarations import SEMANTICS_VERSION
 from .policy_file.policy import Policy
@@ -235,7 +236,7 @@ class Certificate:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(f"steptape certificate {FORMAT}\n{text}".encode(errors="surrogatepass")).hexdigest()
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Return it as a JSON object, with its format and digest."""
         return {"format": FORMAT, **dataclasses.asdict(self), "digest": self.digest}
 

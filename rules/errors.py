@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from ..store.errors import TelemetryError, shortened
-from ..store.events import custom_advice
+from ..store.events import JsonObject, custom_advice
 from . import habits
 
 #: Known names that a suggestion lists when none is similar.
@@ -46,7 +46,7 @@ class ExpressionError(TelemetryError):
         self.faults = tuple(faults)
         super().__init__("; ".join(phrase(fault.what, fault.got, fault.fix) for fault in self.faults))
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Return the error as JSON, faults included."""
         return {**super().to_json(), "faults": [asdict(fault) for fault in self.faults]}
 
@@ -86,7 +86,7 @@ class PolicyError(TelemetryError):
     def _message(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Return the error as JSON, problems included."""
         return {**super().to_json(), "problems": [asdict(problem) for problem in self.problems]}
 

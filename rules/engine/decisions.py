@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ...store.errors import TelemetryError, shortened
-from ...store.events import Event
+from ...store.events import Event, JsonObject
 from ..policy_file.declarations import ACT, SEMANTICS_VERSION
 from ..policy_file.operations import LogMessage
 
@@ -162,12 +162,12 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def outcome_payload(outcome: Outcome) -> tuple[str, dict[str, object]]:
+def outcome_payload(outcome: Outcome) -> tuple[str, JsonObject]:
     """Return the kind of event that records an outcome, and its attributes as strict JSON.
 
     Numbers that are not finite become the texts "NaN", "Infinity" and "-Infinity".
     """
-    attrs: dict[str, object] = {
+    attrs: JsonObject = {
         "controller": outcome.controller,
         "trigger": outcome.trigger,
         "event_attempt": outcome.attempt,

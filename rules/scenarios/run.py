@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final
 
 from ...store.event_json import encoded
-from ...store.events import RANKS
+from ...store.events import RANKS, JsonObject
 from ..control import Effect
 from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
@@ -210,7 +210,7 @@ def result_lines(result: ScenarioResult) -> list[str]:
     return [head, *lines, *(f"  hint: {hint}" for hint in result.hints)]
 
 
-def result_json(result: ScenarioResult) -> dict[str, object]:
+def result_json(result: ScenarioResult) -> JsonObject:
     """Return the result of a test as ``steptape test --json`` prints it, one object per test."""
     test = result.test
     return {
@@ -293,7 +293,7 @@ def _quoted(message: str | None) -> str:
     return f"message {message!r}" if message else ""
 
 
-def _expected_json(expected: Expected) -> dict[str, object]:
+def _expected_json(expected: Expected) -> JsonObject:
     return {
         "step": expected.step,
         "controller": expected.controller,
@@ -307,7 +307,7 @@ def _expected_json(expected: Expected) -> dict[str, object]:
     }
 
 
-def _decision_json(decision: Decision | Cleared) -> dict[str, object]:
+def _decision_json(decision: Decision | Cleared) -> JsonObject:
     return {
         "step": decision.step,
         "controller": decision.controller,

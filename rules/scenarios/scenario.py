@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 from typing import Any, Final, Self
 
 from ...store.errors import TelemetryError
-from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, Event, SampleLosses, Vectors
+from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, Event, JsonObject, SampleLosses, Vectors
 from ...store.run_info import Plan
 from ..errors import Fault, phrase
 
@@ -156,7 +156,7 @@ class NotationError(TelemetryError):
         self.fault = fault
         super().__init__(phrase(fault.what, fault.got, fault.fix))
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> JsonObject:
         """Return the error as JSON, fault included."""
         return {**super().to_json(), "fault": asdict(self.fault)}
 
