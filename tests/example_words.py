@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from steptape.rules.functions.table import FUNCTIONS
-from steptape.rules.language.call_arguments import WINDOW_KEYWORDS
 from steptape.rules.policy_file import controllers, policy
+from steptape.rules.readings.call import WINDOW_KEYWORDS
+from steptape.rules.readings.table import FUNCTIONS
 
 _PLAIN_FUNCTIONS: Final = """
     mean sum min max std var median quantile slope detrended_std count first last argmin argmax ema peak lag delta

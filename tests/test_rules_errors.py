@@ -9,8 +9,8 @@ import pytest
 
 from steptape import load_policy
 from steptape.rules.errors import PolicyError, suggestion
-from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.readings.table import FUNCTIONS
 
 
 def problems(text: str) -> list[str]:

@@ -12,7 +12,6 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.functions import operators, text
 from steptape.rules.functions.methods import METHODS
 from steptape.rules.functions.plain_functions import MAX_DIGITS
-from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language import definitions, expressions
 from steptape.rules.policy_file import controllers, document, operations, policy
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
@@ -21,6 +20,7 @@ from steptape.rules.policy_file.operations import OPERATIONS
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.rules.readings.fact import CONTEXT
 from steptape.rules.readings.reading import MAX_WINDOW
+from steptape.rules.readings.table import FUNCTIONS
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event

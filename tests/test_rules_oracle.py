@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from steptape.rules.compiled.compilation import Translator
 from steptape.rules.compiled.workspace import Workspace
 from steptape.rules.functions.operators import modulo
-from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.language.binding import bind
 from steptape.rules.language.bound_rule import NameScope, dependencies
 from steptape.rules.language.context import Clock
 from steptape.rules.language.expressions import parse
 from steptape.rules.readings.reading import Names, Param
+from steptape.rules.readings.table import FUNCTIONS
 from steptape.store.events import Event
 
 SERIES = {"loss": 2.5, "lr": 1e-3, "spike": math.nan, "bound": math.inf, "zero": -0.0}

@@ -15,8 +15,8 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.functions import reductions
 from steptape.rules.functions.folds import ema
-from steptape.rules.functions.table import FUNCTIONS
 from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.readings.table import FUNCTIONS
 from steptape.rules.readings.window import LONG
 from steptape.store.events import Event
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from ...rules.functions.operators import power
-from ...rules.functions.table import FUNCTIONS
 from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, exact_float
+from ...rules.readings.table import FUNCTIONS
 from ...rules.readings.vectors import Ints, Truths, Vector, both
 from .gates import AskedPast
 from .metric_values import MetricValues

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...rules.checks.length_conditions import path_in
-from ...rules.functions.table import FUNCTIONS
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import MetricDeclaration
+from ...rules.readings.table import FUNCTIONS
 
 #: Reductions whose form for a list equals that for a window, but for the sum of an empty list, which is 0.
 _OF_LISTS: Final = frozenset(

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from ...rules.engine.decisions import is_storable
-from ...rules.functions.table import FUNCTIONS
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.readings.reading import MAX_EXACT, NotColumnar
+from ...rules.readings.table import FUNCTIONS
 from ...rules.readings.vectors import Floats, Ints, Truths, Vector, nowhere, taken
 from ...store.events import BEFORE_STREAM, INIT_END, Event
 from .metric_readings import ListReading, MetricPaths, ValueReading

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...rules.functions.table import FUNCTIONS
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expression_types import gives_float
 from ...rules.policy_file.declarations import MetricDeclaration
 from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, Reading, SeriesKey, SeriesReading, ValueType
+from ...rules.readings.table import FUNCTIONS
 from .metric_readings import ListReading, MetricReadings, is_list
 from .terms import OF_ONE, OF_SEVERAL, ComputedReading, SeriesOfTerm, Term, Terms
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ...rules.functions.folds import Fold
+from ...rules.functions.plain_functions import Function
 from ...rules.functions.reductions import older, recent
-from ...rules.functions.table import Function
 from ...rules.functions.undefined import Undefined
 from ...rules.readings.reading import Half
 from ...rules.readings.vectors import Floats, Ints, Truths

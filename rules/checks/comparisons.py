@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-from ..functions.table import FUNCTIONS
 from ..habits import NOT_FINITE
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float
@@ -21,6 +20,7 @@ from ..readings.family import FamilyReading, MemberName
 from ..readings.param import ParamValue
 from ..readings.reading import Reading, ValueType
 from ..readings.series_value import SeriesValue
+from ..readings.table import FUNCTIONS
 
 Doubt = tuple[ast.expr, str]
 

@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..functions.table import TRUE_OF_CONTROLLERS
 from ..language.bound_rule import BoundRule
 from ..language.families import MAX_MEMBERS, have_common_names, is_pattern
 from ..policy_file.declarations import Rule
 from ..policy_file.policy import Policy
 from ..readings.metric import MetricValue
 from ..readings.param import ParamValue
-from ..readings.past_decisions import PastDecisions
+from ..readings.past_decisions import TRUE_OF_CONTROLLERS, PastDecisions
 from ..readings.ranges import (
     ALWAYS,
     ANY,

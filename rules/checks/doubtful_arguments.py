@@ -9,14 +9,16 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from ..functions.table import AGE, FUNCTIONS, STREAK
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, gives_truth
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
+from ..readings.ago import AGE
 from ..readings.family import FamilyReading, MemberName
+from ..readings.fold import STREAK
 from ..readings.milestone import Milestone
 from ..readings.reading import Extent, SeriesReading
+from ..readings.table import FUNCTIONS
 from ..readings.window import Window
 from .doubtful_names import WILDCARD
 

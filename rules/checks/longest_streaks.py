@@ -24,7 +24,7 @@ def longest_streak(rule: BoundRule, derived: Derived, truth_at: Callable[[int], 
         truth_at: Returns what the condition can be, as 0 or 1, where its first series has had at least so many values.
     """
     windows = [each for each in _windows(rule, ast.walk(derived.node)) if each.key == derived.driver]
-    most = max((window.keep for window in windows if window.extent is Extent.VALUES), default=0)
+    most = max((window.values_read for window in windows if window.extent is Extent.VALUES), default=0)
     if not most or truth_at(most).sure_high > 0:
         return NATURAL
     least = 1
@@ -45,7 +45,7 @@ def _windows(rule: BoundRule, nodes: Iterator[ast.AST]) -> Iterator[Window]:
 
 def _needed(window: Window) -> int:
     """Return how many values a series has at least where a window in another series is defined."""
-    return window.keep if window.least is None else window.least + window.skip
+    return window.values_read if window.least is None else window.least + window.skip
 
 
 def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:

@@ -127,7 +127,7 @@ def _length_of(look: SeriesValue | SeriesChange | SeriesFold | Window) -> int:
         case SeriesChange():
             return 1  # A jump of the newest value.
         case Window(extent=Extent.VALUES):
-            return look.keep - (int(look.length) // 2 if look.half is Half.RECENT else 0)
+            return look.values_read - (int(look.length) // 2 if look.half is Half.RECENT else 0)
         case _:
             return 2  # More than the newest alone; how many more is unknown.
 

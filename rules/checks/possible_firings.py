@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..control import Effect
-from ..functions.table import OF_NOW
 from ..language.timing import Unit
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..readings.first_events import START, First, Never, any_of
+from ..readings.past_decisions import OF_NOW
 from ..readings.reading import Appearances, Param
 from .length_conditions import NO_LIMIT
 from .possible_truths import RuleSurroundings, RuleTruth, limits_in

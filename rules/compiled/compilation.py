@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 
 from ..functions.methods import call_method
 from ..functions.operators import GUARDED
-from ..functions.table import FUNCTIONS
 from ..functions.text import formatted, joined, rendered
 from ..functions.undefined import Undefined
 from ..language.bound_rule import BoundRule
 from ..language.expression_types import gives_float, needs_no_guard
 from ..readings.generated import EVENT, attribute, call, name
 from ..readings.reading import MAX_EXACT, ArgumentCode, Names, Reading, SeriesReading
+from ..readings.table import FUNCTIONS
 
 #: The answer of a rule that was true and whose gate has let it pass.
 FIRED: Final = object()

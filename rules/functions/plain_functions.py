@@ -1,4 +1,4 @@
-"""Implements the functions of rules on plain values, where Python's own functions would not do.
+"""The functions of rules on plain values, and what a row of the reference says of a function.
 
 Sets are read in sorted order: Python's order of texts in a set differs between processes. Digits are bounded, so that
 no rule computes forever.
@@ -7,15 +7,55 @@ no rule computes forever.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from . import folds, reductions
 from .operators import in_order
+from .text import rendered
 from .undefined import Undefined
 
 #: Most digits of a whole number in a text, and most digits to which a number is rounded.
 MAX_DIGITS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of the language.
+
+    Attributes:
+        name: Its name in rules.
+        signature: Its forms, as the documentation shows them.
+        meaning: One sentence for the documentation.
+        plain: The function of plain values; None when it takes a series only.
+        reduction: The function of a window of a series, oldest value first, and of its ``options``; None when it has no
+            window form.
+        least: Fewest arguments of the plain form.
+        most: Most arguments of the plain form; None for no limit.
+        keywords: Argument names that the plain form takes; None for any.
+        options: Arguments of the window form after the series and the window: numbers known at load.
+        per_step: The function of a window and the steps of its values; None when it has none.
+        reads_newest: Whether the window form also takes the newest value of the series.
+        is_float: Whether the value of the plain form, if any, is always a float.
+        is_whole: Whether the window form gives a whole number; if not, a float.
+        iterates: Whether the plain form iterates over its arguments, which a series does not allow.
+    """
+
+    name: str
+    signature: str
+    meaning: str
+    plain: Callable[..., Any] | None = None
+    reduction: Callable[..., float] | None = None
+    least: int = 1
+    most: int | None = 1
+    keywords: frozenset[str] | None = frozenset()
+    options: tuple[str, ...] = ()
+    per_step: Callable[[Sequence[float], Sequence[float]], float] | None = None
+    reads_newest: bool = False
+    is_float: bool = False
+    is_whole: bool = False
+    iterates: bool = False
 
 
 def listed(values: Iterable[Any] = ()) -> list[Any]:
@@ -43,36 +83,6 @@ def added(values: Iterable[Any], start: Any = 0) -> Any:
     return result
 
 
-def mean(values: Iterable[Any]) -> float:
-    """Return the mean, as of a window."""
-    return reductions.mean(listed(values))
-
-
-def std(values: Iterable[Any]) -> float:
-    """Return the standard deviation, as of a window."""
-    return reductions.std(listed(values))
-
-
-def var(values: Iterable[Any]) -> float:
-    """Return the variance, as of a window."""
-    return reductions.var(listed(values))
-
-
-def slope(values: Iterable[Any]) -> float:
-    """Return the slope, as of a window."""
-    return reductions.slope(listed(values))
-
-
-def detrended_std(values: Iterable[Any]) -> float:
-    """Return the detrended standard deviation, as of a window."""
-    return reductions.detrended_std(listed(values))
-
-
-def median(values: Iterable[Any]) -> float:
-    """Return the median, as of a window."""
-    return reductions.median(listed(values))
-
-
 def quantile(values: Iterable[Any], q: float) -> float:
     """Return the quantile at share ``q``, as of a window."""
     return reductions.quantile(listed(values), q)
@@ -96,21 +106,6 @@ def counted(values: Iterable[Any]) -> int:
 def ema(values: Iterable[Any], n: int) -> float:
     """Return the exponential moving average, as of a series."""
     return folds.ema(listed(values), n)
-
-
-def peak(values: Iterable[Any]) -> float:
-    """Return the peak, as of a series."""
-    return folds.peak(listed(values))
-
-
-def trough(values: Iterable[Any]) -> float:
-    """Return the trough, as of a series."""
-    return folds.trough(listed(values))
-
-
-def mad(values: Iterable[Any]) -> float:
-    """Return the median distance from the median, as of a window."""
-    return reductions.mad(listed(values))
 
 
 def zscore(values: Iterable[Any]) -> float:
@@ -189,3 +184,64 @@ def rounded(value: Any, ndigits: Any = None) -> Any:
     if isinstance(ndigits, int) and abs(ndigits) > MAX_DIGITS:
         raise ValueError(f"rounding to more than {MAX_DIGITS:,} digits")
     return round(value, ndigits)
+
+
+#: The functions that read nothing of a run.
+OF_VALUES: Final = (
+    Function("abs", "abs(x)", "The absolute value.", abs),
+    Function("clamp", "clamp(x, low, high)", "x limited to the bounds; NaN stays NaN.", clamped, least=3, most=3),
+    Function("finite", "finite(x)", "x; undefined where it is NaN or infinite.", finite, is_float=True),
+    Function("sign", "sign(x)", "1.0 above zero, -1.0 below it, 0.0 at zero; NaN stays NaN.", sign, is_float=True),
+    Function("isnan", "isnan(x)", "Whether x is NaN.", math.isnan),
+    Function("isfinite", "isfinite(x)", "Whether x is neither NaN nor infinite.", math.isfinite),
+    Function(
+        "round",
+        "round(x), round(x, digits)",
+        "x rounded to the nearest, halves to even, as in Python.",
+        rounded,
+        most=2,
+        keywords=frozenset({"ndigits"}),
+    ),
+    Function("sqrt", "sqrt(x)", "The square root; an error below zero.", math.sqrt, is_float=True),
+    Function("exp", "exp(x)", "e to the power of x; an error if the result is too great.", math.exp, is_float=True),
+    Function("cos", "cos(x)", "The cosine, of radians.", math.cos, is_float=True),
+    Function("tanh", "tanh(x)", "The hyperbolic tangent.", math.tanh, is_float=True),
+    Function("log", "log(x)", "The natural logarithm; an error at zero and below.", math.log, is_float=True),
+    Function("math_trunc", "math_trunc(x)", "The whole part, towards zero.", math.trunc),
+    Function("math_floor", "math_floor(x)", "The greatest whole number not above x.", math.floor),
+    Function("math_ceil", "math_ceil(x)", "The least whole number not below x.", math.ceil),
+    Function("math_sqrt", "math_sqrt(x)", "The same as sqrt.", math.sqrt, is_float=True),
+    Function(
+        "int",
+        "int(x), int(text, base)",
+        "A whole number from a number (towards zero) or a text.",
+        whole,
+        least=0,
+        most=2,
+        keywords=frozenset({"base"}),
+    ),
+    Function("float", "float(x)", "A float from a number or a text.", float, least=0, is_float=True),
+    Function("str", "str(x)", "The value as text; sets in sorted order.", rendered),
+    Function("list", "list(values)", "A list of the values; a set in sorted order.", listed, least=0, iterates=True),
+    Function("tuple", "tuple(values)", "A tuple of the values; a set in sorted order.", tupled, least=0, iterates=True),
+    Function(
+        "dict",
+        "dict(mapping), dict(key=value)",
+        "A dictionary from a mapping, from pairs or from keywords.",
+        as_dict,
+        least=0,
+        keywords=None,
+        iterates=True,
+    ),
+    Function("set", "set(values)", "The distinct values.", set, least=0, iterates=True),
+    Function("any", "any(values)", "Whether at least one value is true.", any, iterates=True),
+    Function("all", "all(values)", "Whether every value is true.", all, iterates=True),
+    Function(
+        "sorted",
+        "sorted(values), sorted(values, reverse=True)",
+        "A list of the values in ascending order.",
+        sorted,
+        keywords=frozenset({"reverse"}),
+        iterates=True,
+    ),
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -18,36 +19,22 @@ from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from ..functions.family_functions import OF_FAMILIES
 from ..functions.folds import FOLDS
 from ..functions.methods import METHODS
-from ..functions.table import (
-    AGE,
-    ANY_RANK,
-    DECISION_FUNCTIONS,
-    FUNCTIONS,
-    MILESTONE,
-    OF_NOW,
-    RAISED,
-    RANK_FUNCTIONS,
-    STATE_FUNCTIONS,
-    STREAK,
-    Function,
-)
+from ..functions.plain_functions import Function
+from ..readings.call import WINDOW_KEYWORDS, Call, constant, literal_text, number
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.family import FamilyReading, MemberName
-from ..readings.metric import MetricValue, StateChange, StateClass
+from ..readings.metric import MetricValue, StateClass
 from ..readings.milestone import Milestone
 from ..readings.param import ParamValue, Variable
-from ..readings.past_decisions import PastDecisions
-from ..readings.ranks import AcrossRanks, RankValue
+from ..readings.ranks import ANY_RANK, AcrossRanks, RankValue
 from ..readings.reading import Need, Reading, SeriesKey, ValueType
-from ..readings.series_value import SeriesLength, SeriesValue
+from ..readings.series_value import SeriesValue
+from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_FUNCTIONS
 from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
-from .call_arguments import WINDOW_KEYWORDS, SeriesCall, constant, literal_text, milestone, number
 from .definitions import expand
 from .expressions import Expression, ExpressionFaults
 from .families import is_pattern
 
-#: Functions of a series that are not reductions of a window.
-_OF_SERIES: Final = FOLDS | {"lag", "delta", "len", "rate", "age", "absent"}
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 #: Expressions that give a number or a truth value, so that a series can be computed from them.
@@ -237,19 +224,28 @@ def _bind_call(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
         _bind_arguments(node, scope, found)
     elif function.name == "series":
         _bind_series_by_name(node, scope, found)
-    elif function.name in DECISION_FUNCTIONS or (function.name == STREAK and _takes_text(node)):
-        _bind_decision_call(node, function, scope, found)
-    elif function.name in STATE_FUNCTIONS or (function.name == AGE and _takes_text(node)):
-        _bind_state_call(node, function, scope, found)
-    elif function.name == MILESTONE:
-        reached = milestone(node, scope, found)
-        if reached is not None:
-            found.references[node] = reached
-            _bind_arguments(node, scope, found)
+    elif (bind_name := (OF_NAMES_TOO if _takes_text(node) else OF_NAMES).get(function.name)) is not None:
+        _bind_question(node, function, scope, found, bind_name)
     elif function.name in RANK_FUNCTIONS:
         _bind_rank_call(node, function, scope, found)
     else:
         _bind_value_call(node, function, scope, found)
+
+
+def _bind_question(
+    node: ast.Call,
+    function: Function,
+    scope: NameScope,
+    found: _Meanings,
+    bind_name: Callable[[Call], Reading | None],
+) -> None:
+    """Bind a question about a controller, a state or the run's length."""
+    reading = bind_name(Call(node, function, scope, found))
+    if reading is not None:
+        found.references[node] = reading
+        if reading.metric_read:
+            found.metrics[reading.metric_read] = None
+        _bind_arguments(node, scope, found)
 
 
 def _called(node: ast.AST) -> str:
@@ -387,14 +383,14 @@ def _means_member(node: ast.expr, key: SeriesKey, scope: NameScope, found: _Mean
 
 def _is_of_series(node: ast.Call, function: Function, scope: NameScope) -> bool:
     """Whether a call reads a series, named or to be computed, and not just a number or a list."""
-    if not node.args or (function.reduction is None and function.name not in _OF_SERIES):
+    if not node.args or (function.name not in OF_SERIES):
         return False
     if _series_key(node.args[0], scope):
         return True
     if function.name == "len" or not _is_computed(node.args[0], scope):
         return False
     asks_by_keyword = any(keyword.arg in WINDOW_KEYWORDS for keyword in node.keywords)
-    if function.name in _OF_SERIES or asks_by_keyword:
+    if function.reduction is None or function.name in FOLDS or asks_by_keyword:
         return True
     given = len(node.args) + len(node.keywords)
     return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
@@ -417,12 +413,7 @@ def _bind_series_call(node: ast.Call, function: Function, scope: NameScope, foun
     key = _bind_to_series(node.args[0], scope, found)
     if key is None:
         return
-    if function.name == "len":
-        if len(node.args) != 1 or node.keywords:
-            found.refuse(node, "len takes one argument")
-        found.references[node] = SeriesLength(key)
-        return
-    read = SeriesCall(node, function, key, scope, found).reading()
+    read = OF_SERIES[function.name](Call(node, function, scope, found, key))
     if read is not None:
         found.references[node] = read
         found.read_series(key, read.need)
@@ -513,46 +504,7 @@ def _bind_share(node: ast.expr, scope: NameScope, found: _Meanings) -> float | N
     return None
 
 
-# Questions about controllers, states and ranks.
-
-
-def _bind_decision_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
-    """Bind a question about a controller, whose name must be a literal."""
-    name = _named(node, function, "controller", found)
-    if name is None:
-        return
-    if name not in scope.controllers:
-        found.refuse(node.args[0], "unknown controller", suggestion(name, scope.controllers))
-    elif function.name in OF_NOW and name not in scope.above:
-        fix = f'Put it before this one, or ask fired("{name}") of earlier events.'
-        found.refuse(node.args[0], "not a controller above in the file", fix)
-    elif function.name == RAISED and name not in scope.clearing:
-        fix = f'Write holding("{name}"), or give it one.'
-        found.refuse(node.args[0], f"controller '{name}' has no 'clear'", fix)
-    else:
-        found.references[node] = PastDecisions(function.name, name)
-
-
-def _bind_state_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:
-    """Bind a question about a state, whose name must be a literal."""
-    name = _named(node, function, "state", found)
-    if name is None:
-        return
-    if name not in scope.states:
-        fix = suggestion(name, scope.states) or "Sort the run into classes under 'states:'."
-        found.refuse(node.args[0], "unknown state", fix)
-    else:
-        found.references[node] = StateChange(function.name, name)
-        found.metrics[name] = None
-
-
-def _named(node: ast.Call, function: Function, asked_of: str, found: _Meanings) -> str | None:
-    """Return the name that is a question's only argument; None when it is refused."""
-    name = literal_text(node.args[0]) if len(node.args) == 1 and not node.keywords else None
-    if name is None:
-        what = f"{function.name} takes a {asked_of}'s name as a string literal"
-        found.refuse(node, what, f"Write {function.signature}.")
-    return name
+# Questions about ranks.
 
 
 def _bind_rank_call(node: ast.Call, function: Function, scope: NameScope, found: _Meanings) -> None:

@@ -75,6 +75,10 @@ class NameScope:
         """Whether ``lr.used`` and kin are series: nothing else of the policy is called ``lr``."""
         return "lr" not in (*self.definitions, *self.admitted, *self.metrics, *self.params)
 
+    def param(self, name: str) -> Param | None:
+        """Return the param that a name means; None where a variable or a controller metric hides it."""
+        return None if name in self.variables or name in self.metrics else self.params.get(name)
+
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
         return [*self.definitions, *self.admitted, *self.metrics, *self.params, *CONTEXT, *(self.series or ())]

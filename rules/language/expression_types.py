@@ -6,9 +6,9 @@ import ast
 from collections.abc import Mapping
 from typing import Final
 
-from ..functions.table import FUNCTIONS
 from ..readings.param import ParamValue
 from ..readings.reading import Param, ValueType
+from ..readings.table import FUNCTIONS
 from .bound_rule import BoundRule
 
 _FLOAT_KEEPING: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)

@@ -151,6 +151,10 @@ class ExpressionFaults:
         """Note that a node is wrong, why, and how to mend it."""
         self.faults.append(self.expression.fault(node, what, fix))
 
+    def segment(self, node: ast.expr) -> str:
+        """Return the text of a node."""
+        return self.expression.segment(node)
+
 
 def _copied(node: Any, copies: dict[ast.AST, ast.AST]) -> Any:
     """Return a copy of a tree, and note the copy of each of its nodes."""

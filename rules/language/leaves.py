@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Final
 
-from ..functions.table import RANK_FUNCTIONS
+from ..readings.table import RANK_FUNCTIONS
 from .bound_rule import BoundRule
 
 MAX_LEAVES: Final = 64

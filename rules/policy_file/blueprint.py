@@ -10,11 +10,11 @@ from typing import Final
 from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.program import TriggeredRule, decides_at_once, member_program, program
-from ..functions.table import OF_NOW, STREAK
 from ..language.bound_rule import BoundRule, dependencies
 from ..language.timing import StepWindow, Unit
+from ..readings.fold import STREAK
 from ..readings.milestone import Milestone, MilestoneTracker
-from ..readings.past_decisions import PastDecisions
+from ..readings.past_decisions import OF_NOW, PastDecisions
 from ..readings.reading import Names, Need, SeriesKey
 from .declarations import AdmittedSeries, Controller, StateDeclaration
 

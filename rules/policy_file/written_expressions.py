@@ -17,7 +17,6 @@ import yaml
 from .. import habits
 from ..compiled.compilation import Translator
 from ..errors import ExpressionError, Fault
-from ..functions.table import FUNCTIONS
 from ..functions.text import check_specification
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
@@ -27,6 +26,7 @@ from ..language.expressions import Expression, parse
 from ..language.leaves import leaves
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.reading import Names
+from ..readings.table import FUNCTIONS
 from .declarations import AdmittedSeries, Declarations, Ends, MessageField, MessageTemplate, Rule
 from .document import Place
 from .fields import FieldReader, Fields, Key

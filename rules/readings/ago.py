@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from ..functions.plain_functions import Function
+from .call import EXTENTS, Call
 from .first_events import START, First
 from .generated import call, name
 from .ranges import TRUTH, Range, calculated
@@ -28,6 +30,23 @@ if TYPE_CHECKING:
     from .vectors import Vector
 
 
+#: The function of a series that also takes a state's name.
+AGE: Final = "age"
+#: The functions of when the newest value came.
+FUNCTIONS: Final = (
+    Function(
+        AGE,
+        'age(s), age("state")',
+        "How many steps ago the newest value came, or the state changed. Undefined before the first.",
+    ),
+    Function(
+        "absent",
+        "absent(s, steps=n)",
+        "Whether the newest value came at least n steps ago; before the first value, whether the run is so long.",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesAgo(SeriesReading):
     """The newest value of a series that is at least ``length`` old.
@@ -41,6 +60,17 @@ class SeriesAgo(SeriesReading):
     key: SeriesKey
     length: float
     extent: Extent
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesAgo | None:
+        """Return the value that one keyword asks for, such as ``steps=100``."""
+        (word, length), *more = call.keywords.items()
+        extent = EXTENTS.get(word, Extent.VALUES)
+        if extent is Extent.VALUES or more or call.further:
+            call.refuse_arguments()
+            return None
+        found = call.length(length, extent)
+        return None if found is None else cls(call.key, found, extent)
 
     value_type: ClassVar[ValueType] = ValueType.FLOAT
 
@@ -88,6 +118,11 @@ class SeriesRise(SeriesReading):
     """The newest value of a series less the newest one that is at least ``before.length`` old."""
 
     before: SeriesAgo
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesRise | None:
+        before = SeriesAgo.bind(call)
+        return None if before is None else cls(before)
 
     @property
     def key(self) -> SeriesKey:  # type: ignore[override]
@@ -146,6 +181,18 @@ class SeriesAge(SeriesReading):
     key: SeriesKey
     limit: float | None = None
     extent: Extent = Extent.STEPS
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesAge | None:
+        """Return the age of the newest value, or whether it is absent for a length."""
+        has_limit = call.function.name != AGE
+        if has_limit and call.node.keywords:
+            limit = SeriesAgo.bind(call)
+            return None if limit is None else cls(call.key, limit.length, limit.extent)
+        if has_limit or call.further or call.node.keywords:
+            call.refuse_arguments()
+            return None
+        return cls(call.key)
 
     @property
     def value_type(self) -> ValueType:

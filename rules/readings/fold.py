@@ -4,17 +4,61 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from ..functions import folds
+from ..functions import plain_functions as plain
 from ..functions.folds import EMA, Fold, make_fold
-from ..functions.table import STREAK
+from ..functions.plain_functions import Function
+from .call import EXTENTS, WINDOW_KEYWORDS, Call
 from .first_events import First
 from .generated import attribute, call, name
 from .ranges import ANY, Range
 from .reading import Code, Need, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
+from .window import Window
 
 if TYPE_CHECKING:
     from .vectors import Vector
+
+
+#: The function of a series that also takes a controller's name.
+STREAK: Final = "streak"
+#: The functions that fold a whole series.
+FUNCTIONS: Final = (
+    Function(
+        "ema",
+        "ema(s, n), ema(values, n)",
+        "The exponential moving average from the first value on: e + 2/(n+1) * (value - e). Skips non-finite values.",
+        plain.ema,
+        folds.ema,
+        least=2,
+        most=2,
+        keywords=frozenset({"n"}),
+        iterates=True,
+    ),
+    Function(
+        "peak",
+        "peak(s), peak(values)",
+        "The greatest value so far, of any age. Skips non-finite values.",
+        lambda values: folds.peak(plain.listed(values)),
+        folds.peak,
+        iterates=True,
+    ),
+    Function(
+        "trough",
+        "trough(s), trough(values)",
+        "The smallest value so far, of any age. Skips non-finite values.",
+        lambda values: folds.trough(plain.listed(values)),
+        reduction=folds.trough,
+        iterates=True,
+    ),
+    Function("initial", "initial(s)", "The first finite value of all."),
+    Function(
+        STREAK,
+        'streak(condition), streak("c")',
+        "At how many values in a row, up to the newest, the condition has been true, or the rule of controller c.",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +69,26 @@ class SeriesFold(SeriesReading):
     key: SeriesKey
     length: int
     skip: int = 0
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesFold | Window | None:
+        """Return a fold of a series from its first value on, or of a window if one is given."""
+        is_ema, is_window = call.function.name == EMA, call.function.reduction is not None
+        keywords, lengths = call.keywords, call.further
+        if "n" in keywords:
+            lengths = [*lengths, keywords.pop("n")]
+        has_window = is_window and len(keywords.keys() & EXTENTS.keys()) == 1
+        known = WINDOW_KEYWORDS - {"per"} if has_window else {"skip"}
+        if not known.issuperset(keywords) or len(lengths) != is_ema:
+            call.refuse_arguments("A window is given by last=, steps= or the like. " if is_window else "")
+            return None
+        length = call.whole(lengths[0], 1, "window length") if is_ema else 1
+        if length is None:
+            return None
+        if has_window:
+            return Window.of_keywords(call, keywords, (length,) if is_ema else ())
+        skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        return None if skip is None else cls(call.function.name, call.key, length, skip)
 
     @property
     def value_type(self) -> ValueType:

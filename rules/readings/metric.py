@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ...store.events import Event
+from ..errors import suggestion
+from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined
+from .call import Call
 from .first_events import START, First
 from .generated import EVENT, attribute, call, name
 from .reading import AnyTerm, Code, Names, NotColumnar, Reading, RunSeries, Sightings, TermMaker, ValueLimits, ValueType
 
 if TYPE_CHECKING:
     from .vectors import Vector
+
+
+#: The functions of the newest change of a state.
+FUNCTIONS: Final = (
+    Function("changed", 'changed("state")', "Whether the state has taken another class at this event."),
+    Function("previous", 'previous("state")', "The class before the newest change. Undefined before the second class."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +36,10 @@ class MetricValue(Reading):
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
+
+    @property
+    def metric_read(self) -> str:
+        return self.name
 
     @property
     def is_standing(self) -> bool:
@@ -64,8 +78,24 @@ class StateChange(Reading):
     question: str
     state: str
 
+    @classmethod
+    def bind(cls, call: Call) -> StateChange | None:
+        """Return a question about a state, whose name is a literal."""
+        name = call.named("state")
+        if name is None:
+            return None
+        if name not in call.scope.states:
+            fix = suggestion(name, call.scope.states) or "Sort the run into classes under 'states:'."
+            call.faults.refuse(call.node.args[0], "unknown state", fix)
+            return None
+        return cls(call.function.name, name)
+
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
+
+    @property
+    def metric_read(self) -> str:
+        return self.state
 
     @property
     def value_type(self) -> ValueType:

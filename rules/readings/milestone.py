@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ...store.events import RANKS, Event
 from ...store.run_info import Plan
+from ..errors import suggestion
+from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined
+from ..habits import MILESTONE_ARGUMENTS, MILESTONE_UNITS
+from .call import Call, Faults, CallScope, literal_text
 from .first_events import START, First
 from .generated import call, name
 from .ranges import TRUTH, Range
@@ -35,6 +40,18 @@ from .reading import (
 if TYPE_CHECKING:
     from .vectors import Vector
 
+_EVERY: Final = "every"
+_AT: Final = "at"
+_OF: Final = "of"
+_UNITS: Final = (Extent.STEPS, Extent.EPOCHS, Extent.SAMPLES, Extent.TOKENS)
+_ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+#: Numbers with longer numerators or denominators are not calculated with: no share needs them.
+_MAX_BITS: Final = 200
 #: The most shares of one call.
 MAX_SHARES: Final = 10_000
 
@@ -66,6 +83,16 @@ def multiples(share: Fraction) -> tuple[Fraction, ...]:
     return tuple(share * times for times in range(1, math.floor(1 / share) + 1))
 
 
+#: The functions of a run's declared length.
+FUNCTIONS: Final = (
+    Function(
+        "milestone",
+        'milestone(every=0.05), milestone(at=[0.25, 0.5], of="tokens")',
+        "Whether this event reaches another share of the run's declared length, see [Milestones](#milestones).",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Milestone(Reading):
     """Whether an event reaches another share of a run's length.
@@ -79,6 +106,32 @@ class Milestone(Reading):
     shares: tuple[Fraction, ...]
     extent: Extent
     owner: str
+
+    @classmethod
+    def bind(cls, call: Call) -> Milestone | None:
+        """Return the shares of the run that a call asks for."""
+        scope, faults = call.scope, call.faults
+        if not scope.owner:
+            what = "milestones count the events of triggers such as on_step_end"
+            faults.refuse(call.node, what, "Write progress >= 0.5, or ask in a controller with such a trigger.")
+            return None
+        keywords = call.keywords
+        unknown = set(keywords) - {_EVERY, _AT, _OF}
+        if unknown:
+            strange = min(unknown)
+            fix = suggestion(strange, (_EVERY, _AT, _OF), MILESTONE_ARGUMENTS)
+            faults.refuse(call.node, f"milestone does not take '{strange}'", fix)
+            return None
+        if call.node.args or len(keywords.keys() & {_EVERY, _AT}) != 1:
+            fix = "Write milestone(every=0.05) or milestone(at=[0.25, 0.5])."
+            faults.refuse(call.node, "milestone takes one of every= and at=", fix)
+            return None
+        extent = _unit(keywords[_OF], faults) if _OF in keywords else Extent.STEPS
+        if _EVERY in keywords:
+            shares = _multiples_of(keywords[_EVERY], scope, faults)
+        else:
+            shares = _listed_shares(keywords[_AT], scope, faults)
+        return None if extent is None or shares is None else cls(shares, extent, scope.owner)
 
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.TRUTH
@@ -103,6 +156,78 @@ class Milestone(Reading):
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return the start."""
         return START
+
+
+def _unit(node: ast.expr, faults: Faults) -> Extent | None:
+    word = literal_text(node)
+    if word in _UNITS:
+        return Extent(word)
+    if word is not None:
+        fix = suggestion(word, _UNITS, MILESTONE_UNITS)
+    else:
+        *others, last = (f'"{unit}"' for unit in _UNITS)
+        fix = f"Write of={', '.join(others)} or {last}."
+    faults.refuse(node, "not a unit of a run's length", fix)
+    return None
+
+
+def _multiples_of(node: ast.expr, scope: CallScope, faults: Faults) -> tuple[Fraction, ...] | None:
+    """Return a share and its multiples; None when it is refused."""
+    share = _share_of_run(node, scope, faults)
+    if share is not None and share * MAX_SHARES < 1:
+        faults.refuse(node, f"more than {MAX_SHARES:,} milestones", f"The smallest share is {1 / MAX_SHARES}.")
+        return None
+    return None if share is None else multiples(share)
+
+
+def _listed_shares(node: ast.expr, scope: CallScope, faults: Faults) -> tuple[Fraction, ...] | None:
+    """Return one share, or those of a list, ascending; None when one is refused."""
+    nodes = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else [node]
+    if not 1 <= len(nodes) <= MAX_SHARES:
+        faults.refuse(node, "names no share of the run", "Write milestone(at=[0.25, 0.5]).")
+        return None
+    shares = [_share_of_run(each, scope, faults) for each in nodes]
+    known = [share for share in shares if share is not None]
+    return tuple(sorted(set(known))) if len(known) == len(shares) else None
+
+
+def _share_of_run(node: ast.expr, scope: CallScope, faults: Faults) -> Fraction | None:
+    value = _fraction(node, scope)
+    if value is not None and 0 < value <= 1:
+        return value
+    fix = "It is a number above 0 and at most 1, a param that is one, or + - * / on those."
+    if value is not None and 1 < value <= 100:
+        fix = f"It is above 0 and at most 1. Write {float(value / 100):g} for {float(value):g} percent."
+    elif value is not None and value > 1:
+        fix = f"It is above 0 and at most 1. For a step write step == {float(value):g}."
+    faults.refuse(node, "not a share of the run, known when the policy loads", fix)
+    return None
+
+
+def _fraction(node: ast.expr, scope: CallScope) -> Fraction | None:
+    """Return the number that a node always gives, exactly; None for anything else."""
+    match node:
+        case ast.Constant(value):
+            return _exact(value)
+        case ast.Name(name):
+            return _exact(scope.param(name))
+        case ast.UnaryOp(ast.USub(), operand):
+            share = _fraction(operand, scope)
+            return None if share is None else -share
+        case ast.BinOp(left, sign, right) if type(sign) in _ARITHMETIC:
+            one, other = _fraction(left, scope), _fraction(right, scope)
+            if one is None or other is None or (isinstance(sign, ast.Div) and not other):
+                return None
+            result = _ARITHMETIC[type(sign)](one, other)
+            is_long = max(result.numerator.bit_length(), result.denominator.bit_length()) > _MAX_BITS
+            return None if is_long else result
+    return None
+
+
+def _exact(value: object) -> Fraction | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= 10**12:
+        return None
+    return exact(value)
 
 
 class Reached(NamedTuple):

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from ...store.events import Event
-from ..functions.table import TRUE_OF_CONTROLLERS
+from ..errors import suggestion
+from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined
+from .call import Call
 from .first_events import START, First, PossibleCount
 from .generated import EVENT, attribute, call, name
 from .ranges import Range
@@ -21,12 +23,69 @@ if TYPE_CHECKING:
 _TIMES: Final = "times_fired"
 
 
+#: The function of a controller that has a ``clear``.
+RAISED: Final = "raised"
+#: The functions whose argument is a controller's name.
+FUNCTIONS: Final = (
+    Function("fired", 'fired("c")', "Whether controller c has made a decision at any earlier event."),
+    Function(
+        "times_fired",
+        'times_fired("c")',
+        "The number of earlier events and triggers at which controller c made a decision.",
+    ),
+    Function(
+        "steps_since",
+        'steps_since("c")',
+        "Steps since the newest decision of controller c. Undefined if there is none.",
+    ),
+    Function(
+        "holding",
+        'holding("c")',
+        "Whether the rule of controller c was true at its last evaluation at an earlier event.",
+    ),
+    Function(
+        RAISED,
+        'raised("c")',
+        "Whether controller c, which has a `clear`, is raised as of earlier events.",
+    ),
+    Function(
+        "fired_now", 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
+    ),
+    Function(
+        "true_now", 'true_now("c")', "Whether the rule of controller c, above in the file, is true at this event."
+    ),
+)
+#: Functions that read what a controller above in the file has done at the same event.
+OF_NOW: Final = frozenset({"fired_now", "true_now"})
+#: Functions of controllers that give True or False.
+TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", RAISED, *OF_NOW})
+
+
 @dataclass(frozen=True, slots=True)
 class PastDecisions(Reading):
     """A question about a controller's decisions at earlier events."""
 
     question: str
     controller: str
+
+    @classmethod
+    def bind(cls, call: Call) -> PastDecisions | None:
+        """Return a question about a controller, whose name is a literal."""
+        name, question, scope = call.named("controller"), call.function.name, call.scope
+        if name is None:
+            return None
+        argument = call.node.args[0]
+        if name not in scope.controllers:
+            call.faults.refuse(argument, "unknown controller", suggestion(name, scope.controllers))
+        elif question in OF_NOW and name not in scope.above:
+            fix = f'Put it before this one, or ask fired("{name}") of earlier events.'
+            call.faults.refuse(argument, "not a controller above in the file", fix)
+        elif question == RAISED and name not in scope.clearing:
+            fix = f'Write holding("{name}"), or give it one.'
+            call.faults.refuse(argument, f"controller '{name}' has no 'clear'", fix)
+        else:
+            return cls(question, name)
+        return None
 
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ...store.events import Event
+from ..functions.plain_functions import Function
 from ..functions.reductions import greatest, least
-from ..functions.table import ANY_RANK
 from ..functions.undefined import Undefined
 from .first_events import START, First
 from .generated import RANKS, attribute, call, name
@@ -21,6 +21,21 @@ from .reading import Code, NotColumnar, Reading, RunSeries, Sightings, ValueLimi
 
 if TYPE_CHECKING:
     from .vectors import Vector
+
+
+#: The function of a condition that is asked of each rank.
+ANY_RANK: Final = "any_rank"
+#: The functions of the newest values of all ranks.
+FUNCTIONS: Final = (
+    Function(
+        ANY_RANK,
+        "any_rank(condition)",
+        "Whether the condition is true on any rank, where each series is its newest value on that rank.",
+    ),
+    Function("max_rank", "max_rank(s)", "The greatest of the newest values on all ranks; NaN if any is NaN."),
+    Function("min_rank", "min_rank(s)", "The smallest of the newest values on all ranks; NaN if any is NaN."),
+    Function("spread", "spread(s)", "max_rank(s) minus min_rank(s)."),
+)
 
 
 @dataclass(frozen=True, slots=True)

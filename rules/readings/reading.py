@@ -16,7 +16,7 @@ from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 from ...store.run_info import Plan
-from ..functions.table import Function
+from ..functions.plain_functions import Function
 from .first_events import First, PossibleCount
 from .generated import call, name
 from .ranges import Range
@@ -516,6 +516,11 @@ class Reading(ABC):
         return ""
 
     @property
+    def metric_read(self) -> str:
+        """The controller metric or state that it reads; empty for any other."""
+        return ""
+
+    @property
     def unit(self) -> Extent | None:
         """The unit in which it looks back or counts the run's length; None without one."""
         return None
@@ -583,6 +588,9 @@ class SeriesReading(Reading):
 
     key: SeriesKey
 
+    #: Whether it has a value in a run that is shorter than what it looks back.
+    takes_less: ClassVar[bool] = False
+
     @property
     def driver(self) -> SeriesKey | None:
         """The series."""
@@ -614,11 +622,6 @@ class SeriesReading(Reading):
 
     def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
         return terms.of_series(self)
-
-    @property
-    def takes_less(self) -> bool:
-        """Whether it has a value in a run that is shorter than what it looks back."""
-        return False
 
     @property
     @abstractmethod

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from ..functions.plain_functions import Function
+from .ago import SeriesAgo, SeriesRise
+from .call import Call
 from .first_events import START, First, PossibleCount
 from .generated import attribute, name
 from .ranges import NATURAL, Range, calculated
@@ -27,12 +30,53 @@ if TYPE_CHECKING:
     from .vectors import Vector
 
 
+#: The functions that compare with an older value.
+OF_OLDER: Final = (
+    Function(
+        "lag",
+        "lag(s, k), lag(s, steps=k)",
+        "The value k values ago; lag(s, 0) is the newest. With a unit, the newest one that is at least so old. "
+        "Undefined if there is none.",
+    ),
+    Function(
+        "delta",
+        "delta(s), delta(s, k), delta(s, steps=k)",
+        "The newest value minus the one before it, or minus lag(s, k). Undefined if there is none.",
+    ),
+)
+#: The functions of a series as a whole.
+OF_WHOLE: Final = (
+    Function(
+        "len",
+        "len(s), len(values)",
+        "The number of values of a series so far (0 or more, never undefined), or the length of a list or text.",
+        len,
+    ),
+    Function(
+        "series",
+        'series("name"), series("name", kind="log")',
+        "A series whose name is not an identifier, or that of one kind of event. Arguments are literals.",
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SeriesValue(SeriesReading):
     """The newest value of a series, or the one ``back`` values ago."""
 
     key: SeriesKey
     back: int = 0
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesValue | SeriesAgo | None:
+        """Return the value so many values ago, or with a unit the newest one so old."""
+        if call.node.keywords:
+            return SeriesAgo.bind(call)
+        if len(call.further) != 1:
+            call.refuse_arguments()
+            return None
+        back = call.whole(call.further[0], 0, "window length")
+        return None if back is None else cls(call.key, back)
 
     is_shown_by_name: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.FLOAT
@@ -75,6 +119,17 @@ class SeriesChange(SeriesReading):
     key: SeriesKey
     back: int
 
+    @classmethod
+    def bind(cls, call: Call) -> SeriesChange | SeriesRise | None:
+        """Return the change over so many values, or with a unit since so long ago."""
+        if call.node.keywords:
+            return SeriesRise.bind(call)
+        if len(call.further) > 1:
+            call.refuse_arguments()
+            return None
+        back = call.whole(call.further[0], 1, "window length") if call.further else 1
+        return None if back is None else cls(call.key, back)
+
     value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     @property
@@ -108,6 +163,12 @@ class SeriesLength(SeriesReading):
     """The number of values that a series has had."""
 
     key: SeriesKey
+
+    @classmethod
+    def bind(cls, call: Call) -> SeriesLength:
+        if call.further or call.node.keywords:
+            call.faults.refuse(call.node, "len takes one argument")
+        return cls(call.key)
 
     value_type: ClassVar[ValueType] = ValueType.WHOLE
 

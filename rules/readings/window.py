@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from ..errors import suggestion
+from ..functions import plain_functions as plain
+from ..functions import reductions
+from ..functions.plain_functions import Function
 from ..functions.reductions import SUM_IS_PLAIN, older, recent
-from ..functions.table import Function
 from ..functions.undefined import Undefined
+from ..habits import WINDOW_ARGUMENTS, WINDOW_LENGTHS
+from .call import EXTENTS, WINDOW_KEYWORDS, Call, number
 from .first_events import START, First, Never, PossibleCount
 from .generated import call, name
 from .ranges import ANY, Range, around, between, rounded
@@ -56,7 +61,141 @@ _UNROLLED: Final = 16
 _EXTREMES: Final = frozenset({"min", "max"})
 _FOLLOWED: Final = frozenset({"sum", "mean", "var", "std", "slope", "detrended_std", *_EXTREMES})
 _HALVES: Final[dict[Half, Callable[[Sequence[float]], Sequence[float]]]] = {Half.OLDER: older, Half.RECENT: recent}
+#: The window of ``rate`` without one.
+_NEWEST_TWO: Final = ast.Constant(2)
 _NAN: Final = float("nan")
+
+
+def _reduction(
+    name: str,
+    meaning: str,
+    window_form: Callable[[Sequence[float]], float],
+    plain_form: Callable[..., Any] | None = None,
+    *,
+    is_float: bool = True,
+    is_whole: bool = False,
+) -> Function:
+    """Return a function of a window, or of a list of values."""
+    signature = f"{name}(s, n), {name}(values)"
+    listed = plain_form or (lambda values: window_form(plain.listed(values)))
+    return Function(name, signature, meaning, listed, window_form, is_float=is_float, is_whole=is_whole, iterates=True)
+
+
+#: The functions of windows.
+FUNCTIONS: Final = (
+    _reduction(
+        "mean",
+        "The arithmetic mean of the last n values of a series, or of the values of a list.",
+        reductions.mean,
+    ),
+    Function(
+        "sum",
+        "sum(s, n), sum(values), sum(values, start)",
+        "The sum, added left to right, oldest first.",
+        plain.added,
+        reductions.total,
+        most=2,
+        keywords=frozenset({"start"}),
+        iterates=True,
+    ),
+    Function(
+        "min",
+        "min(s, n), min(values), min(a, b, ...)",
+        "The smallest value; NaN if any is NaN.",
+        plain.least,
+        reductions.least,
+        most=None,
+        iterates=True,
+    ),
+    Function(
+        "max",
+        "max(s, n), max(values), max(a, b, ...)",
+        "The greatest value; NaN if any is NaN.",
+        plain.greatest,
+        reductions.greatest,
+        most=None,
+        iterates=True,
+    ),
+    _reduction("std", "The standard deviation around the mean; its divisor is n (ddof 0).", reductions.std),
+    _reduction("var", "The variance around the mean; its divisor is n (ddof 0).", reductions.var),
+    _reduction(
+        "median",
+        "The middle value, or the midpoint of the two middle values.",
+        reductions.median,
+        is_float=False,
+    ),
+    Function(
+        "quantile",
+        "quantile(s, n, q), quantile(values, q)",
+        "The value below which the share q (0 to 1) of the values lies, interpolated between neighbours.",
+        plain.quantile,
+        reductions.quantile,
+        least=2,
+        most=2,
+        keywords=frozenset({"q"}),
+        options=("q",),
+        iterates=True,
+    ),
+    _reduction("mad", "The median distance of the values from their median.", reductions.mad, is_float=False),
+    Function(
+        "zscore",
+        "zscore(s, n), zscore(values)",
+        "The newest value less the mean of the window, in its standard deviations; undefined where that is 0.",
+        plain.zscore,
+        reductions.zscore,
+        reads_newest=True,
+        is_float=True,
+        iterates=True,
+    ),
+    Function(
+        "slope",
+        'slope(s, n), slope(s, n, per="step"), slope(values)',
+        "The least-squares slope per value, over positions 0 to n-1, or per step; undefined for fewer than two values.",
+        lambda values: reductions.slope(plain.listed(values)),
+        reductions.slope,
+        per_step=reductions.slope_per_step,
+        is_float=True,
+        iterates=True,
+    ),
+    Function(
+        "rate",
+        "rate(s), rate(s, n)",
+        "The newest value less the one before it, or less the oldest of the window, per step between them.",
+        per_step=reductions.rate,
+        is_float=True,
+    ),
+    _reduction(
+        "detrended_std",
+        "The standard deviation (ddof 0) around the least-squares line; undefined for fewer than two values.",
+        reductions.detrended_std,
+    ),
+    _reduction(
+        "count",
+        "The number of values; 0 if there are none.",
+        reductions.count,
+        plain.counted,
+        is_float=False,
+        is_whole=True,
+    ),
+    _reduction("first", "The oldest value.", reductions.first, plain.first, is_float=False),
+    _reduction("last", "The newest value.", reductions.last, plain.last, is_float=False),
+    _reduction(
+        "argmin",
+        "How many values ago the smallest came (0 is the newest); for a list, its index. The oldest of equal values.",
+        reductions.age_of_least,
+        plain.index_of_least,
+        is_float=False,
+        is_whole=True,
+    ),
+    _reduction(
+        "argmax",
+        "Like argmin, for the greatest value.",
+        reductions.age_of_greatest,
+        plain.index_of_greatest,
+        is_float=False,
+        is_whole=True,
+    ),
+)
 
 
 class HeldCount(NamedTuple):
@@ -93,15 +232,46 @@ class Window(SeriesReading):
     is_per_step: bool = False
 
     is_shared: ClassVar[bool] = True
+    takes_less: ClassVar[bool] = True
 
-    @property
-    def keep(self) -> int:
-        """Values that the series must keep for it, as far as their number is known."""
-        return int(self.length) + self.skip if self.extent is Extent.VALUES else 1 + self.skip
+    @classmethod
+    def bind(cls, call: Call) -> Window | None:
+        """Return the window of a reduction."""
+        keywords, positional = call.keywords, call.further
+        extents = [name for name in EXTENTS if name in keywords]
+        if not extents and positional:
+            extents, keywords["last"], positional = ["last"], positional[0], positional[1:]
+        elif not extents and call.function.name == "rate":
+            extents, keywords["last"] = ["last"], _NEWEST_TWO
+        options = call.function.options
+        keywords.update(zip((name for name in options if name not in keywords), positional, strict=False))
+        known = {*WINDOW_KEYWORDS, *options}
+        given = len(call.further) + len(call.node.keywords)
+        taken = len(keywords) - (_NEWEST_TWO in keywords.values())
+        if len(extents) != 1 or taken != given or not known.issuperset(keywords):
+            _refuse_window(call, set(keywords) - known)
+            return None
+        shares = [_share(call, keywords.get(name), name) for name in options]
+        known_shares = tuple(share for share in shares if share is not None)
+        return cls.of_keywords(call, keywords, known_shares) if len(known_shares) == len(shares) else None
+
+    @classmethod
+    def of_keywords(cls, call: Call, keywords: Mapping[str, ast.expr], options: tuple[float, ...]) -> Window | None:
+        """Return the window that keyword arguments describe. One of them is its length."""
+        name = next(name for name in EXTENTS if name in keywords)
+        length = call.length(keywords[name], EXTENTS[name])
+        skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+        least = call.whole(keywords["min"], 1, "number of values") if "min" in keywords else None
+        half = _half(call, keywords["half"]) if "half" in keywords else None
+        is_per_step = _is_per_step(call, keywords.get("per"))
+        refused = [half is None and "half" in keywords, least is None and "min" in keywords]
+        if length is None or skip is None or is_per_step is None or any(refused):
+            return None
+        return cls(call.function, call.key, length, EXTENTS[name], skip, half, options, least, is_per_step)
 
     @property
     def values_read(self) -> int:
-        return self.keep
+        return int(self.length) + self.skip if self.extent is Extent.VALUES else 1 + self.skip
 
     @property
     def reads_newest(self) -> bool:
@@ -116,26 +286,16 @@ class Window(SeriesReading):
         return self.extent is Extent.VALUES and self.least is None
 
     @property
-    def takes_less(self) -> bool:
-        return True
-
-    @property
     def need(self) -> Need:
         """As many values, and those of its length; for a function of steps also the step of each."""
         reach: dict[Extent, float] = {} if self.extent is Extent.VALUES else {self.extent: self.length}
         if self.is_per_step:
             reach.setdefault(Extent.STEPS, 0)
-        return Need(self.keep, reach)
+        return Need(self.values_read, reach)
 
     @property
     def unit(self) -> Extent:
         return self.extent
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is just the last ``length`` values, without options."""
-        is_bare = not self.skip and self.half is None and not self.options and self.least is None
-        return is_bare and self.extent is Extent.VALUES and not (self.is_per_step or self.function.reads_newest)
 
     @property
     def value_type(self) -> ValueType:
@@ -254,9 +414,55 @@ class Window(SeriesReading):
         return PossibleCount(lambda number: seen.values(self.key, number + self.skip if number else 0), longest)
 
 
+def _is_per_step(call: Call, unit: ast.expr | None) -> bool | None:
+    """Return whether the function reads the steps of values; None when that is refused."""
+    if unit is None:
+        return call.function.reduction is None
+    if call.function.per_step is None:
+        call.faults.refuse(call.node, f"{call.function.name} of a series does not take 'per'", "slope does.")
+    elif not isinstance(unit, ast.Constant) or unit.value != "step":
+        call.faults.refuse(unit, "not a unit of a slope", 'Write per="step", or nothing for the slope per value.')
+    else:
+        return True
+    return None
+
+
+def _half(call: Call, node: ast.expr) -> Half | None:
+    if isinstance(node, ast.Constant) and node.value in tuple(Half):
+        return Half(node.value)
+    call.faults.refuse(node, "not a half of a window", 'Write half="older" or half="recent".')
+    return None
+
+
+def _share(call: Call, node: ast.expr | None, name: str) -> float | None:
+    """Return an option of the function, from 0 to 1."""
+    value = None if node is None else number(node, call.scope)
+    if value is not None and 0 <= value <= 1:
+        return float(value)
+    share = value / 100 if value is not None and 1 < value <= 100 else 0.9
+    what = f"'{name}' must be a number from 0 to 1, known when the policy loads"
+    call.faults.refuse(call.node if node is None else node, what, f"Write {name}={share}.")
+    return None
+
+
+def _refuse_window(call: Call, unknown: set[str]) -> None:
+    function, segment = call.function, call.faults.segment
+    name, more = segment(call.node.args[0]), "".join(f", {option}=0.9" for option in function.options)
+    if unknown:
+        strange = min(unknown)
+        fix = suggestion(strange, {*WINDOW_KEYWORDS, *function.options}, WINDOW_ARGUMENTS)
+        if strange in WINDOW_LENGTHS:
+            length = next(segment(word.value) for word in call.node.keywords if word.arg == strange)
+            fix = f"Write {function.name}({name}, {length}{more}) or last={length}."
+        call.faults.refuse(call.node, f"{function.name} of a series does not take '{strange}'", fix)
+        return
+    fix = f"Write {function.name}({name}, 10{more}) for the last ten values."
+    call.faults.refuse(call.node, f"{function.name} of a series takes the series and the number of values", fix)
+
+
 def _read(window: Window, code: Code) -> ast.expr:
     length, is_whole = int(window.length), code.wants_full_windows
-    if not window.is_plain or length >= LONG:
+    if not _is_plain(window) or length >= LONG:
         value = call(name(code.names.reader_of(window)))
     elif window.function.name in ("sum", "mean") and (SUM_IS_PLAIN or length <= _UNROLLED):
         return _added(window, code.names, call(name("not_full")) if is_whole else _reduced(window, code.names))
@@ -268,7 +474,7 @@ def _read(window: Window, code: Code) -> ast.expr:
 
 
 def _where_full(window: Window, names: Names, value: ast.expr, otherwise: ast.expr) -> ast.expr:
-    is_full = ast.Compare(held_count(names, window.key), [ast.GtE()], [ast.Constant(window.keep)])
+    is_full = ast.Compare(held_count(names, window.key), [ast.GtE()], [ast.Constant(window.values_read)])
     return ast.IfExp(is_full, value, otherwise)
 
 
@@ -295,9 +501,15 @@ def _added(window: Window, names: Names, otherwise: ast.expr) -> ast.expr:
     return _where_full(window, names, total, otherwise)
 
 
+def _is_plain(window: Window) -> bool:
+    """Whether it is just the last ``length`` values, without options."""
+    is_bare = not window.skip and window.half is None and not window.options and window.least is None
+    return is_bare and window.extent is Extent.VALUES and not (window.is_per_step or window.function.reads_newest)
+
+
 def _is_followed(window: Window) -> bool:
     """Whether it is long, and its reduction can follow the series."""
-    return window.is_plain and window.length >= LONG and window.function.name in _FOLLOWED
+    return _is_plain(window) and window.length >= LONG and window.function.name in _FOLLOWED
 
 
 def _remembered(window: Window, series: SeriesValues) -> Callable[[], float]:
