@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ..rules.checks.finding_codes import FindingCode
 from ..rules.checks.findings import findings_of
-from ..rules.control import Effect, in_order, is_call
+from ..rules.effects import Effect, in_order, is_call
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames

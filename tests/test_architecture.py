@@ -145,7 +145,7 @@ PUBLIC: dict[str, set[str]] = {
         "checks/length_conditions",
         "checks/metric_keys",
         "checks/possible_firings",
-        "control",
+        "effects",
         "engine/decisions",
         "engine/engine",
         "engine/gates",

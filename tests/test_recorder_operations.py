@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 
 from steptape import Recorder, open_run, verify
-from steptape.rules.control import Effect
+from steptape.rules.effects import Effect
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.classes import ArgumentValue
 from steptape.rules.policy_file.operations import Operation, register_operation

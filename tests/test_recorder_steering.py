@@ -15,7 +15,7 @@ from steered_loops import GUARD, SCHEDULERS, SKIP, Training, rollback
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
-from steptape.rules.control import LearningRateState, parse_call
+from steptape.rules.effects import LearningRateState, parse_call
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from steptape.replay.runs.replaying import replay
-from steptape.rules.control import Effect
+from steptape.rules.effects import Effect
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.classes import ArgumentValue
 from steptape.rules.policy_file.operations import Operation, register_operation

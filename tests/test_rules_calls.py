@@ -6,7 +6,7 @@ import pytest
 
 from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
-from steptape.rules.control import CALLS, InvalidCall, LearningRateState, parse_call
+from steptape.rules.effects import CALLS, InvalidCall, LearningRateState, parse_call
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steptape import TelemetryError
-from steptape.rules.control import Effect
+from steptape.rules.effects import Effect
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.rules.control import Effect
+from steptape.rules.effects import Effect
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 from drawn_trainings import training
 
-from steptape.rules.control import LearningRateState, is_call, parse_call
+from steptape.rules.effects import LearningRateState, is_call, parse_call
 from steptape.rules.engine.decisions import Decision, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.policy import Policy, parse_policy, shipped_policies, shipped_tests

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ...rules.control import LearningRateState, OperationCall, Rates
+from ...rules.effects import LearningRateState, OperationCall, Rates
 from ...store.errors import TelemetryError
 from ..position import Position
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ...rules.control import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
+from ...rules.effects import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
 from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
 from ..calls.call_warnings import CallWarnings

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from ...rules.certificate import Certificate, CertifiedEvidence, CertifiedPolicy, CertifiedRisk, VariantTests
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.errors import suggestion
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller

@@ -14,7 +14,7 @@ from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ...rules.control import LearningRateState, OperationCall, Rates, is_call, parse_call
+from ...rules.effects import LearningRateState, OperationCall, Rates, is_call, parse_call
 from ...rules.engine.decisions import Decision
 from ...rules.functions.expert_loads import Dispatch
 from ...rules.policy_file.metrics import LlepPlan

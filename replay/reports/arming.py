@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...rules.certificate import Certificate
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
 from ..choosing.promise import grounds_of, promise

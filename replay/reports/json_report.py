@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Final
 
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.event_json import encoded

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from ...rules.checks.possible_firings import deciding_controllers
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.language.timing import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, text_as_judged

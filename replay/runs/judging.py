@@ -14,7 +14,7 @@ import numpy as np
 
 from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.language.families import is_pattern, matches
 from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy

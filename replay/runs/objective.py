@@ -12,7 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, TypeAlias
 
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.errors import suggestion
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError

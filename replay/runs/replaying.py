@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
 from ...rules.language.timing import Unit

@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.engine.decisions import decision_digest
 from ...store.run_info import Attempt, Plan
 from .event_stream import EventStream, Renames

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.checks.possible_firings import limiting_params
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.readings.reading import NotColumnar, Param
 from ...rules.readings.vectors import Ints, Truths, Vector, both
 from ..columns.conditions import Conditions

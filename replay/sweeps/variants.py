@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...rules.control import Effect
+from ...rules.effects import Effect
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy

@@ -13,7 +13,7 @@ from typing import Final
 
 import yaml
 
-from ..control import Effect
+from ..effects import Effect
 from ..language.bound_rule import BoundRule
 from ..language.timing import RESET_ON_FAILURE
 from ..policy_file.declarations import Controller

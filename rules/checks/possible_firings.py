@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 
 from ...store.events import BEFORE_STREAM, INIT_END
-from ..control import Effect
+from ..effects import Effect
 from ..language.timing import Unit
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy

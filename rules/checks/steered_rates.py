@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
-from ..control import parse_call
+from ..effects import parse_call
 from ..language.bound_rule import BoundRule
 from ..policy_file.policy import Policy
 from ..readings.ranges import Range, Verdict, between, calculated

@@ -16,7 +16,7 @@ import yaml
 
 from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
 from .. import habits
-from ..control import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
+from ..effects import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
 from ..errors import ExpressionError, kind_suggestion, suggestion
 from ..language.bound_rule import NameScope
 from ..language.families import is_pattern

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError, shortened
-from ..control import Effect
+from ..effects import Effect
 from ..functions.text import check_specification, formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS

@@ -18,7 +18,7 @@ import yaml
 from ...store.errors import TelemetryError
 from ...store.run_info import PolicyRecord
 from .. import habits
-from ..control import Effect, InvalidCall, is_call, parse_call
+from ..effects import Effect, InvalidCall, is_call, parse_call
 from ..errors import PolicyError, suggestion
 from ..language.bound_rule import NameScope
 from ..language.timing import Span

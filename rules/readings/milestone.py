@@ -20,7 +20,7 @@ from ..errors import suggestion
 from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined
 from ..habits import MILESTONE_ARGUMENTS, MILESTONE_UNITS
-from .call import Call, Faults, CallScope, literal_text
+from .call import Call, CallScope, Faults, literal_text
 from .first_events import START, First
 from .generated import call, name
 from .ranges import TRUTH, Range

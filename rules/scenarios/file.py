@@ -20,7 +20,7 @@ import yaml
 
 from ...store.events import SampleLosses, Vectors, is_kind
 from ...store.run_info import Plan
-from ..control import InvalidCall, is_call, parse_call
+from ..effects import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..policy_file.controllers import is_trigger, trigger_advice
 from ..policy_file.document import Document, Place, read_text

@@ -12,7 +12,7 @@ from typing import Final
 
 from ...store.event_json import encoded
 from ...store.events import RANKS, JsonObject
-from ..control import Effect
+from ..effects import Effect
 from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
 from ..engine.waiting_controllers import METRICS_OF_FACTS

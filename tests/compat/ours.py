@@ -8,7 +8,7 @@ from typing import Any, Final
 from compat.corpus import Case, StreamEvent
 from steptape import Policy
 from steptape.recorder.control import FLAGS
-from steptape.rules.control import Effect
+from steptape.rules.effects import Effect
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
