@@ -115,7 +115,7 @@ class RayPool:
             while waiting or not blocks.is_done:
                 cores = int(self._ray.cluster_resources().get("CPU", 1))
                 while len(waiting) < _AHEAD * cores and not blocks.is_done:
-                    block = blocks.take(cores)
+                    block = blocks.next_block(cores)
                     waiting.append((task.remote(job, pickle.dumps(block)), block))
                     self._running.add(waiting[-1][0])
                 reference, block = waiting.popleft()

@@ -117,7 +117,7 @@ class Blocks(Generic[_Asked]):
         """Whether every argument has been given out."""
         return self._given == len(self._asked)
 
-    def take(self, workers: int) -> Sequence[_Asked]:
+    def next_block(self, workers: int) -> Sequence[_Asked]:
         """Return the next block; empty at the end.
 
         Args:
@@ -320,7 +320,7 @@ class RunPool:
         waiting: deque[tuple[Sequence[_Asked], Future[tuple[list[_Answer], float]]]] = deque()
         while waiting or not blocks.is_done:
             while len(waiting) < self._processes * _AHEAD and not blocks.is_done:
-                block = blocks.take(self._processes)
+                block = blocks.next_block(self._processes)
                 waiting.append((block, self._submitted(payload, block)))
             block, future = waiting.popleft()
             with _lost_process_explained(block):

@@ -11,7 +11,7 @@ import torch
 
 from steptape import Recorder, backtest, open_run, sweep, verify
 from steptape.recorder.device_values import COPIES
-from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.replay.policies.findings_on_runs import compared_with
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
@@ -141,5 +141,5 @@ def test_a_policy_is_checked_against_the_steps_and_values_that_there_are(record:
     text = "controllers:\n  - {name: c, triggers: [on_step_end], rule: len(loss) > 7, operations: [], patience: %s}\n"
     run = record(OnDevice)
 
-    assert findings_against(parse_policy(text % "{patience_threshold: 7}"), [run]) == []
-    assert len(findings_against(parse_policy(text % "{patience_threshold: 8}"), [run])) == 1
+    assert compared_with(parse_policy(text % "{patience_threshold: 7}"), [run]).findings == []
+    assert len(compared_with(parse_policy(text % "{patience_threshold: 8}"), [run]).findings) == 1

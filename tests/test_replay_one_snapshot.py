@@ -29,7 +29,7 @@ import collections, json, os, sys
 from steptape.replay.runs.incidents import IncidentLabels
 from steptape import backtest, sweep, verify
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.replay.policies.findings_on_runs import compared_with
 from steptape.replay.runs.replaying import replay
 from steptape.replay.run_pool import RunPool
 from steptape.replay.policies.coverage import coverage_of
@@ -44,7 +44,7 @@ ways = {
     "verify": lambda: verify(run),
     "replay": lambda: replay(policy, run),
     "sweep": lambda: sweep(policy, {"limit": [3.0]}, [run], objective=merit),
-    "check": lambda: findings_against(policy, [run]),
+    "check": lambda: compared_with(policy, [run]).findings,
     "coverage": lambda: coverage_of(policy, [run], RunPool()),
 }
 seen, is_counting = collections.Counter(), False

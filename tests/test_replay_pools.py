@@ -143,7 +143,7 @@ def test_blocks_give_every_argument_once_in_order(count: int, workers: int, took
     """Whatever the times are."""
     blocks, given_out = Blocks(range(count)), list[int]()
     while not blocks.is_done:
-        block = blocks.take(workers)
+        block = blocks.next_block(workers)
         blocks.measure(len(block), took_s[len(given_out) % len(took_s)])
         given_out += block
 
@@ -154,7 +154,7 @@ def test_blocks_grow_to_about_a_second() -> None:
     """The first ones hold one run, for it also loads modules; the last ones leave work for every worker."""
     blocks, sizes = Blocks(range(2000)), list[int]()
     while not blocks.is_done:
-        sizes.append(len(blocks.take(2)))
+        sizes.append(len(blocks.next_block(2)))
         blocks.measure(sizes[-1], sizes[-1] * BLOCK_S / 100)
 
     assert sizes[:4] == [1, 8, 64, 100]

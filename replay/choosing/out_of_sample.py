@@ -19,8 +19,8 @@ import numpy as np
 
 from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
-from ..sweeps.outcomes import SweptRun
 from ..sweeps.sweeping import Sweep
+from ..sweeps.variant_outcomes import SweptRun
 
 if TYPE_CHECKING:
     import polars as pl

@@ -20,11 +20,11 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
 from ..intervals import numbers
-from ..runs.families import Family, family_of, is_of_one_run
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.results import Excluded
-from ..sweeps.outcomes import SweptRun
+from ..runs.run_families import Family, family_of, is_of_one_run
 from ..sweeps.sweeping import Sweep
+from ..sweeps.variant_outcomes import SweptRun
 
 #: The family key of a certificate whose user named none.
 DEFAULT_KEY: Final = "group, source folder or configuration"

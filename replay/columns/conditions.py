@@ -17,8 +17,8 @@ from ...rules.functions.operators import power
 from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, exact_float
 from ...rules.readings.table import FUNCTIONS
 from ...rules.readings.vectors import Ints, Truths, Vector, both
-from .gates import AskedPast
 from .metric_values import MetricValues
+from .rule_firings import AskedPast
 from .series_readings import SeriesReadings
 from .stream import Stream, Values
 from .terms import OF_NUMBERS, ComputedReading, SeriesOfTerm, Term

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import combinations, groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, PolicyPlaces, contradict, length_findings, range_findings
@@ -122,13 +122,16 @@ class FiringReach:
     controllers: dict[str, int]
 
 
-def findings_against(policy: Policy, runs: Sequence[Run]) -> list[Finding]:
-    """Return the findings of a policy against recorded runs, as ``compared_with`` does."""
-    return compared_with(policy, runs)[0]
+class PolicyOnRuns(NamedTuple):
+    """A policy compared with recorded runs: findings, the series that some runs lack, and where it could fire."""
+
+    findings: list[Finding]
+    lacked: list[LackedSeries]
+    reach: FiringReach
 
 
-def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], list[LackedSeries], FiringReach]:
-    """Return the findings of a policy against runs, the series that some of these lack, and where it could fire.
+def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
+    """Compare a policy with recorded runs.
 
     Reads the deciding rank's events of each run once.
 
@@ -154,7 +157,7 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> tuple[list[Finding], l
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
     found.update(long_spans(policy, places, most_steps, is_planned=is_planned))
-    return sorted(found), list(_lacked(policy, facts)), _reach(policy, unable)
+    return PolicyOnRuns(sorted(found), list(_lacked(policy, facts)), _reach(policy, unable))
 
 
 def _reach(policy: Policy, unable: Sequence[tuple[str, ...]]) -> FiringReach:

@@ -17,9 +17,9 @@ from ...rules.certificate import Certificate
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
-from ..runs.families import Family
 from ..runs.history import UPDATES
 from ..runs.results import SECONDS_PER_HOUR, Excluded, RunResult
+from ..runs.run_families import Family
 from ..sweeps.swept_front import SweptFront
 from .amounts import hours, percent
 

@@ -15,10 +15,10 @@ from typing import Final
 from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.judged_runs import Backtest, BaselineOutcome, BaselineScore, standing_of
 from ..intervals import interval, paired_interval, trimmed_mean
-from ..runs.families import Family
 from ..runs.incidents import middle_and_p90, together
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.results import SECONDS_PER_HOUR, Excluded, Outlay, RunResult
+from ..runs.run_families import Family
 from .arming import arming_of
 from .result import (
     NOTABLE_REGRET,

@@ -34,7 +34,6 @@ from .event_stream import (
     renamed_columns,
     renames_in,
 )
-from .families import UNKNOWN_FAMILY, Family, family_of
 from .history import UPDATES, History, digested, history_of, restored_steps, step_unit_of, stream_digests
 from .incidents import Alarm, Detection, Incident, IncidentLabels, detect, incidents_in, incidents_noted
 from .metric_names import nearest_metric
@@ -52,6 +51,7 @@ from .results import (
     lead_over,
     why_right_censored,
 )
+from .run_families import UNKNOWN_FAMILY, Family, family_of
 
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3

@@ -19,12 +19,12 @@ from ...rules.effects import Effect
 from ...rules.engine.decisions import decision_digest
 from ...store.run_info import Attempt, Plan
 from .event_stream import EventStream, Renames
-from .families import UNKNOWN_FAMILY, Family
 from .history import UPDATES, Curve, History
 from .incidents import Detection
 from .metric_names import Mode
 from .objective import Evaluation, Objective, regret_of, relative
 from .replaying import Ending, LabelledOutcome, Replay
+from .run_families import UNKNOWN_FAMILY, Family
 
 SECONDS_PER_HOUR = 3600
 

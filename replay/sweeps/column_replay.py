@@ -27,8 +27,8 @@ from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType
 from ...rules.readings.vectors import Ints
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.run_info import Plan
-from ..columns.gates import SharedRule, kinds_fed
 from ..columns.metric_readings import ListReading, ValueReading
+from ..columns.rule_firings import SharedRule, kinds_fed
 from ..columns.stream import Stream
 from ..columns.terms import ComputedReading, Term
 from ..runs.event_stream import EventStream

@@ -19,7 +19,8 @@ from ...rules.effects import Effect
 from ...rules.readings.reading import NotColumnar, Param
 from ...rules.readings.vectors import Ints, Truths, Vector, both
 from ..columns.conditions import Conditions
-from ..columns.gates import (
+from ..columns.metric_values import MetricValues
+from ..columns.rule_firings import (
     OF_ANSWERS,
     Answers,
     AskedPast,
@@ -36,7 +37,6 @@ from ..columns.gates import (
     plain_firings,
     starts_anew,
 )
-from ..columns.metric_values import MetricValues
 from ..columns.stream import Stream
 from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events

@@ -23,7 +23,6 @@ from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, Renames, check_recorded, read_lineage, read_metrics, renamed_columns
-from ..runs.families import check_family_key, configuration_of
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
 from ..runs.judging import papers_of
 from ..runs.metric_names import mode_of
@@ -37,9 +36,10 @@ from ..runs.objective import (
     shared_objective,
 )
 from ..runs.results import Excluded
+from ..runs.run_families import check_family_key, configuration_of
 from .firings import batches_of
-from .outcomes import Outcomes, SweptRun, sweep_stream
 from .totals import RunFold, Winner, pareto_front, stopped_counts
+from .variant_outcomes import Outcomes, SweptRun, sweep_stream
 from .variants import Variant, metrics_read, reasons_of, variants_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...rules.readings.vectors import Floats, Ints, Truths
-from ..runs.families import Family
 from ..runs.objective import Objective
-from .outcomes import NO_STEP, SweptRun, VariantOutcomes
+from ..runs.run_families import Family
+from .variant_outcomes import NO_STEP, SweptRun, VariantOutcomes
 
 _COUNTS: Final = ("could_fire", "stopped", "fired", "not_known", "decisions", "steps")
 _SUMS: Final = ("steps_saved", "seconds_saved", "checkpoints", "checkpoint_bytes")

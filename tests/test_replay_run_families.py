@@ -26,8 +26,8 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
 from steptape.replay.reports.sentences import summary_lines, verdict
 from steptape.replay.reports.summary import summarize
-from steptape.replay.runs.families import Family, family_of
 from steptape.replay.runs.incidents import Incident, IncidentLabels
+from steptape.replay.runs.run_families import Family, family_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Plan, Recorder, open_run
-from steptape.replay.policies.findings_on_runs import findings_against
+from steptape.replay.policies.findings_on_runs import compared_with
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -31,7 +31,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 def told(rule: str, runs: list[Run], more: str = "", trigger: str = "on_step_end") -> list[str]:
     """Return the messages about a policy with one rule."""
     text = f"controllers:\n  - name: c\n    triggers: [{trigger}]\n    rule: {rule}\n    operations: []\n{more}"
-    return [finding.message.removeprefix("controller 'c': ") for finding in findings_against(parse_policy(text), runs)]
+    return [
+        finding.message.removeprefix("controller 'c': ") for finding in compared_with(parse_policy(text), runs).findings
+    ]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +163,8 @@ controllers:
   - {name: epoch, triggers: [on_step_end], rule: loss >= FIRST, operations: [hfcontrols.should_epoch_stop]}
   - {name: stop, triggers: [on_step_end], rule: loss >= 5, operations: [hfcontrols.should_training_stop]}
 """
-    together = findings_against(parse_policy(text.replace("FIRST", "4"), source="p.yaml"), runs)
-    later = findings_against(parse_policy(text.replace("FIRST", "6")), runs)
+    together = compared_with(parse_policy(text.replace("FIRST", "4"), source="p.yaml"), runs).findings
+    later = compared_with(parse_policy(text.replace("FIRST", "6")), runs).findings
 
     assert [str(finding) for finding in together] == [
         "p.yaml:3:73: warning: controller 'stop': orders hfcontrols.should_training_stop at step 5 of "
@@ -178,7 +180,7 @@ controllers:
   - {name: e, triggers: [on_step_end], rule: loss > 4, operations: [hfcontrols.should_epoch_stop], mode: shadow}
   - {name: stop, triggers: [on_step_end], rule: loss > 4, operations: [hfcontrols.should_training_stop]}
 """
-    assert findings_against(parse_policy(text), runs) == []
+    assert compared_with(parse_policy(text), runs).findings == []
 
 
 def test_a_folder_of_runs_is_left_as_it_is(runs: list[Run]) -> None:

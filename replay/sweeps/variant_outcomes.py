@@ -22,16 +22,16 @@ from ...rules.readings.reading import Appearances
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN
-from ..columns.gates import kinds_fed
+from ..columns.rule_firings import kinds_fed
 from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
-from ..runs.families import Family
 from ..runs.history import UPDATES, Knowledge, history_of
 from ..runs.judging import BacktestSettings, RunPapers, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import Ending, ending_after, is_shown
 from ..runs.results import Prediction, RunResult, RunScorer
+from ..runs.run_families import Family
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
 from .variants import Structure, metrics_read
 
