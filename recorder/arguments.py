@@ -276,10 +276,16 @@ def declared_policy(rules: Any) -> Policy | None:
     """
     if rules is None:
         return None
-    # A run without rules does not load the rule engine, which is half of the modules.
-    from .steering import policy_of
+    # A run without rules does not load the language of rules.
+    from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
 
-    return policy_of(rules)
+    if isinstance(rules, Policy):
+        return rules
+    if not isinstance(rules, (str, os.PathLike)) or not str(rules):
+        fix = "Write the rules to a YAML file and give its path"
+        what = "rules must be a policy file, the name of a shipped policy or a Policy"
+        raise TelemetryError(what, got=rules, fix=fix)
+    return load_policy(existing(policy_path(str(rules))))
 
 
 def declared_certificate(certificate: Any, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:

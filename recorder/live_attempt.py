@@ -246,7 +246,7 @@ class LiveAttempt:
         if self._requests.waiting:
             self._requests.carry_out()
         if self.system is not None and self.system.waiting:
-            self.system.carry_out(self.event_log, self.warnings.once, self.emit_own)
+            self.system.carry_out(self.event_log.kinds, self.event_log.started_ns, self.warnings.once, self.emit_own)
         return self._control
 
     def sample_system(self, every_s: float) -> None:
@@ -393,7 +393,7 @@ class LiveAttempt:
             self.is_closed = True
             self.event_log.journal.look_at_ns = AT_ONCE  # The end belongs where the folder is by now.
             if self.system is not None:
-                self.system.finish(self.event_log, self.warnings.once, self.emit_own)
+                self.system.finish(self.event_log.kinds, self.event_log.started_ns, self.warnings.once, self.emit_own)
             if (certified := self._settings.certified) is not None and self._settings.rank.decides:
                 steps = self.position.step if failure is None else None
                 _compare_with_certificate(certified, self.document.info, self.emit, self.warnings, steps=steps)

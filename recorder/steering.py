@@ -8,10 +8,9 @@ Loaded only when rules are given: the rule engine is more than half of the modul
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ..rules.checks.finding_codes import FindingCode
 from ..rules.checks.findings import findings_of
@@ -21,8 +20,7 @@ from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames
 from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.operations import OPERATION_CLASSES
-from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
-from ..store.errors import TelemetryError
+from ..rules.policy_file.policy import Policy
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind
 from .control import FLAGS, Callbacks, Control
 
@@ -236,25 +234,6 @@ class Steering:
             logger.exception("operation %s failed; training continues", operation)
             return [f"operation {operation} failed: {traceback.format_exception_only(error)[-1].strip()}"]
         return []
-
-
-def policy_of(rules: Any) -> Policy:
-    """Return the policy that a ``rules`` argument gives: itself, a file, or the name of a shipped one.
-
-    Args:
-        rules: The argument.
-
-    Raises:
-        PolicyError: The policy does not load.
-        TelemetryError: It is something else, or names neither a file nor a shipped policy.
-    """
-    if isinstance(rules, Policy):
-        return rules
-    if not isinstance(rules, (str, os.PathLike)) or not str(rules):
-        fix = "Write the rules to a YAML file and give its path"
-        what = "rules must be a policy file, the name of a shipped policy or a Policy"
-        raise TelemetryError(what, got=rules, fix=fix)
-    return load_policy(existing(policy_path(str(rules))))
 
 
 def _warn_of(policy: Policy) -> None:

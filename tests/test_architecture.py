@@ -58,7 +58,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "calls": {"."},
         "operations": {".", "calls"},
         "probes": {".", "operations"},
-        "process": {"."},
+        "process": set(),
         "ranks": {".", "calls", "operations"},
     },
     "shipping": {},

@@ -12,10 +12,10 @@ import os
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ...store.child_process import ChildProcess, import_path
 from ...store.child_protocol import BrokenFrame
@@ -23,10 +23,6 @@ from ...store.errors import TelemetryError
 from ...store.events import PLAN, SYSTEM
 from ...store.own_process import inode_of
 from .locking import forkable_lock
-
-if TYPE_CHECKING:
-    from ..event_log import EventLog
-
 
 #: Records an event: kind, metrics and attributes.
 EmitOwn: TypeAlias = "Callable[[str, Mapping[str, float], Mapping[str, object]], None]"
@@ -129,29 +125,30 @@ class SystemSampling:
         except (BrokenFrame, TelemetryError, OSError, ValueError, TypeError, KeyError) as error:
             self._give_up(f"the pipe of the sampling process broke ({type(error).__name__}: {error})")
 
-    def carry_out(self, event_log: EventLog, warn: Callable[[str], None], emit: EmitOwn) -> None:
+    def carry_out(self, kinds: Set[str], started_ns: int, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record what has come, once the loop has recorded something: before, it may load a checkpoint.
 
         Args:
-            event_log: Of the attempt.
+            kinds: The kinds of the events of the attempt so far.
+            started_ns: The monotonic clock at its start.
             warn: Logs a warning, once per message.
             emit: Records an event.
         """
-        if event_log.kinds <= _OPENING:
+        if kinds <= _OPENING:
             return
         waiting, self.waiting = self.waiting, []
         for each in waiting:
             if isinstance(each, _Sample):
-                emit(SYSTEM, each.metrics, {"sampled_ns": each.sampled_ns - event_log.started_ns})
+                emit(SYSTEM, each.metrics, {"sampled_ns": each.sampled_ns - started_ns})
                 continue
             if "GPU/*" not in each.absent or len(each.absent) > 1:
                 warn(each.text)  # A machine without a GPU is no news.
             emit("annotation", {}, {"text": each.text, **({"absent": each.absent} if each.absent else {})})
 
-    def finish(self, event_log: EventLog, warn: Callable[[str], None], emit: EmitOwn) -> None:
+    def finish(self, kinds: Set[str], started_ns: int, warn: Callable[[str], None], emit: EmitOwn) -> None:
         """Record the last samples of a run that ends, and end the process."""
         self.look()
-        self.carry_out(event_log, warn, emit)
+        self.carry_out(kinds, started_ns, warn, emit)
         self.close()
 
     def close(self) -> None:
