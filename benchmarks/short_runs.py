@@ -46,7 +46,7 @@ rec.close()
 
 STARTING: Final = """
 import sys
-from steptape.recorder.process.background_sealing import ChildProcess
+from steptape.recorder.process.sealing_process import ChildProcess
 def timed():
     began = time.perf_counter()
     process = ChildProcess("steptape.store.parquet.sealing_service")

@@ -20,7 +20,7 @@ from ..store.run_info import Plan
 from .control import Callbacks
 from .device_values import VALUE_LAG
 from .loop_values import as_text, as_whole
-from .process.background_pushing import PushSettings
+from .process.pushing_process import PushSettings
 from .ranks.rank import this_rank
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from .calls.call_warnings import CallWarnings, values_by_name
 from .calls.packing import fitting_vectors, packed_vectors, samples_to_record
 from .device_values import Awaited, AwaitingStep, AwaitingSteps, Bundle, LateValues, bundled_names, start_copy
 from .loop_values import Payload, is_on_device, payload_of
-from .process.background_sealing import SEALING
 from .process.locking import forkable_lock
+from .process.sealing_process import SEALING
 from .run_document import describe_process
 
 if TYPE_CHECKING:

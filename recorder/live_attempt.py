@@ -27,8 +27,8 @@ from .control import Callbacks, Control
 from .event_log import EventLog
 from .loop_values import as_text
 from .opening import Opening
-from .process.background_pushing import PUSHING, PushSettings
-from .process.background_sealing import SEALING
+from .process.pushing_process import PUSHING, PushSettings
+from .process.sealing_process import SEALING
 from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, stop_watching, watch_for_sigterm
 from .ranks.agreement import Agreement, Emit, Requests
 from .ranks.rank import Rank

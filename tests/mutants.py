@@ -102,7 +102,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "pass",
     ): "It begins earlier what is waited for below.",
     (
-        "recorder/process/background_sealing.py",
+        "recorder/process/sealing_process.py",
         "self._quiet_looks = 0",
         "self._quiet_looks = 1",
     ): "The first sample of a process differs from none, and sets it to 0.",
@@ -157,7 +157,7 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "reach.setdefault(ref.Extent.STEPS, 1)",
     ): "One step more is kept than is read.",
     (
-        "recorder/process/background_sealing.py",
+        "recorder/process/sealing_process.py",
         'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:13]',
         'computed = (process / "stat").read_bytes().rpartition(b")")[2].split()[11:14]',
     ): "The CPU time of its children is a sign of activity, too.",

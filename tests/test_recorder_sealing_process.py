@@ -23,8 +23,8 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from steptape import Journal, Recorder, TelemetryError, open_run, open_store, verify
-from steptape.recorder.process import background_sealing
-from steptape.recorder.process.background_sealing import SEALING, Standstill
+from steptape.recorder.process import sealing_process
+from steptape.recorder.process.sealing_process import SEALING, Standstill
 from steptape.store.parquet.sealing import seal
 
 
@@ -153,7 +153,7 @@ def test_what_is_no_text_in_the_import_path_is_passed_over(tmp_path: Path, monke
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten every wait."""
-    monkeypatch.setattr(background_sealing, "MOST_QUIET_LOOKS", 1)
+    monkeypatch.setattr(sealing_process, "MOST_QUIET_LOOKS", 1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -381,7 +381,7 @@ def test_a_forked_child_has_a_sealing_process_of_its_own(tmp_path: Path) -> None
     code = """
         import os, sys
         from steptape import Recorder
-        from steptape.recorder.process.background_sealing import SEALING
+        from steptape.recorder.process.sealing_process import SEALING
         Recorder(sys.argv[1], name="parent's").close(seal=True)
         mine = SEALING._process.pid
         child = os.fork()
@@ -434,7 +434,7 @@ def test_a_process_stands_still_that_neither_computes_nor_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, stands_still: bool
 ) -> None:
     """The duration does not matter."""
-    monkeypatch.setattr(background_sealing, "MOST_QUIET_LOOKS", 3)
+    monkeypatch.setattr(sealing_process, "MOST_QUIET_LOOKS", 3)
     code = f"import os, time; fd = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY); print()\n{body}"
     with subprocess.Popen((sys.executable, "-uc", code), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
