@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 import pytest
 from drawing import examples
+from drawn_readings import EXPRESSION_FORMS, EXPRESSIONS, FACTS, FORMS, PLAN, REDUCTIONS, streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,126 +18,23 @@ from steptape.replay.runs.judging import BacktestSettings, RunPapers, judge_stre
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps import column_replay
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.variant_outcomes import Outcomes, outcomes_of_results, sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
-from steptape.store.events import Event, SampleLosses
-from steptape.store.run_info import Plan
+from steptape.store.events import Event
 from streams_of_events import stream_of_events
 
-NUMBERS = st.sampled_from(
-    [
-        math.nan,
-        math.inf,
-        -math.inf,
-        -0.0,
-        0.0,
-        0.1,
-        0.3,
-        1.0,
-        1.5,
-        2.0,
-        2.0000000000000004,
-        3.0,
-        7.0,
-        -1.0,
-        1e300,
-        5e-324,
-    ]
-)
 SERIES = st.sampled_from(
     ["loss", "norm", "eval_loss", "lr", "declared", 'series("loss", kind="log")', 'series("loss", kind="custom:x")']
 )
-REDUCTIONS = [
-    "mean",
-    "sum",
-    "min",
-    "max",
-    "std",
-    "var",
-    "median",
-    "slope",
-    "detrended_std",
-    "count",
-    "first",
-    "last",
-    "argmax",
-    "mad",
-]
 WINDOWED = st.sampled_from(REDUCTIONS)
-LATE_PLANS: list[dict[str, Any]] = [{"total_steps": 12}, {"constants": {"norm": 1.5, "declared": 4}}]
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
-PLAN = Plan(total_steps=20, total_epochs=2, world_size=4, constants={"declared": 2.0})
 
 
-FORMS = [
-    "{function}({series}, window)",
-    "{function}({series}, 3)",
-    "{function}({series}, window + 1)",
-    "{function}({series}, 70)",
-    "{function}({series}, last=window, skip=1)",
-    "{function}({series}, 2, skip=3)",
-    'mean({series}, last=4, half="older")',
-    'std({series}, last=3, half="recent")',
-    "quantile({series}, window, 0.3)",
-    "ema({series}, window)",
-    "ema({series}, 3, skip=window)",
-    "peak({series})",
-    "peak({series}, skip=1)",
-    "trough({series})",
-    "initial({series}, skip=1)",
-    "zscore({series}, window)",
-    "rate({series})",
-    'slope({series}, 3, per="step")',
-    "mean({series}, 3, min=2)",
-    "ema({series}, 2, last=window)",
-    "lag({series}, steps=2)",
-    "age({series})",
-    "mean({series}, seconds=2.5)",
-    "{function}({series}, steps=3)",
-    "{function}({series}, steps=window, skip=1)",
-    "{function}({series}, epochs=0.25)",
-    "{function}({series}, samples=4)",
-    "{function}({series}, tokens=9)",
-    'max({series}, steps=6, half="older")',
-    "min({series}, steps=6, min=2)",
-    "delta({series}, steps=2)",
-    "delta({series}, seconds=1.5)",
-    "lag({series}, epochs=0.2)",
-    "rate({series}, 3)",
-    'slope({series}, steps=4, per="step")',
-    "zscore({series}, steps=4)",
-    "streak({series} > 1)",
-    "lag({series}, 1)",
-    "lag({series}, window)",
-    "delta({series})",
-    "len({series})",
-    "{series}",
-    "{series}",
-]
 WINDOWS = st.sampled_from(FORMS)
-FACTS = [
-    "threshold",
-    "factor",
-    "window",
-    "2",
-    "1.5",
-    "0",
-    "0.0",
-    "step",
-    "epoch",
-    "progress",
-    "max_steps",
-    "elapsed_s",
-    "updates_skipped",
-    "samples_seen",
-    "tokens_seen",
-    "undefined",
-]
 PLAIN = st.sampled_from(FACTS)
 #: Numbers that rules read of past decisions, and of controller metrics.
 OF_PAST = st.sampled_from(['times_fired("a")', 'steps_since("a")', 'streak("a")', 'streak("b")', 'steps_since("b")'])
@@ -180,45 +76,6 @@ OF_METRICS = st.one_of(
         ["held.window_size", "newest.eval_loss", "newest.epoch", "logged.loss", "state.global_step", "batch.loss"]
     ),
 )
-#: Readings of series of expressions.
-EXPRESSION_FORMS = [
-    "{function}({expression}, last=window)",
-    "{function}({expression}, last=3, skip=1)",
-    'mean({expression}, last=4, half="older")',
-    "quantile({expression}, last=window, q=0.3)",
-    "{function}({expression}, steps=3)",
-    "mean({expression}, last=3, min=2)",
-    "mean({expression}, seconds=2.5)",
-    "ema({expression}, 3)",
-    "ema({expression}, window, skip=1)",
-    "peak({expression})",
-    "trough({expression}, skip=1)",
-    "zscore({expression}, last=3)",
-    "slope({expression}, last=3)",
-    "lag({expression}, 1)",
-    "lag({expression}, steps=2)",
-    "delta({expression})",
-    "age({expression})",
-    "peak(mean({expression}, last=2))",
-    "ema(lag({expression}, 1), 2)",
-    "sum(mean({expression}, 2) > threshold, last=window)",
-]
-EXPRESSIONS = [
-    "abs(delta({series}))",
-    "-{series}",
-    "{series} > threshold",
-    "{series} > 1 and lr < factor",
-    "mean({series}, 3)",
-    "mean({series}, 3, min=2)",
-    "mean({series}, steps=3)",
-    "{series} * window + step",
-    "{series} if loss > 1 else lr",
-    "finite({series})",
-    "lag({series}, 1) - eval_loss",
-    "log({series})",
-    "1 / {series}",
-    "epoch + {series}",
-]
 OF_EXPRESSIONS = st.builds(
     lambda form, function, expression, series: form.format(
         function=function, expression=expression.format(series=series)
@@ -248,9 +105,6 @@ TRUTHS = st.sampled_from(
         "batch.spiking <= factor * batch.samples and batch.is_bad",
         "held",
     ]
-)
-SAMPLES = st.sampled_from(
-    [None, None, *(SampleLosses(struct.pack("<4f", *losses)) for losses in ((1, 1, 9, 1), (1, 1, 1, math.inf)))]
 )
 #: What may be asked of a controller above.
 OF_ABOVE = st.sampled_from(['fired_now("a")', 'true_now("a")', 'true_now("a") and loss > threshold'])
@@ -369,53 +223,6 @@ def policies(draw: st.DrawFn, *, is_plain: bool = False) -> str:
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
 
 
-@st.composite
-def streams(draw: st.DrawFn, *, late_plans: bool = False) -> list[Event]:
-    """Draw the events of a short run, with gaps, non-finite values, and an attempt that restarts."""
-    events: list[Event] = []
-    attempt, elapsed = 0, 0
-
-    counts = draw(st.sampled_from([{}, {"batch_size": 2.0, "num_tokens": 3.0}, {"samples_seen": 1.0}]))
-    has_epochs = draw(st.booleans())
-
-    def emit(
-        kind: str,
-        step: int,
-        attrs: Mapping[str, object] | None = None,
-        samples: SampleLosses | None = None,
-        **metrics: float,
-    ) -> None:
-        epoch = step / 10 if has_epochs else draw(st.sampled_from([None, step / 10]))
-        place = (kind, step, len(events), attempt)
-        events.append(
-            Event(*place, epoch=epoch, elapsed_ns=elapsed, metrics=metrics, attrs=attrs or {}, samples=samples)
-        )
-
-    emit("train_begin", 0)
-    for step in range(1, draw(st.integers(1, 14)) + 1):
-        if draw(st.integers(0, 9)) == 0:
-            attempt, elapsed = attempt + 1, 0
-        elapsed += draw(st.integers(0, 2_000_000_000))
-        emit("step_begin", step - 1)
-        logged = {name: draw(NUMBERS) for name in ("loss", "norm", "epoch") if draw(st.integers(0, 4))}
-        attrs, samples = draw(st.sampled_from([None, None, {"applied": False}])), draw(SAMPLES)
-        counted = {name: value * step if name == "samples_seen" else value for name, value in counts.items()}
-        emit("step_end", step, attrs, samples, **logged, **counted)
-        if draw(st.integers(0, 3)) == 0:
-            emit("custom:x", step, loss=draw(NUMBERS))
-        if late_plans and draw(st.integers(0, 3)) == 0:
-            emit("plan", step, draw(st.sampled_from(LATE_PLANS)))
-        if draw(st.booleans()):
-            emit("log", step, loss=draw(NUMBERS), learning_rate=draw(NUMBERS))
-        if draw(st.booleans()):
-            # Logs of other tools may hold evaluations of later steps with no step between them.
-            emit("evaluate", step + draw(st.sampled_from([0, 0, 1])), eval_loss=draw(NUMBERS))
-        if draw(st.booleans()):
-            emit("save", step, draw(st.sampled_from([{"size_bytes": 7}, {"size_bytes": 8}, {}])))
-    emit("train_end", events[-1].step)
-    return events
-
-
 def engine_firings(variant: Variant, events: Sequence[Event]) -> list[tuple[int, str, str]]:
     """Return the event engine's decisions under the policy of a variant."""
     replayed = replay_events(variant.policy(), events, PLAN)
@@ -473,48 +280,6 @@ def test_a_replay_by_columns_is_that_of_the_event_engine(
     found = replay_by_columns(policy, event_stream(events), PLAN, delay_steps=delay_steps, saves=saves)
 
     assert repr(found) == repr(replay_events(policy, events, PLAN, delay_steps=delay_steps, saves=saves))
-
-
-def readings_of(form: str) -> list[str]:
-    """Return what a form can be: with each function, of each expression, of series at the rule's events or others."""
-    if "{expression}" in form:
-        parts = list(zip(itertools.cycle(REDUCTIONS), EXPRESSIONS, strict=False))
-    else:
-        parts = [(function, "") for function in REDUCTIONS]
-    return list(
-        dict.fromkeys(
-            form.format(function=function, expression=expression.format(series=series), series=series)
-            for function, expression in parts
-            for series in ("loss", "eval_loss")
-        )
-    )
-
-
-@pytest.mark.parametrize("form", dict.fromkeys([*FORMS, *EXPRESSION_FORMS, *FACTS]))
-@given(st.lists(streams(), min_size=3, max_size=3))
-@settings(max_examples=1)
-def test_each_reading_alone_is_that_of_the_event_engine(form: str, runs: list[list[Event]]) -> None:
-    """Where it has a value, and which: decisions record it. Columns decide at least one of the runs themselves."""
-    decided = 0
-    for reading in readings_of(form):
-        text = f"""
-params: {{threshold: 1.5, factor: 2, window: 3}}
-controllers:
-  - name: a
-    triggers: [on_step_end, on_evaluate]
-    rule: 'isnan({reading} * 1.0) or {reading} * 1.0 > -1e308'
-    operations: []
-"""
-        policy = parse_policy(text)
-        for events in runs:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(column_replay, "replay_stream", lambda *_, **__: None)
-                found = replay_by_columns(policy, event_stream(events), PLAN)
-            if found is not None:
-                decided += 1
-                assert repr(found) == repr(replay_events(policy, events, PLAN)), reading
-
-    assert decided or form == "updates_skipped"
 
 
 @pytest.mark.parametrize("rule", ["newest.epoch > 0", "newest.eval_loss"])

@@ -61,6 +61,8 @@ class SeriesAgo(SeriesReading):
     length: float
     extent: Extent
 
+    examples: ClassVar[tuple[str, ...]] = ("lag(loss, steps=2)", "lag(loss, epochs=0.2)")
+
     @classmethod
     def bind(cls, call: Call) -> SeriesAgo | None:
         """Return the value that one keyword asks for, such as ``steps=100``."""
@@ -118,6 +120,8 @@ class SeriesRise(SeriesReading):
     """The newest value of a series less the newest one that is at least ``before.length`` old."""
 
     before: SeriesAgo
+
+    examples: ClassVar[tuple[str, ...]] = ("delta(loss, steps=2)", "delta(eval_loss, seconds=1.5)")
 
     @classmethod
     def bind(cls, call: Call) -> SeriesRise | None:
@@ -181,6 +185,8 @@ class SeriesAge(SeriesReading):
     key: SeriesKey
     limit: float | None = None
     extent: Extent = Extent.STEPS
+
+    examples: ClassVar[tuple[str, ...]] = ("age(eval_loss)", "absent(eval_loss, steps=2)")
 
     @classmethod
     def bind(cls, call: Call) -> SeriesAge | None:

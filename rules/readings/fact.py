@@ -62,6 +62,7 @@ class ContextValue(Reading):
 
     name: str
 
+    examples: ClassVar[tuple[str, ...]] = tuple(CONTEXT)
     is_shown_by_name: ClassVar[bool] = True
 
     @property

@@ -45,6 +45,13 @@ class FamilyReading(Reading):
     text: str
     options: tuple[float, ...] = ()
 
+    examples: ClassVar[tuple[str, ...]] = (
+        'any(series("g/*") > 1)',
+        'count(series("g/*") > 1)',
+        'max(series("g/*"))',
+        'argmax(series("g/*"))',
+        'quantile(series("g/*"), 0.5)',
+    )
     is_closed: ClassVar[bool] = True
 
     @property
@@ -88,6 +95,7 @@ class FamilyReading(Reading):
 class MemberName(Reading):
     """The name of the member that a controller is of."""
 
+    examples: ClassVar[tuple[str, ...]] = ("member",)
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.TEXT
 

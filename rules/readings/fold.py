@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ..functions import folds
 from ..functions import plain_functions as plain
@@ -69,6 +69,15 @@ class SeriesFold(SeriesReading):
     key: SeriesKey
     length: int
     skip: int = 0
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "ema(loss, 3)",
+        "ema(loss, 1, skip=1)",
+        "peak(loss)",
+        "trough(eval_loss)",
+        "initial(loss)",
+        "streak(loss > 1)",
+    )
 
     @classmethod
     def bind(cls, call: Call) -> SeriesFold | Window | None:

@@ -32,6 +32,7 @@ class MetricValue(Reading):
 
     name: str
 
+    examples: ClassVar[tuple[str, ...]] = ("newest",)
     _kind: ClassVar[str] = "controller metric"
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
@@ -65,6 +66,7 @@ class MetricValue(Reading):
 class StateClass(MetricValue):
     """The class of a state."""
 
+    examples: ClassVar[tuple[str, ...]] = ("mood",)
     __slots__ = ()
 
     _kind: ClassVar[str] = "state"
@@ -77,6 +79,8 @@ class StateChange(Reading):
 
     question: str
     state: str
+
+    examples: ClassVar[tuple[str, ...]] = ('changed("mood")', 'previous("mood")', 'age("mood")')
 
     @classmethod
     def bind(cls, call: Call) -> StateChange | None:

@@ -107,6 +107,8 @@ class Milestone(Reading):
     extent: Extent
     owner: str
 
+    examples: ClassVar[tuple[str, ...]] = ("milestone(every=0.25)", 'milestone(at=[0.25, 0.5], of="epochs")')
+
     @classmethod
     def bind(cls, call: Call) -> Milestone | None:
         """Return the shares of the run that a call asks for."""

@@ -33,6 +33,7 @@ class ParamValue(Reading):
     name: str
     value: Param
 
+    examples: ClassVar[tuple[str, ...]] = ("limit", "is_on")
     is_constant: ClassVar[bool] = True
     is_shown_by_name: ClassVar[bool] = True
 
@@ -73,6 +74,7 @@ class Variable(Reading):
 
     name: str
 
+    examples: ClassVar[tuple[str, ...]] = ("any([value > 1 for value in [1, limit]])",)
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
 

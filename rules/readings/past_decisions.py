@@ -68,6 +68,17 @@ class PastDecisions(Reading):
     question: str
     controller: str
 
+    examples: ClassVar[tuple[str, ...]] = (
+        'fired("above")',
+        'times_fired("above")',
+        'steps_since("above")',
+        'holding("above")',
+        'streak("above")',
+        'raised("above")',
+        'fired_now("above")',
+        'true_now("above")',
+    )
+
     @classmethod
     def bind(cls, call: Call) -> PastDecisions | None:
         """Return a question about a controller, whose name is a literal."""

@@ -50,6 +50,12 @@ class AcrossRanks(Reading):
     question: str
     name: str = ""
 
+    examples: ClassVar[tuple[str, ...]] = (
+        "any_rank(not isfinite(loss))",
+        "max_rank(loss)",
+        "min_rank(loss)",
+        "spread(loss)",
+    )
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
 
@@ -82,6 +88,7 @@ class RankValue(Reading):
 
     name: str
 
+    examples: ClassVar[tuple[str, ...]] = ("any_rank(loss > 1)",)
     value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:

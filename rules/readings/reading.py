@@ -477,6 +477,8 @@ class Reading(ABC):
 
     __slots__ = ()
 
+    #: Parts of rules that hold it; tests ask all its answers of them.
+    examples: ClassVar[tuple[str, ...]]
     #: Whether it is known for an event alone, so that no series can be computed from it.
     is_of_event_alone: ClassVar[bool] = False
     #: Whether it is a constant of the policy.

@@ -67,6 +67,8 @@ class SeriesValue(SeriesReading):
     key: SeriesKey
     back: int = 0
 
+    examples: ClassVar[tuple[str, ...]] = ("loss", "eval_loss", 'series("loss", kind="step_end")', "lag(loss, 2)")
+
     @classmethod
     def bind(cls, call: Call) -> SeriesValue | SeriesAgo | None:
         """Return the value so many values ago, or with a unit the newest one so old."""
@@ -119,6 +121,8 @@ class SeriesChange(SeriesReading):
     key: SeriesKey
     back: int
 
+    examples: ClassVar[tuple[str, ...]] = ("delta(loss)", "delta(eval_loss, 2)")
+
     @classmethod
     def bind(cls, call: Call) -> SeriesChange | SeriesRise | None:
         """Return the change over so many values, or with a unit since so long ago."""
@@ -163,6 +167,8 @@ class SeriesLength(SeriesReading):
     """The number of values that a series has had."""
 
     key: SeriesKey
+
+    examples: ClassVar[tuple[str, ...]] = ("len(eval_loss)",)
 
     @classmethod
     def bind(cls, call: Call) -> SeriesLength:

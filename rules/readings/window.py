@@ -231,6 +231,22 @@ class Window(SeriesReading):
     least: int | None = None
     is_per_step: bool = False
 
+    examples: ClassVar[tuple[str, ...]] = (
+        "mean(loss, 3)",
+        "max(loss, 70)",
+        "sum(loss, last=3, skip=1)",
+        "count(loss, last=3, skip=1)",
+        "quantile(loss, 3, 0.3)",
+        'slope(loss, 4, per="step")',
+        'std(loss, last=4, half="recent")',
+        "min(eval_loss, steps=6, min=2)",
+        "median(loss, epochs=0.25)",
+        "var(loss, seconds=2.5)",
+        "last(loss, samples=6)",
+        "mad(loss, tokens=9)",
+        "sum(loss > 1, last=3)",
+        "mean(abs(delta(loss)), last=2)",
+    )
     is_shared: ClassVar[bool] = True
     takes_less: ClassVar[bool] = True
 
