@@ -198,7 +198,6 @@ PUBLIC: dict[str, set[str]] = {
     "replay": {
         "backtests/backtesting",
         "backtests/baselines",
-        "backtests/judged_runs",
         "choosing/certification_report",
         "choosing/certifying",
         "choosing/out_of_sample",
@@ -218,7 +217,6 @@ PUBLIC: dict[str, set[str]] = {
         "reports/json_report",
         "reports/page",
         "reports/result",
-        "reports/sentences",
         "reports/summary",
         "reports/sweep_report",
         "reports/terminal",
@@ -285,7 +283,7 @@ OWNERS = {
 }
 
 #: The most modules that import each other one after the other. The aim is 20; the bound only falls.
-LONGEST_CHAIN = 44
+LONGEST_CHAIN = 25
 
 #: The classes with more than 25 methods, and why each has them. The list only shrinks.
 WIDE_CLASSES = {

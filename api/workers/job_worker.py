@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...replay.backtests.backtesting import backtest
-from ...replay.backtests.baselines import BASELINES
-from ...replay.backtests.judged_runs import Baseline
+from ...replay.backtests.baselines import baselines_named
 from ...replay.reports.json_report import report_json
 from ...replay.reports.page import report_page
 from ...replay.reports.summary import summarize
@@ -96,7 +95,7 @@ def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], tol
         cost_per_hour=request.cost_per_hour,
         tolerance_steps=request.tolerance_steps,
         saves=request.saves,
-        baselines=_baselines(request.baselines),
+        baselines=baselines_named(request.baselines),
         with_coverage=request.coverage,
         family=request.family,
     )
@@ -140,9 +139,3 @@ def _policy(order: JobOrder, params: Mapping[str, Param]) -> Policy:
 
 def _objectives(request: PolicyJobRequest) -> list[Objective]:
     return [declared_objective(metric, request.mode) for metric in request.objectives]
-
-
-def _baselines(names: Sequence[str]) -> list[Baseline]:
-    if "all" in names:
-        return list(BASELINES.values())
-    return [BASELINES[name] for name in dict.fromkeys(names)]

@@ -12,8 +12,7 @@ from typing import Final
 import typer
 
 from ...replay.backtests.backtesting import backtest as backtest_runs
-from ...replay.backtests.baselines import BASELINES, baseline_policy
-from ...replay.backtests.judged_runs import Baseline
+from ...replay.backtests.baselines import BASELINES, baseline_policy, baselines_named
 from ...replay.choosing.population import outside_of
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.result import BacktestResult, HowChosen
@@ -53,7 +52,9 @@ def backtest(asked: BacktestArguments) -> None:
         say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
         return
     labelled = _labels(asked, chosen)
-    compared = _baselines(asked.baselines or (["all"] if asked.html else []))
+    compared = asked.baselines or (["all"] if asked.html else [])
+    if unknown := [name for name in compared if name not in ("all", *BASELINES)]:
+        raise _no_such_baseline(unknown[0])
     began_s = time.monotonic()
     with reading_runs() as on_progress:
         found = backtest_runs(
@@ -64,7 +65,7 @@ def backtest(asked: BacktestArguments) -> None:
             cost_per_hour=asked.cost_per_hour,
             labels=labelled,
             tolerance_steps=asked.tolerance,
-            baselines=compared,
+            baselines=baselines_named(compared),
             with_coverage=asked.coverage or asked.html is not None,
             with_curves=asked.html is not None,
             **replaying,
@@ -161,18 +162,14 @@ def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]
     prefix, _, baseline = name.partition(":")
     if prefix != _BASELINE or not baseline:
         return policy_named(name, settings)
-    (chosen,) = _baselines([baseline])
+    if baseline not in BASELINES:
+        raise _no_such_baseline(baseline)
     try:
         objective = declared[0] if declared else declared_objective("eval_loss", "min")
-        return baseline_policy(chosen, objective, params_of(settings))
+        return baseline_policy(BASELINES[baseline], objective, params_of(settings))
     except ValueError as error:
         raise typer.BadParameter(f"baseline {baseline}: {error}") from None
 
 
-def _baselines(names: list[str]) -> list[Baseline]:
-    if "all" in names:
-        return list(BASELINES.values())
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown:
-        raise typer.BadParameter(f"no such baseline: {unknown[0]}. Known: all, {', '.join(BASELINES)}")
-    return [BASELINES[name] for name in dict.fromkeys(names)]
+def _no_such_baseline(name: str) -> typer.BadParameter:
+    return typer.BadParameter(f"no such baseline: {name}. Known: all, {', '.join(BASELINES)}")

@@ -16,9 +16,8 @@ import typer
 
 from ...examples.settings import Settings
 from ...replay.backtests.backtesting import backtest
-from ...replay.reports.sentences import summary_lines
 from ...replay.reports.summary import summarize
-from ...replay.reports.terminal import TABLE_LEGEND, run_table
+from ...replay.reports.terminal import whole_report
 from ...replay.runs.objective import Saves
 from ...replay.runs.results import RunResult
 from ...replay.runs.verification import verify
@@ -133,7 +132,7 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
 
 def _backtest(policy: Policy, run: Run) -> RunResult:
     report = summarize(backtest(policy, [run], saves=Saves.REPLACE))
-    print_blocks((run_table(report), TABLE_LEGEND, "", *summary_lines(report)))
+    print_blocks(whole_report(report))
     return report.backtest.results[0]
 
 

@@ -155,6 +155,16 @@ BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
 )
 
 
+def baselines_named(names: Iterable[str]) -> list[Baseline]:
+    """Return the baselines of these names, each once; every one if ``all`` is among them.
+
+    Raises:
+        KeyError: There is none of a name.
+    """
+    chosen = dict.fromkeys(names)
+    return list(BASELINES.values()) if "all" in chosen else [BASELINES[name] for name in chosen]
+
+
 def baseline_policy(
     baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
 ) -> Policy:

@@ -63,7 +63,7 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
     yield from [*answer, ""]
     printed = lines_of([*answer, ""])
     if is_judged:
-        table = run_table(result)._replace(rows=table_rows(result)[:MOST_ROWS])
+        table = _run_table(table_rows(result)[:MOST_ROWS])
         below = [line for line in (unlisted_sentence(result), TABLE_LEGEND if backtest.results else "") if line]
         yield table
         yield from [*below, ""]
@@ -91,9 +91,14 @@ def certificate_lines(result: BacktestResult) -> Iterator[str]:
         yield from outside_lines(result.choice.certificate, result.choice.outside, names)
 
 
-def run_table(result: BacktestResult) -> Table:
-    """Return the table of all runs."""
-    return Table(TABLE_HEADINGS, table_rows(result), TABLE_HEADINGS[1:-1])
+def whole_report(result: BacktestResult) -> Iterator[str | Table]:
+    """Yield the table of all runs and all sentences."""
+    yield _run_table(table_rows(result))
+    yield from (TABLE_LEGEND, "", *summary_lines(result))
+
+
+def _run_table(rows: Sequence[Sequence[str]]) -> Table:
+    return Table(TABLE_HEADINGS, rows, TABLE_HEADINGS[1:-1])
 
 
 def bar_lines(ledger: Ledger) -> Iterator[str]:
