@@ -45,7 +45,7 @@ from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.variant_outcomes import NO_STEP, Outcomes, sweep_stream
-from steptape.replay.sweeps.variants import Variant, metrics_read, variants_of
+from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
@@ -231,7 +231,7 @@ def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:
     """Time and check the sweep over those runs."""
     policy = parse_policy(POLICY)
     variants = variants_of(policy, AXES)
-    wanted = metrics_read(variants) | {OBJECTIVE.metric}
+    wanted = frozenset[str]().union(*(batch.metrics for batch in batches_of(variants))) | {OBJECTIVE.metric}
     streams = [read_metrics(run.snapshot(), wanted) for run in runs]
     pairs = len(variants) * len(runs)
 

@@ -21,7 +21,7 @@ from steptape.replay.runs.judging import RunPapers
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.sweeps.firings import batch_of, batches_of
-from steptape.replay.sweeps.sweeping import RunSweeper, SweepTask
+from steptape.replay.sweeps.sweeping import RunSweeper
 from steptape.replay.sweeps.variant_outcomes import SweptRun, sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
@@ -142,9 +142,9 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
     """Results keep the order of the runs."""
     policy = parse_policy(POLICY)
-    alone = map(RunSweeper(variants_of(policy, AXES), (OBJECTIVE,)), runs)
+    alone = map(RunSweeper(policy, AXES, (OBJECTIVE,)), runs)
     with RunPool(2) as pool:
-        shared = list(pool.mapped(SweepTask(policy, AXES, (OBJECTIVE,)), runs))
+        shared = list(pool.mapped(RunSweeper(policy, AXES, (OBJECTIVE,)), runs))
 
     for one, other in zip(alone, shared, strict=True):
         assert isinstance(one, SweptRun)
@@ -162,7 +162,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 
     assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
     with pytest.raises(PolicyError, match="LossOfASweep"), RunPool(2) as pool:
-        list(pool.mapped(SweepTask(policy, axes, ()), runs))
+        list(pool.mapped(RunSweeper(policy, axes, ()), runs))
 
 
 def test_the_first_value_of_a_series_counts(runs: list[Run]) -> None:

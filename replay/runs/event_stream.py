@@ -335,7 +335,19 @@ def read_lineage(
 
 def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
     """Return the effective events of the deciding rank over which a policy is folded."""
-    return read_lineage(snapshot, samples=policy.reads_samples, renames=renames, ranks=policy.reads_ranks)[0]
+    return stream_under([policy], snapshot, renames)[0]
+
+
+def stream_under(
+    policies: Sequence[Policy], snapshot: Snapshot, renames: Renames = ()
+) -> tuple[EventStream, RolledBack]:
+    """Return the effective events of the deciding rank with all that some policies read, and what was rolled back."""
+    return read_lineage(
+        snapshot,
+        samples=any(policy.reads_samples for policy in policies),
+        renames=renames,
+        ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
+    )
 
 
 def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> EventStream:

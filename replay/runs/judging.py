@@ -29,10 +29,10 @@ from .event_stream import (
     EventStream,
     Renames,
     RolledBack,
-    read_lineage,
     renamed_at_import,
     renamed_columns,
     renames_in,
+    stream_under,
 )
 from .history import UPDATES, History, digested, history_of, restored_steps, step_unit_of, stream_digests
 from .incidents import Alarm, Detection, Incident, IncidentLabels, detect, incidents_in, incidents_noted
@@ -250,12 +250,7 @@ def _facts_at(
     with_curves: bool,
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
-    stream, rolled_back = read_lineage(
-        snapshot,
-        samples=any(policy.reads_samples for policy in policies),
-        renames=settings.renames,
-        ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
-    )
+    stream, rolled_back = stream_under(policies, snapshot, settings.renames)
     papers, noted = papers_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
     record = _record_of(papers, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [

@@ -118,7 +118,7 @@ def _form_of(policy: Policy) -> _Form | None:
     except NotColumnar:
         return None
     terms = [reading.term for own, shown in readings for reading in (*own.values(), *shown)]
-    metrics = metrics_read([variant]).union(*map(metrics_of, terms))
+    metrics = metrics_read([variant.structure]).union(*map(metrics_of, terms))
     return _Form(variant, readings, frozenset(metrics), log_messages)
 
 

@@ -40,7 +40,7 @@ from ..columns.rule_firings import (
 from ..columns.stream import Stream
 from ..runs.event_stream import EventStream
 from ..runs.replaying import effects_of, replay_events
-from .variants import Structure, Variant
+from .variants import Structure, Variant, metrics_read
 
 #: Variants laid out together: their answers on one run are all in memory at once.
 _AT_ONCE: Final = 4_096
@@ -106,6 +106,16 @@ class VariantBatch:
     columns: Watches
     variant_of: Ints
     watch_of: Ints
+
+    @cached_property
+    def structures(self) -> tuple[Structure, ...]:
+        """The distinct structures of the variants."""
+        return tuple({id(variant.structure): variant.structure for variant in self.variants}.values())
+
+    @cached_property
+    def metrics(self) -> frozenset[str]:
+        """The metrics that the rules of the variants read."""
+        return frozenset(metrics_read(self.structures))
 
     @cached_property
     def limits(self) -> LimitGroups:

@@ -22,9 +22,9 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
-from ..runs.event_stream import EventStream, Renames, check_recorded, read_lineage, read_metrics, renamed_columns
+from ..runs.event_stream import EventStream, Renames, check_recorded, read_metrics, renamed_columns, stream_under
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
-from ..runs.judging import papers_of
+from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, papers_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
@@ -37,10 +37,10 @@ from ..runs.objective import (
 )
 from ..runs.results import Excluded
 from ..runs.run_families import check_family_key, configuration_of
-from .firings import batches_of
+from .firings import VariantBatch, batches_of
 from .totals import RunFold, Winner, pareto_front, stopped_counts
 from .variant_outcomes import Outcomes, SweptRun, sweep_stream
-from .variants import Variant, metrics_read, reasons_of, variants_of
+from .variants import Variant, reasons_of, variants_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -187,8 +187,8 @@ def sweep(
     variants, saves = variants_of(policy, axes), Saves(saves)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
-    asked = (declared, renaming, saves, family)
-    work = SweepTask(policy, axes, *asked, RunSweeper(variants, *asked))
+    settings = BacktestSettings(renames=renaming, saves=saves, family=family)
+    work = RunSweeper(policy, axes, declared, settings, variants)
     numbered, fold = dict(enumerate(chosen)), RunFold(len(variants), keeps_outcomes=keep_outcomes)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
         excluded = _fold(readers, work, numbered, fold)
@@ -244,36 +244,41 @@ def _repeated(run: SweptRun, by: SweptRun) -> Excluded:
     return Excluded(run.run_id, run.name, repeats(by.name, by.run_id))
 
 
+@dataclass
 class RunSweeper:
-    """Evaluates variants on runs, one after the other.
+    """The work of a sweep on one run, here or in a worker process.
 
-    Args:
-        variants: The variants of one policy.
+    The variants do not travel: a worker builds them with its first run, where an error can be raised, and keeps them
+    for the others.
+
+    Attributes:
+        policy: The rules.
+        axes: The params to vary, with their values.
         declared: The declared objectives, the preferred one first; empty to guess run by run.
-        renames: The metrics to rename.
-        saves: Whether the loop's own checkpoints remain.
-        family: The key of families; None for the default.
+        settings: What a backtest of each variant would be given.
+        variants: The variants, if they are built already.
     """
 
-    def __init__(
-        self,
-        variants: Sequence[Variant],
-        declared: Sequence[Objective] = (),
-        renames: Renames = (),
-        saves: Saves = Saves.KEEP,
-        family: str | None = None,
-    ) -> None:
-        self._saves = saves
-        self._family = family
-        self._batches = batches_of(variants)
-        self._declared = declared
-        self._renames = renames
-        self._metrics = metrics_read(variants)
-        self._reads_samples = any(variant.structure.policy.reads_samples for variant in variants)
-        self._ranks = frozenset[str]().union(*(variant.structure.policy.reads_ranks for variant in variants))
+    policy: Policy
+    axes: Mapping[str, Sequence[Param]]
+    declared: Sequence[Objective] = ()
+    settings: BacktestSettings = DEFAULT_SETTINGS
+    variants: Sequence[Variant] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunSweeper, (self.policy, self.axes, self.declared, self.settings)
+
+    @cached_property
+    def _batches(self) -> tuple[VariantBatch, ...]:
+        return batches_of(variants_of(self.policy, self.axes) if self.variants is None else self.variants)
 
     def __call__(self, run: Run) -> SweptRun | Excluded:
-        """Return the outcomes of each variant on a run, or why it is excluded, such as a read error."""
+        """Return the outcomes of each variant on a run, or why it is excluded, such as a read error.
+
+        Raises:
+            PolicyError: A variant does not load.
+        """
+        _ = self._batches  # Built outside of the guard: an error in a policy excludes no run.
         try:
             return run.read(self._swept)
         except TelemetryError as error:
@@ -281,21 +286,21 @@ class RunSweeper:
 
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
-        papers = papers_of(snapshot, self._renames, self._family)
-        judging, compared = (
-            self._could_judge(snapshot, papers.of_study),
-            digested(renamed_columns(snapshot, self._renames)),
-        )
-        stream = read_metrics(snapshot, self._metrics.union(judging, compared), self._renames)
+        papers = papers_of(snapshot, self.settings.renames, self.settings.family)
+        renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in self._batches))
+        names = renamed_columns(snapshot, renames)
+        judging, compared = self._could_judge(names, papers.of_study), digested(names)
+        stream = read_metrics(snapshot, metrics.union(judging, compared), renames)
         if not _is_judged(snapshot, stream):
             return Excluded(papers.run_id, papers.name, "it recorded no step and no metric")
 
         def events() -> EventStream:
-            return read_lineage(snapshot, samples=self._reads_samples, renames=self._renames, ranks=self._ranks)[0]
+            policies = [structure.policy for batch in self._batches for structure in batch.structures]
+            return stream_under(policies, snapshot, renames)[0]
 
         evaluated = frozenset(name for name in judging if len(stream.values_at("evaluate", name).rows))
-        objective = papers.objective_among(evaluated, self._declared)
-        swept = sweep_stream(self._batches, stream, papers, objective, events=events, saves=self._saves)
+        objective = papers.objective_among(evaluated, self.declared)
+        swept = sweep_stream(self._batches, stream, papers, objective, self.settings, events=events)
         evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
         info, rows = snapshot.info, swept.outcomes.rows
         return SweptRun(
@@ -318,48 +323,12 @@ class RunSweeper:
             could_fire=bool(rows.could_fire.any()),
         )
 
-    def _could_judge(self, snapshot: Snapshot, study: Objective | None) -> set[str]:
+    def _could_judge(self, names: Iterable[str], study: Objective | None) -> set[str]:
         """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
-        if self._declared:
-            return {objective.metric for objective in self._declared}
-        told = {name for name in renamed_columns(snapshot, self._renames) if mode_of(name) is not None}
+        if self.declared:
+            return {objective.metric for objective in self.declared}
+        told = {name for name in names if mode_of(name) is not None}
         return told if study is None else told | {study.metric}
-
-
-@dataclass(slots=True)
-class SweepTask:
-    """The work of a sweep on one run, here or in a worker process.
-
-    The variants do not travel: a worker builds them with its first run, where an error can be raised, and keeps them
-    for the others.
-
-    Attributes:
-        policy: The rules.
-        axes: The params to vary, with their values.
-        declared: The declared objectives, the preferred one first; empty to guess run by run.
-        renames: The metrics to rename.
-        saves: Whether the loop's own checkpoints remain.
-        family: The key of families; None for the default.
-        sweeper: The variants on one run, if they are built already.
-    """
-
-    policy: Policy
-    axes: Mapping[str, Sequence[Param]]
-    declared: Sequence[Objective] = ()
-    renames: Renames = ()
-    saves: Saves = Saves.KEEP
-    family: str | None = None
-    sweeper: RunSweeper | None = None
-
-    def __call__(self, run: Run) -> SweptRun | Excluded:
-        """Evaluate the variants on a run."""
-        if self.sweeper is None:
-            variants = variants_of(self.policy, self.axes)
-            self.sweeper = RunSweeper(variants, self.declared, self.renames, self.saves, self.family)
-        return self.sweeper(run)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SweepTask, (self.policy, self.axes, self.declared, self.renames, self.saves, self.family)
 
 
 def _knowledge(stream: EventStream, evaluations: int, log_digest: str) -> Knowledge:

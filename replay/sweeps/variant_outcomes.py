@@ -8,7 +8,7 @@ millisecond of its 16; arrays over all variants, which this replaced, took as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final
@@ -27,13 +27,13 @@ from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.history import UPDATES, Knowledge, history_of
-from ..runs.judging import BacktestSettings, RunPapers, judge_stream
+from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, RunPapers, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import Ending, ending_after, is_shown
 from ..runs.results import Prediction, RunResult, RunScorer
 from ..runs.run_families import Family
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
-from .variants import Structure, metrics_read
+from .variants import Structure
 
 #: Stop step of a variant that does not stop.
 NO_STEP: Final = -1
@@ -230,9 +230,9 @@ def sweep_stream(
     stream: EventStream,
     papers: RunPapers,
     objective: Objective | None,
+    settings: BacktestSettings = DEFAULT_SETTINGS,
     *,
     events: Callable[[], EventStream] | None = None,
-    saves: Saves = Saves.KEEP,
 ) -> SweptStream:
     """Return the outcomes of each variant on one run.
 
@@ -241,21 +241,20 @@ def sweep_stream(
         stream: The run, with all metrics that the variants read.
         papers: What is known of the run apart from its events.
         objective: The objective.
+        settings: What a backtest of each variant would be given.
         events: Reads the run with all that the event engine may read; if None, the stream has it.
-        saves: Whether the loop's own checkpoints remain.
     """
-    variants = [variant for batch in batches for variant in batch.variants]
-    structures = [*{id(variant.structure): variant.structure for variant in variants}.values()]
+    structures = [structure for batch in batches for structure in batch.structures]
 
     def read() -> EventStream:
         return stream if events is None else events()
 
     reason = _reason_for_engine(stream, structures)
     if reason:
-        whole, settings = read(), BacktestSettings(saves=saves)
-        results = judge_stream((variant.policy() for variant in variants), papers, whole, objective, settings)
-        return SweptStream(VariantOutcomes(_codes(range(len(results))), outcomes_of_results(results)), reason)
-    columns = Stream(stream, papers.plan, metrics_read(variants))
+        policies = (variant.policy() for batch in batches for variant in batch.variants)
+        results = judge_stream(policies, papers, read(), objective, settings)
+        return SweptStream(VariantOutcomes(_codes(np.arange(len(results))), outcomes_of_results(results)), reason)
+    columns = Stream(stream, papers.plan, frozenset[str]().union(*(batch.metrics for batch in batches)))
     swept, places = RunFirings(columns, read), StreamAppearances(stream, papers.plan, papers.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
         places = StreamAppearances(swept.events, papers.plan, papers.nan_filtered)
@@ -264,16 +263,15 @@ def sweep_stream(
         columns,
         objective,
         is_right_censored=bool(papers.why_right_censored(stream.last_step, papers.plan)),
-        drops_own=saves is Saves.REPLACE and asks,
+        drops_own=settings.saves is Saves.REPLACE and asks,
     )
     parts = [scores.rows_of(batch, swept.firings_of_all(batch), _able(batch, places)) for batch in batches]
     codes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
     return SweptStream(VariantOutcomes(_codes(codes), scores.outcomes()), "; ".join(sorted(swept.reasons)))
 
 
-def _codes(rows: Iterable[int] | Ints) -> npt.NDArray[np.unsignedinteger[Any]]:
-    codes = np.fromiter(rows, np.int64)
-    return codes.astype(np.min_scalar_type(int(codes.max(initial=0))))
+def _codes(rows: Ints) -> npt.NDArray[np.unsignedinteger[Any]]:
+    return rows.astype(np.min_scalar_type(int(rows.max(initial=0))))
 
 
 def _able(batch: VariantBatch, run: Appearances) -> Truths:

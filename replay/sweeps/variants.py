@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -352,10 +352,10 @@ def _engine_names(watchers: Sequence[Watcher]) -> frozenset[str]:
 _COUNTED: Final = frozenset(name for names in COUNTED_BY.values() for name in names)
 
 
-def metrics_read(variants: Sequence[Variant]) -> set[str]:
+def metrics_read(structures: Iterable[Structure]) -> set[str]:
     """Return the names of the metrics that rules read, to load as columns."""
     names = {"epoch"}
-    for structure in {id(variant.structure): variant.structure for variant in variants}.values():
+    for structure in structures:
         for watcher in structure.watchers:
             bound = watcher.declaration.rule.bound
             for key in (*bound.series, *watcher.declaration.requires):
