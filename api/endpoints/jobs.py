@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
@@ -91,7 +90,7 @@ async def start_backtest(request: Request, response: Response, store: OpenStore,
     """
     if body.baselines:
         await run_in_threadpool(_check_baselines, body.baselines)
-    return await _started(request, response, store, body, params=body.params)
+    return await _started(request, response, store, body)
 
 
 @router.post("/sweeps", summary="Start a sweep", status_code=202, responses=_ACCEPTED)
@@ -101,7 +100,7 @@ async def start_sweep(request: Request, response: Response, store: OpenStore, bo
     Values that the policy refuses are reported at once, with their axis. Values are checked for a few seconds only: of
     thousands, some may be left for the job to refuse.
     """
-    return await _started(request, response, store, body, axes=body.axes)
+    return await _started(request, response, store, body)
 
 
 @router.post("/verifications", summary="Start a verification", status_code=202, responses=_ACCEPTED)
@@ -182,49 +181,30 @@ def _check_baselines(names: Sequence[str]) -> None:
         raise InvalidRequest("no such baseline", got=unknown[0], fix=f"Known: all, {', '.join(BASELINES)}")
 
 
-async def _started(
-    request: Request, response: Response, store: Store, body: JobRequest, **values: Mapping[str, Any]
-) -> JobItem:
-    order = JobOrder(body.kind, str(store.path), body.model_dump(), ())
+async def _started(request: Request, response: Response, store: Store, body: JobRequest) -> JobItem:
+    """Queue a job, or return the known one.
+
+    Raises:
+        PolicyError: The policy does not load with these values; the error has all its problems.
+        InvalidRequest: The check takes too long, or there are too many combinations of values.
+    """
+    text, source = "", ""
     if isinstance(body, PolicyJobRequest):
         text, source = await run_in_threadpool(_policy_text, request, body)
-        await _check_policy(request, text, source, **values)  # Refuse it here, not in the job.
-        order = order._replace(policy_text=text, policy_source=source)
-    queued = await run_in_threadpool(_queued, request, store, body, order)
+        params = body.params if isinstance(body, BacktestRequest) else {}
+        axes = body.axes if isinstance(body, SweepRequest) else {}
+        workers: RuleWorkers = request.app.state.rule_workers
+        await workers.run_trial(JobTrial(text, source, params, axes, request.app.state.limits.rules_s / 2))
+    queued = await run_in_threadpool(_queued, request, store, body, text, source)
     response.headers["Location"] = f"{request.app.state.root_path}/api/v1/jobs/{queued.id}"
     return _item(queued)
 
 
-async def _check_policy(
-    request: Request,
-    text: str,
-    source: str,
-    *,
-    params: Mapping[str, Any] = MappingProxyType({}),
-    axes: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Refuse a policy that does not load with these values.
-
-    Raises:
-        PolicyError: With all problems of the policy.
-        InvalidRequest: The check takes too long, or there are too many combinations of values.
-    """
-    workers: RuleWorkers = request.app.state.rule_workers
-    seconds = request.app.state.limits.rules_s / 2
-    await workers.run_trial(JobTrial(text, source, dict(params), dict(axes), seconds))
-
-
-def _queued(request: Request, store: Store, body: JobRequest, order: JobOrder) -> Job:
+def _queued(request: Request, store: Store, body: JobRequest, text: str, source: str) -> Job:
     runs = _runs(store, body)
-    order = order._replace(runs=[run.folder.name for run in runs])
-    job = Job(
-        id=f"{order.kind}-{_digest(order, runs)}",
-        kind=order.kind,
-        order=order,
-        owner=request.state.holder.name,
-        runs=len(runs),
-    )
-    return _queue(request).submit(job)
+    names = [run.folder.name for run in runs]
+    order = JobOrder(body.kind, str(store.path), body.model_dump(), names, text, source)
+    return _queue(request).submit(Job(f"{order.kind}-{_digest(order, runs)}", order, request.state.holder.name))
 
 
 def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
@@ -259,9 +239,9 @@ def _item(job: Job) -> JobItem:
     path = f"/api/v1/jobs/{job.id}"
     return JobItem(
         id=job.id,
-        kind=job.kind,  # type: ignore[arg-type]
+        kind=job.order.kind,
         status=job.status,
-        runs=job.runs,
+        runs=len(job.order.runs),
         runs_done=job.runs_done,
         error=job.error or None,
         owner=job.owner,

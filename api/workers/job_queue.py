@@ -32,10 +32,8 @@ class Job:
 
     Attributes:
         id: Digest of the request and the logs: the same request again gets this job.
-        kind: ``backtest``, ``sweep`` or ``verification``.
         order: What the job's process does.
         owner: Name of the token that started it.
-        runs: Number of runs that it covers.
         runs_done: Number of runs that are done.
         error: Why it failed; empty otherwise.
         result: The result as JSON text; None until it is done.
@@ -43,10 +41,8 @@ class Job:
     """
 
     id: str
-    kind: str
     order: JobOrder
     owner: str
-    runs: int
     status: Status = "queued"
     runs_done: int = 0
     error: str = ""
