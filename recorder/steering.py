@@ -19,7 +19,6 @@ from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome,
 from ..rules.engine.engine import Engine
 from ..rules.language.families import MetricNames
 from ..rules.policy_file.declarations import Controller
-from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind
 from .control import FLAGS, Callbacks, Control
@@ -105,9 +104,7 @@ class Steering:
         self._digest = DecisionDigest()
         self._control, self._orders, self._order_operation = control, orders, order_operation
         self._is_agreed, self._callbacks = orders is not control, callbacks
-        self._operations = {
-            entry.name: OPERATION_CLASSES[entry.class_name](entry.arguments) for entry in engine.policy.operations
-        }
+        self._operations = {entry.name: entry.operation() for entry in engine.policy.operations}
         self._asked_at: dict[Effect, int] = {}
         self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
         self.stop_asked_at: int | None = None

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from ..rules.policy_file.metrics import METRIC_CLASSES
-from ..rules.policy_file.operations import OPERATION_CLASSES
+from ..rules.policy_file.policy import register_classes, registered_classes
 from ..store.errors import TelemetryError
 from ..store.objects.mirror_access import fetch_logs
 from .run_pool import Blocks, folders_in, timed_answers
@@ -202,7 +201,7 @@ class RayPool:
         They are two pickles: a policy can be unpickled only where the classes that it names are registered.
         """
         dumps = self._ray.cloudpickle.dumps
-        return dumps((METRIC_CLASSES.registered, OPERATION_CLASSES.registered)), dumps(function)
+        return dumps(registered_classes()), dumps(function)
 
 
 def _code_looker() -> Callable[[], str | None]:
@@ -258,11 +257,7 @@ def _answers(job: tuple[bytes, bytes, str], block: bytes) -> tuple[list[Any], fl
 @functools.lru_cache(maxsize=4)
 def _loaded(registered: bytes, function: bytes) -> Callable[[Any], Any]:
     """Register the caller's classes and unpickle its function, once per process."""
-    metrics, operations = pickle.loads(registered)
-    for metric in metrics:
-        METRIC_CLASSES.register(metric)
-    for operation in operations:
-        OPERATION_CLASSES.register(operation)
+    register_classes(pickle.loads(registered))
     call: Callable[[Any], Any] = pickle.loads(function)
     return call
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from ..rules.policy_file.metrics import METRIC_CLASSES
-from ..rules.policy_file.operations import OPERATION_CLASSES
 from ..rules.policy_file.policy import Policy
 from ..store.errors import TelemetryError
 from ..store.objects.mirror_access import fetching_ahead
@@ -195,12 +193,7 @@ class Pool(Protocol):
 
 def usable_processes(policies: Iterable[Policy], processes: int | None) -> int | None:
     """Return 1 if policies use a class that a worker could not find, because only this program registered it."""
-    for policy in policies:
-        metrics = (METRIC_CLASSES.is_installed(each.class_name) for each in policy.metrics)
-        operations = (OPERATION_CLASSES.is_installed(each.class_name) for each in policy.operations)
-        if not (all(metrics) and all(operations)):
-            return 1
-    return processes
+    return processes if all(policy.is_installed for policy in policies) else 1
 
 
 class RunPool:

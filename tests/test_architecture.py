@@ -167,7 +167,6 @@ PUBLIC: dict[str, set[str]] = {
         "metric_catalogue",
         "policy_file/declarations",
         "policy_file/metrics",
-        "policy_file/operations",
         "policy_file/policy",
         "readings/milestone",
         "readings/past_decisions",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from steptape.rules.engine.decisions import (
     Decision,
+    LogMessage,
     Outcome,
     RuleError,
     RuleWarning,
@@ -22,7 +23,6 @@ from steptape.rules.engine.decisions import (
     outcome_payload,
 )
 from steptape.rules.engine.engine import Engine
-from steptape.rules.policy_file.operations import LogMessage
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.rules.effects import Effect
-from steptape.rules.engine.decisions import Decision
+from steptape.rules.engine.decisions import Decision, LogMessage
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.functions.undefined import UNAVAILABLE, Undefined
-from steptape.rules.policy_file.operations import LogControl, LogMessage
+from steptape.rules.policy_file.operations import LogControl
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
@@ -32,7 +32,7 @@ NAMES = {
 
 def rendered(template: str) -> str:
     """Render a message over the names above."""
-    return LogControl({"log_format": template, "log_level": "INFO"}).message("n.should_log", NAMES).text
+    return LogControl({"log_format": template, "log_level": "INFO"}).text(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_template_is_refused_or_renders(template: str) -> None:
     except ValueError:
         return
 
-    assert isinstance(operation.message("n.should_log", NAMES).text, str)
+    assert isinstance(operation.text(NAMES), str)
 
 
 POLICY = """

@@ -58,16 +58,14 @@ class ListReading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricPaths:
-    """A controller metric with its arguments, and every chain of keys that rules read of it.
+    """A controller metric, and every chain of keys that rules read of it.
 
     Attributes:
-        class_name: Its class.
-        arguments: The arguments, defaults filled in.
+        declaration: The metric, or one of another name with the same class and arguments.
         paths: The chains of keys, in order of appearance.
     """
 
-    class_name: str
-    arguments: Mapping[str, float | str]
+    declaration: MetricDeclaration
     paths: dict[tuple[str | int, ...], None] = field(default_factory=dict)
 
 
@@ -117,7 +115,7 @@ class MetricReadings:
         if _list_of(node, rule, metrics) is not None:
             return None
         key = (declared.class_name, *sorted(declared.arguments.items()))
-        metric = self._metrics.setdefault(key, MetricPaths(declared.class_name, declared.arguments))
+        metric = self._metrics.setdefault(key, MetricPaths(declared))
         metric.paths[keys] = None
         return ValueReading(metric, keys, is_truth)
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from ...rules.engine.decisions import is_storable
-from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.readings.reading import MAX_EXACT, NotColumnar
 from ...rules.readings.table import FUNCTIONS
 from ...rules.readings.vectors import Floats, Ints, Truths, Vector, nowhere, taken
@@ -187,7 +186,7 @@ class MetricValues:
         wanted = _TRUTH if reading.is_truth else _NUMBER
         if np.isin(path.sorts, (_NOTHING, wanted), invert=True).any():
             what = "truth values" if reading.is_truth else "numbers"
-            raise NotColumnar(f"values of {reading.metric.class_name} that are no {what}")
+            raise NotColumnar(f"values of {reading.metric.declaration.class_name} that are no {what}")
         place = np.searchsorted(path.at, rows, side="right") - 1
         values = path.numbers != 0.0 if reading.is_truth else path.numbers
         found, sort = taken(values, place), taken(path.sorts, place)
@@ -199,13 +198,13 @@ class MetricValues:
             self._paths[reading.metric] = self._computed(reading.metric)
         return self._paths[reading.metric][reading.path]
 
-    def _computed(self, declared: MetricPaths) -> dict[tuple[str | int, ...], _Path]:
+    def _computed(self, paths: MetricPaths) -> dict[tuple[str | int, ...], _Path]:
         """Let the metric take its events, and note its value at each chain of keys."""
-        metric = METRIC_CLASSES[declared.class_name](declared.arguments, self._stream.plan)
+        metric = paths.declaration.metric(self._stream.plan)
         at = np.flatnonzero(self._stream.is_any(metric.kinds - {INIT_END}))
         events = self._events()
         before = [Event(INIT_END, seq=BEFORE_STREAM)] if INIT_END in metric.kinds else []
-        found: dict[tuple[str | int, ...], list[Any]] = {path: [] for path in declared.paths}
+        found: dict[tuple[str | int, ...], list[Any]] = {path: [] for path in paths.paths}
         for event in (*before, *(events[index] for index in at.tolist())):
             try:
                 value = metric.compute(event)

@@ -19,7 +19,6 @@ from ...rules.engine.gates import FiringGate, FiringLimits, SpanTimer
 from ...rules.language.context import Clock
 from ...rules.language.timing import RESET_ON_FAILURE, StepWindow
 from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.past_decisions import Past
 from ...rules.readings.reading import Param, SeriesKey
@@ -141,7 +140,7 @@ def kinds_fed(controller: Controller, policy: Policy, stream: Stream) -> Iterato
         policy: Its policy.
         stream: The run.
     """
-    metrics = {each.name: METRIC_CLASSES[each.class_name](each.arguments, stream.plan).reads for each in policy.metrics}
+    metrics = {each.name: each.metric(stream.plan).reads for each in policy.metrics}
     states = {each.name: {name.removeprefix("on_") for name in each.triggers} for each in policy.states}
     sources = {each.key: each.driver for each in policy.admitted}
     sources |= {key: each.driver for rule in controller.bound_rules for key, each in rule.derived.items()}

@@ -15,7 +15,6 @@ import numpy as np
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.families import is_pattern, matches
 from ...rules.policy_file.declarations import Controller
-from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED, Appearances, Reading, SeriesKey, SeriesReading
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
@@ -177,7 +176,7 @@ def counting_controllers(policy: Policy, run: Appearances) -> frozenset[str]:
 class _Counting:
     def __init__(self, policy: Policy, run: Appearances) -> None:
         self._controllers = policy.controllers
-        self._metrics = {one.name for one in policy.metrics if _STEP in METRIC_CLASSES[one.class_name].reads}
+        self._metrics = {one.name for one in policy.metrics if _STEP in one.metric_class.reads}
         self._steps = frozenset(run.events(_STEP))
         self._run = run
         self._sources = {series.key: series.source for series in policy.admitted}

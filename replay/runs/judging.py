@@ -16,7 +16,6 @@ from ...rules.checks.metric_keys import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.effects import Effect
 from ...rules.language.families import is_pattern, matches
-from ...rules.policy_file.metrics import METRIC_CLASSES
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
 from ...store.own_process import collection_paused
@@ -336,7 +335,7 @@ def _replayed_run(
 
 
 def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
-    classes = [METRIC_CLASSES[declaration.class_name] for declaration in policy.metrics]
+    classes = [declaration.metric_class for declaration in policy.metrics]
     lacked = []
     if any(metric.reads_samples for metric in classes) and not any(event.samples for event in stream.facts):
         lacked.append("sample losses")

@@ -16,12 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ...rules.engine.decisions import Decision, Outcome
+from ...rules.engine.decisions import Decision, LogMessage, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.engine.outcomes import MISSING_SERIES_AFTER, LogMessages, render
 from ...rules.language.leaves import leaves
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
-from ...rules.policy_file.operations import LogMessage
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType
 from ...rules.readings.vectors import Ints

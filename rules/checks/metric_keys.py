@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from ..errors import suggestion
 from ..language.metric_keys import keys_read
 from ..policy_file.declarations import Controller
-from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
 
 #: Keys of evaluations that are no metric of theirs.
@@ -33,7 +32,7 @@ def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
     """Yield the keys that rules read of metrics whose keys are fixed, and that are none of these."""
     known: dict[str, frozenset[str] | None] = {}
     for declaration in policy.metrics:
-        keys = METRIC_CLASSES[declaration.class_name].keys
+        keys = declaration.metric_class.keys
         others = known.get(declaration.name, frozenset())
         known[declaration.name] = None if keys is None or others is None else keys | others
     for controller in policy.controllers:

@@ -17,7 +17,6 @@ from ...store.events import INIT_END
 from ..language.bound_rule import BoundRule
 from ..language.families import matches
 from ..policy_file.declarations import MetricDeclaration
-from ..policy_file.metrics import METRIC_CLASSES
 from ..readings.fact import ContextValue
 from ..readings.first_events import START, First, Never, PossibleCount, all_of, any_of, of_constant
 from ..readings.param import ParamValue
@@ -249,7 +248,7 @@ class RuleTruth:
             case "TrainingState" | "PerProcessState" | "", *_:
                 return START
         assert declared is not None
-        kinds = METRIC_CLASSES[declared.class_name].kinds
+        kinds = declared.metric_class.kinds
         return any_of(START if kind == INIT_END else self._event(kind) for kind in sorted(kinds)) if kinds else START
 
     def _logged(self, kind: str, keys: Sequence[str | int | None]) -> First:

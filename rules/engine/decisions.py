@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from ...store.errors import TelemetryError, shortened
 from ...store.events import Event, JsonObject
 from ..policy_file.declarations import ACT, SEMANTICS_VERSION
-from ..policy_file.operations import LogMessage
 
 Scalar = bool | int | float | str | None
 
@@ -49,6 +48,21 @@ class _Outcome:
     epoch: float | None
     value_lag: int = field(default=0, kw_only=True)
     member: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogMessage:
+    """A message that a controller asks to log.
+
+    Attributes:
+        operation: The operation that asks, as ``name.action``.
+        level: Name of a logging level.
+        text: The rendered message.
+    """
+
+    operation: str
+    level: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

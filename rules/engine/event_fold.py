@@ -20,7 +20,6 @@ from ..compiled.program import clearing_name, explanation_name, gate_name, news_
 from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
 from ..language.context import Clock
 from ..policy_file.declarations import Controller, StateDeclaration
-from ..policy_file.metrics import METRIC_CLASSES
 from ..policy_file.policy import Policy
 from ..readings.reading import SeriesKey
 from .computed_values import MetricRunner, StateRunner, expected_keys
@@ -100,7 +99,7 @@ class EventFold:
     def _build_metrics(self, plan: Plan) -> None:
         expected = expected_keys(self.policy.metrics, self.policy.controllers)
         for declaration in self.policy.metrics:
-            metric = METRIC_CLASSES[declaration.class_name](declaration.arguments, plan)
+            metric = declaration.metric(plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())
             gauge = MetricRunner(declaration.name, metric, cell, self.policy.source, expected[declaration.name])
             self._gauges.append(gauge)

@@ -29,10 +29,10 @@ from ..policy_file.declarations import (
     OperationDeclaration,
     Rule,
 )
-from ..policy_file.operations import LogControl, LogMessage
+from ..policy_file.operations import LogControl
 from ..readings.reading import Param, SeriesKey
 from .controller_states import Reading, TriggeredController, readings_at
-from .decisions import Cleared, Decision, Outcome, OutcomeFields, RuleError, failure_text, outcome_fields
+from .decisions import Cleared, Decision, LogMessage, Outcome, OutcomeFields, RuleError, failure_text, outcome_fields
 
 #: Most characters of a rendered message.
 MAX_MESSAGE_LENGTH: Final = 10_000
@@ -94,8 +94,8 @@ class LogMessages:
             **self._params,
             **cells,
         }
-        split = ((reference, self._controls.get(reference.partition(".")[0])) for reference in operations)
-        return tuple(control.message(reference, names) for reference, control in split if control is not None)
+        split = [(order, self._controls.get(order.partition(".")[0])) for order in operations]
+        return tuple(LogMessage(order, control.level, control.text(names)) for order, control in split if control)
 
 
 def render(template: MessageTemplate, readings: Sequence[Callable[[Event], Any]], event: Event) -> str:

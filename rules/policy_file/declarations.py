@@ -15,14 +15,14 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from ...store.errors import require_version
-from ...store.run_info import Attempt
+from ...store.run_info import Attempt, Plan
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.timing import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
 from .classes import ArgumentValue
 from .document import Place
-from .metrics import METRIC_CLASSES
-from .operations import OPERATION_CLASSES
+from .metrics import METRIC_CLASSES, Metric
+from .operations import OPERATION_CLASSES, Operation
 
 #: Increases when the same policy and the same events may give different decisions than before.
 SEMANTICS_VERSION: Final = 4
@@ -43,6 +43,15 @@ class MetricDeclaration:
     class_name: str
     arguments: Mapping[str, ArgumentValue]
 
+    @property
+    def metric_class(self) -> type[Metric]:
+        """The class that the entry names."""
+        return METRIC_CLASSES[self.class_name]
+
+    def metric(self, plan: Plan) -> Metric:
+        """Return the metric for a run with this plan."""
+        return self.metric_class(self.arguments, plan)
+
 
 @dataclass(frozen=True, slots=True)
 class OperationDeclaration:
@@ -51,6 +60,15 @@ class OperationDeclaration:
     name: str
     class_name: str
     arguments: Mapping[str, ArgumentValue]
+
+    @property
+    def operation_class(self) -> type[Operation]:
+        """The class that the entry names."""
+        return OPERATION_CLASSES[self.class_name]
+
+    def operation(self) -> Operation:
+        """Return the operation."""
+        return self.operation_class(self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,10 +425,8 @@ def digest_of(declared: Declarations) -> str:
         "language": SEMANTICS_VERSION,
         "params": {name: _constant(value) for name, value in declared.params.items()},
         "series": None if declared.series is None else sorted(declared.series),
-        "metrics": [_canonical_entry(entry, METRIC_CLASSES[entry.class_name].version) for entry in declared.metrics],
-        "operations": [
-            _canonical_entry(entry, OPERATION_CLASSES[entry.class_name].version) for entry in declared.operations
-        ],
+        "metrics": [_canonical_entry(entry, entry.metric_class.version) for entry in declared.metrics],
+        "operations": [_canonical_entry(entry, entry.operation_class.version) for entry in declared.operations],
         "controllers": [_canonical_controller(controller) for controller in declared.controllers],
         # Left out when there are none: a key that joins the language leaves the digests of other files alone.
         **({"states": [_canonical_state(state) for state in declared.states.values()]} if declared.states else {}),

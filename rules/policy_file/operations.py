@@ -31,21 +31,6 @@ _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([^\]]+)\]")
 _WHOLE: Final = re.compile(r"-?\d{1,9}")
 
 
-@dataclass(frozen=True, slots=True)
-class LogMessage:
-    """A message that a controller asks to log.
-
-    Attributes:
-        operation: The operation that asks, as ``name.action``.
-        level: Name of a logging level.
-        text: The rendered message.
-    """
-
-    operation: str
-    level: str
-    text: str
-
-
 class Operation:
     """One operation of a policy; the base class for your own, see ``register_operation``.
 
@@ -96,7 +81,11 @@ class HFControls(Operation):
 
 
 class LogControl(Operation):
-    """A log message in the policy's own words."""
+    """A log message in the policy's own words.
+
+    Attributes:
+        level: The name of its logging level.
+    """
 
     arguments = MappingProxyType(
         {
@@ -109,17 +98,17 @@ class LogControl(Operation):
     def __init__(self, arguments: Mapping[str, ArgumentValue]) -> None:
         super().__init__(arguments)
         self._parts = _parts(str(arguments["log_format"]))
-        self._level = str(arguments["log_level"])
+        self.level = str(arguments["log_level"])
 
     @property
     def names(self) -> frozenset[str]:
         """The names that its fields begin with."""
         return frozenset(field.name for _, field in self._parts if field is not None)
 
-    def message(self, operation: str, names: Mapping[str, Any]) -> LogMessage:
-        """Return the message for an order of ``name.action``, rendered from values by name."""
+    def text(self, names: Mapping[str, Any]) -> str:
+        """Return the message, rendered from values by name."""
         text = "".join(literal + (_field(field, names) if field else "") for literal, field in self._parts)
-        return LogMessage(operation, self._level, shortened(text, MAX_MESSAGE_LENGTH))
+        return shortened(text, MAX_MESSAGE_LENGTH)
 
 
 #: steptape's own operation classes, by the names that policy files use.

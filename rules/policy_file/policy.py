@@ -7,7 +7,7 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -99,7 +99,7 @@ class Policy:
     @property
     def reads_samples(self) -> bool:
         """Whether the events that it is folded over must carry their sample losses and vectors."""
-        classes = [METRIC_CLASSES[declaration.class_name] for declaration in self.metrics]
+        classes = [declaration.metric_class for declaration in self.metrics]
         return any(metric.reads_samples or metric.reads_vectors for metric in classes)
 
     @property
@@ -120,6 +120,13 @@ class Policy:
             OPERATION_CLASSES.is_own(declaration.class_name) for declaration in self.operations
         )
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether any process finds the classes that it uses: none of them is registered in this program alone."""
+        return all(METRIC_CLASSES.is_installed(declaration.class_name) for declaration in self.metrics) and all(
+            OPERATION_CLASSES.is_installed(declaration.class_name) for declaration in self.operations
+        )
+
     def to_record(self) -> PolicyRecord:
         """Return what a run records of it."""
         return PolicyRecord(self.digest, self.source, self.text, dict(self.params), SEMANTICS_VERSION)
@@ -135,7 +142,7 @@ class Policy:
         name, _, action = operation.partition(".")
         for declaration in self.operations:
             if declaration.name == name:
-                effect = OPERATION_CLASSES[declaration.class_name].actions.get(action)
+                effect = declaration.operation_class.actions.get(action)
                 if effect is not None:
                     return effect
         raise TelemetryError("no such operation", where=self.source, got=operation)
@@ -215,6 +222,20 @@ def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
         return frozenset()
     policy = rules if isinstance(rules, Policy) else load_policy(existing(policy_path(str(rules))))
     return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
+
+
+def registered_classes() -> tuple[type[Metric] | type[Operation], ...]:
+    """Return the classes from outside steptape that this process knows, for another to ``register_classes``."""
+    return (*METRIC_CLASSES.registered, *OPERATION_CLASSES.registered)
+
+
+def register_classes(classes: Iterable[type[Metric] | type[Operation]]) -> None:
+    """Register classes of metrics and operations that another process knows."""
+    for cls in classes:
+        if issubclass(cls, Metric):
+            METRIC_CLASSES.register(cls)
+        else:
+            OPERATION_CLASSES.register(cls)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
