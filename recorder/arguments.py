@@ -231,7 +231,7 @@ def declared_plan(given: Any, total_steps: Any = None, world_size: int | None = 
         InvalidEvent: A value is not a number, or not a valid one.
         TelemetryError: It is no plan, or a value is given twice.
     """
-    plan = declared_group(given, Plan)
+    plan = _declared_group(given, Plan)
     total_steps = _once(total_steps, plan.total_steps, "total_steps", "total_steps=")
     world_size = _once(world_size, plan.world_size, "world_size", "ranks=Ranks(world_size=...)")
     return Plan(
@@ -239,7 +239,7 @@ def declared_plan(given: Any, total_steps: Any = None, world_size: int | None = 
         declared_whole(plan.total_epochs, "total_epochs"),
         declared_whole(plan.steps_per_epoch, "steps_per_epoch"),
         declared_whole(this_rank().world_size if world_size is None else world_size, "world_size"),
-        declared_constants(plan.constants or {}),
+        _declared_constants(plan.constants or {}),
     )
 
 
@@ -331,7 +331,7 @@ def _takes_no_argument(callback: object) -> bool:
     return True
 
 
-def declared_constants(constants: Any) -> dict[str, float]:
+def _declared_constants(constants: Any) -> dict[str, float]:
     """Return the numbers that describe a run, by name.
 
     Raises:
@@ -352,7 +352,7 @@ def _constant(name: object, value: Any) -> float:
     return number
 
 
-def declared_group(given: Any, kind: type[_Group]) -> _Group:
+def _declared_group(given: Any, kind: type[_Group]) -> _Group:
     """Return a group of arguments as given; its defaults when None.
 
     Raises:
@@ -393,7 +393,7 @@ def declared_samples(given: Any) -> Samples:
         InvalidEvent: ``every`` or ``top`` is not a whole number above 0.
         TypeError, ValueError: ``tokens_over`` is not a number.
     """
-    group = declared_group(given, Samples)
+    group = _declared_group(given, Samples)
     return Samples(
         as_whole(group.every, "Samples.every", least=1),
         declared_whole(group.top, "Samples.top"),
@@ -408,7 +408,7 @@ def declared_ranks(given: Any) -> tuple[int | None, int | None, float]:
         InvalidEvent: The rank is not a whole number from 0, or the world size none from 1.
         TelemetryError: The timeout is not a finite number above 0.
     """
-    rank, world_size, timeout_s = declared_group(given, Ranks)
+    rank, world_size, timeout_s = _declared_group(given, Ranks)
     timeout_s = _AGREE_TIMEOUT_S if timeout_s is None else timeout_s
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise TelemetryError("Ranks.agree_timeout_s must be a finite number above 0", got=timeout_s)
@@ -423,7 +423,7 @@ def declared_journal(given: Any) -> Journal:
         InvalidEvent: ``value_lag`` is not a whole number from 0.
         TelemetryError: Seconds are not a number above 0, or of at least 0 for ``seal_wait_s``.
     """
-    group = declared_group(given, Journal)
+    group = _declared_group(given, Journal)
     sync_every_s, seal_wait_s = group.sync_every_s, group.seal_wait_s
     if sync_every_s is not None and not (isinstance(sync_every_s, (int, float)) and sync_every_s > 0):
         raise TelemetryError("Journal.sync_every_s must be a number above 0, or None", got=sync_every_s)

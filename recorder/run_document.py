@@ -145,7 +145,7 @@ def declared_config(config: Any) -> Mapping[str, Any]:
 def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | None, rank: Rank) -> Attempt:
     """Describe an attempt that begins now. Its number is assigned later."""
     record = None if policy is None else policy.to_record()
-    environment = describe_environment()
+    environment = _describe_environment()
     if rank.world_size > 1:
         environment["world_size"] = rank.world_size
     return Attempt(
@@ -153,7 +153,7 @@ def described_attempt(plan: Plan, policy: Policy | None, sync_every_s: float | N
     )
 
 
-def describe_environment() -> dict[str, object]:
+def _describe_environment() -> dict[str, object]:
     """Return the process and environment facts that are kept with an attempt. None means not found."""
     versions: dict[str, object] = {"steptape": _own_version()}
     versions |= {name: getattr(sys.modules[name], "__version__", None) for name in PACKAGES if name in sys.modules}

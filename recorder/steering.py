@@ -131,8 +131,8 @@ class Steering:
         try:
             lines = [
                 *self._engine.never_recorded(),
-                *unfired_rules(self._policy.controllers, kinds, has_epoch=has_epoch),
-                *(() if step is None else unserved_requests(waiting, step)),
+                *_unfired_rules(self._policy.controllers, kinds, has_epoch=has_epoch),
+                *(() if step is None else _unserved_requests(waiting, step)),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -245,7 +245,7 @@ def _warn_of(policy: Policy) -> None:
             logger.warning("%s", finding)
 
 
-def unfired_rules(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
+def _unfired_rules(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
     """Yield a line for the controllers that decided nothing for want of a trigger, an epoch or the values of ranks.
 
     Args:
@@ -292,7 +292,7 @@ def _without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
         yield f"{what}. Call rec.epoch_begin(), or rec.step(epoch=...)"
 
 
-def unserved_requests(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
+def _unserved_requests(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
     """Yield a line for each kind of request that waited for the loop until the end.
 
     Args:

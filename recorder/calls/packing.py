@@ -59,10 +59,10 @@ def sample_losses(samples: Any, sample_ids: Any = None, sample_tokens: Any = Non
     Raises:
         InvalidEvent: Shapes or types do not fit.
     """
-    losses = packed_numbers(samples, "f", "samples")
+    losses = _packed_numbers(samples, "f", "samples")
     count = len(losses) // 4
     ids, id_kind = (b"", NO_IDS) if sample_ids is None else _packed_ids(sample_ids, count)
-    tokens = b"" if sample_tokens is None else packed_numbers(sample_tokens, "i", "sample_tokens")
+    tokens = b"" if sample_tokens is None else _packed_numbers(sample_tokens, "i", "sample_tokens")
     if sample_tokens is not None and len(tokens) != 4 * count:
         raise InvalidEvent(f"{len(tokens) // 4} sample_tokens for {count} samples")
     return SampleLosses(losses, ids, id_kind, tokens)
@@ -145,7 +145,7 @@ def _with_tokens(losses: SampleLosses, token_losses: Any, tokens_over: float | N
     values, counts = _numbers("f", losses.losses), _numbers("i", losses.tokens)
     over = -math.inf if tokens_over is None else tokens_over
     flagged = [index for index, loss in enumerate(values) if not loss <= over]
-    rows = [packed_numbers(token_losses[index], "f", "token_losses") for index in flagged]
+    rows = [_packed_numbers(token_losses[index], "f", "token_losses") for index in flagged]
     if counts:
         rows = [row[: 4 * counts[index]] for row, index in zip(rows, flagged, strict=True)]
     return _with_flagged(losses, flagged, rows)
@@ -225,7 +225,7 @@ def _packed_ids(ids: Any, count: int) -> tuple[bytes, int]:
     kind = getattr(getattr(ids, "dtype", None), "kind", "")
     listed = ids.tolist() if kind in _TEXT_KINDS else ids
     try:
-        packed = packed_numbers(listed, "q", "sample_ids")
+        packed = _packed_numbers(listed, "q", "sample_ids")
     except InvalidEvent:
         are_many = isinstance(listed, Sequence) and not isinstance(listed, str)
         if not are_many or not any(isinstance(entry, str) for entry in listed):
@@ -282,7 +282,7 @@ def packed_vectors(given: Mapping[str, Any], warnings: CallWarnings) -> Vectors:
     vectors: dict[str, Sequence[float]] = {}
     for name, values in given.items():
         try:
-            vectors[name] = vector_of(packed_numbers(_exact(values), "d", f"vector {name!r}"))
+            vectors[name] = vector_of(_packed_numbers(_exact(values), "d", f"vector {name!r}"))
         except InvalidEvent as error:
             warnings.object_to(f"{error.what}; not recorded", got=error.got, fix="Give numbers")
     return vectors
@@ -337,7 +337,7 @@ def _inexact(values: Any) -> InvalidEvent:
     return InvalidEvent("a vector holds an integer beyond 2**53, which no double holds", got=described(values))
 
 
-def packed_numbers(values: Any, code: str, what: str) -> bytes:
+def _packed_numbers(values: Any, code: str, what: str) -> bytes:
     """Pack the values as little-endian bytes of one ``array`` type code: f, d, q or i.
 
     Raises:

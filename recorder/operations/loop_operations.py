@@ -37,7 +37,7 @@ _HOW: Final[Mapping[str, str]] = {
 }
 
 #: The most ids of skipped samples that a receipt holds.
-MAX_IDS: Final = 1_000
+_MAX_IDS: Final = 1_000
 
 #: Events before an update that a skip may wait for it, before the loop is taken to record it no more.
 _UNANSWERED_EVENTS: Final = 10
@@ -138,7 +138,7 @@ class Handlers:
             TelemetryError: There is no such operation, or it cannot be handled in this way.
         """
         if operation.startswith(LEARNING_RATE) or operation not in CALLS:
-            fix = how_to_handle(operation) if operation in CALLS else f"Operations are {', '.join(CALLS)}"
+            fix = _how_to_handle(operation) if operation in CALLS else f"Operations are {', '.join(CALLS)}"
             raise TelemetryError("handle: not an operation that takes a function", got=operation, fix=fix)
         if (function is None) != (operation == SKIP):
             what = "takes no function: read control.should_skip" if operation == SKIP else "needs a function"
@@ -152,7 +152,7 @@ class Handlers:
         return function(request)
 
 
-def how_to_handle(operation: str) -> str:
+def _how_to_handle(operation: str) -> str:
     """Return what a loop must call to carry out an operation."""
     return _HOW.get(operation.partition(".")[0], f"Give rec.handle({operation!r}, function) a function for it")
 
@@ -196,7 +196,7 @@ class Operations:
         self._unanswered = 0
         self.rollback: tuple[OrderedOperation, SavePoint | str] | None = None
         if handlers.learning_rate is not None:
-            handlers.learning_rate.resume(position, learning_rate_after(self._receipts))
+            handlers.learning_rate.resume(position, _learning_rate_after(self._receipts))
 
     def order(self, operation: str, decision: Decision | None = None, *, outlives: bool = False) -> None:
         """Let the loop carry out an operation, and record its answer.
@@ -261,14 +261,14 @@ class Operations:
         if self.handlers.has_named:
             return
         self.handlers.has_named = True
-        if learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
+        if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
-            self._warnings.once(f"{what}. {how_to_handle(LEARNING_RATE)}")
+            self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE)}")
         for operation in self._calls:
             name = parse_call(operation).name
             if not self.handlers.has(name):
                 what = f"rules may order {operation}, and this loop would refuse it"
-                self._warnings.once(f"{what}. {how_to_handle(name)}")
+                self._warnings.once(f"{what}. {_how_to_handle(name)}")
 
     def add_save(self, path: str) -> None:
         """Add a checkpoint to those that a rollback may load."""
@@ -292,7 +292,7 @@ class Operations:
                 self._refuse(order, "the loop has applied the update")
                 continue
             ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
-            kept = {"sample_ids": ids[:MAX_IDS], "num_samples": len(ids)} if ids else {}
+            kept = {"sample_ids": ids[:_MAX_IDS], "num_samples": len(ids)} if ids else {}
             self._record_receipt(order, kept)
 
     def count_unanswered_skip(self) -> None:
@@ -327,7 +327,7 @@ class Operations:
         Raises:
             TelemetryError: The optimizer is none.
         """
-        state = learning_rate_after(self._receipts)
+        state = _learning_rate_after(self._receipts)
         rate = LearningRate(self._position, state, optimizer, scheduler, on_foreign_change)
         if self.handlers.learning_rate is not None:
             self.handlers.learning_rate.detach()
@@ -440,7 +440,7 @@ def _save_to_load(
     return save
 
 
-def learning_rate_after(receipts: Iterable[Event]) -> LearningRateState:
+def _learning_rate_after(receipts: Iterable[Event]) -> LearningRateState:
     """Return what the receipts of a run have made of its learning rate."""
     state = LearningRateState()
     for event in receipts:

@@ -20,7 +20,7 @@ from .model_structure import COMPILED, Block, ModelStructure
 from .probe_values import Readings
 
 #: An element is an outlier above this multiple of the root mean square.
-OUTLIER_FACTOR: Final = 10
+_OUTLIER_FACTOR: Final = 10
 _LATE_NORM: Final = "the normalisation layer runs after the attention module"
 _EARLY_NORM: Final = "the normalisation layer runs before the last block"
 
@@ -28,7 +28,7 @@ _EARLY_NORM: Final = "the normalisation layer runs before the last block"
 TAU: Final = 100.0
 
 #: Scores below it are masked: masks add -inf, the least number of the type, or about -10,000.
-MASKED_BELOW: Final = -5000.0
+_MASKED_BELOW: Final = -5000.0
 _FUSED: Final = (
     "the attention module returns no weights, as with scaled_dot_product_attention; train with "
     "attn_implementation='eager' (and output_attentions=True in transformers 4), or name what outputs the scores in "
@@ -130,7 +130,7 @@ class Activations(HookedProbes):
             sizes = value.abs()
             rms = root_mean_square(sizes)
             self._values[f"{prefix}rms"] = rms
-            self._values[f"{prefix}outlier_rate_k10"] = share_above(sizes, OUTLIER_FACTOR * rms)
+            self._values[f"{prefix}outlier_rate_k10"] = share_above(sizes, _OUTLIER_FACTOR * rms)
 
     def _measure_norm(self, prefix: str, seen: Pass) -> None:
         value = first_tensor(seen.output)
@@ -247,9 +247,9 @@ class AttentionScores(HookedProbes):
     def _put_scores(self, prefix: str, scores: Tensor) -> None:
         greatest = _precise(scores.amax())
         # Without any unmasked score there is no greatest one. A tensor made of a number would cost a synchronisation.
-        self._values[f"{prefix}max_attn_logit"] = greatest.masked_fill(greatest < MASKED_BELOW, math.nan)
+        self._values[f"{prefix}max_attn_logit"] = greatest.masked_fill(greatest < _MASKED_BELOW, math.nan)
         if self._level > 1:
-            share = share_above(scores, TAU) / share_above(scores, MASKED_BELOW)
+            share = share_above(scores, TAU) / share_above(scores, _MASKED_BELOW)
             self._values[f"{prefix}frac_logits_gt_tau"] = share
 
     def _put_entropy(self, prefix: str, probabilities: Tensor) -> None:

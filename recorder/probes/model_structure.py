@@ -22,7 +22,7 @@ from .module_tree import ModuleNode, tree_of
 #: a gated MLP has 11; a block of experts has hundreds.
 SENTINEL_WEIGHTS: Final = 12
 COMPILED: Final = "it lies in a region of torch.compile, which runs no hooks"
-NO_BLOCKS: Final = "no repeated blocks are found in the model; name them in sites={'blocks': 'layers.*'}"
+_NO_BLOCKS: Final = "no repeated blocks are found in the model; name them in sites={'blocks': 'layers.*'}"
 _DEBUG: Final = 2
 _POSITION: Final = re.compile(r"(^|[._])(wpe|pos)", re.IGNORECASE)
 _TOKEN_TYPE: Final = re.compile(r"type|segment|relative", re.IGNORECASE)
@@ -136,14 +136,14 @@ def structure_of(model: Module, sites: Sites | None = None) -> ModelStructure:
     Raises:
         TelemetryError: ``sites`` has an unknown key, or a pattern that matches no module.
     """
-    checked(sites)
+    _checked(sites)
     root = tree_of(model)
-    nodes = matched(root, sites, "blocks") or repeated_blocks(root)
-    scores = per_block(nodes, matched(root, sites, "attention_scores"), "attention_scores")
-    attention = per_block(nodes, matched(root, sites, "attention"), "attention")
-    norms = {node.name: node for node in matched(root, sites, "norms")}
+    nodes = _matched(root, sites, "blocks") or _repeated_blocks(root)
+    scores = _per_block(nodes, _matched(root, sites, "attention_scores"), "attention_scores")
+    attention = _per_block(nodes, _matched(root, sites, "attention"), "attention")
+    norms = {node.name: node for node in _matched(root, sites, "norms")}
     if not attention:
-        attention = {node.name: found for node in nodes if (found := attention_in(node)) is not None}
+        attention = {node.name: found for node in nodes if (found := _attention_in(node)) is not None}
     parameters, names = _parameters(root)
     blocks = tuple(_blocks(nodes, attention, scores, names))
     sentinels = tuple(sorted({0, len(blocks) // 2, len(blocks) - 1})) if blocks else ()
@@ -285,7 +285,7 @@ def _absences(
 ) -> dict[str, str]:
     absent = {f"Activations/{name}/*": COMPILED for name, node in norms.items() if node.is_compiled}
     if not blocks:
-        absent["*/block_*"] = NO_BLOCKS
+        absent["*/block_*"] = _NO_BLOCKS
     elif all(block.attention is None for block in blocks):
         absent["Attention/block_*"] = "no attention module is found in the blocks; name it in sites={'attention': ...}"
     if not norms and final_norm is None:
@@ -299,7 +299,7 @@ def _absences(
     return absent
 
 
-def repeated_blocks(root: ModuleNode) -> list[ModuleNode]:
+def _repeated_blocks(root: ModuleNode) -> list[ModuleNode]:
     """Return the blocks of a model in the order of registration; none if nothing repeats.
 
     Blocks are modules of one class side by side, or in one ``ModuleList``, ``Sequential`` or ``ModuleDict``. Those with
@@ -309,7 +309,7 @@ def repeated_blocks(root: ModuleNode) -> list[ModuleNode]:
     return _attention_blocks(root) or _composite_blocks(root) or _layers(root)
 
 
-def attention_in(block: ModuleNode) -> ModuleNode | None:
+def _attention_in(block: ModuleNode) -> ModuleNode | None:
     """Return the first self-attention module of a block; None without any. Names decide before classes."""
     inside = [node for node in block.walk() if node is not block and not node.is_cross_attention]
     for by_class in (False, True):
@@ -327,7 +327,7 @@ def _attention_blocks(root: ModuleNode) -> list[ModuleNode]:
         if (len(family) > 1 or (member.parent is not None and member.parent.is_container))
         and not member.is_attention(by_class=True)
         and not member.is_attention(by_class=False)
-        and attention_in(member) is not None
+        and _attention_in(member) is not None
     }
     blocks = [node for node in root.walk() if id(node) in kept]
     # A stack of blocks repeats, too, where an encoder and a decoder share a class: the innermost are the blocks.
@@ -400,7 +400,7 @@ def _total_size(family: list[ModuleNode]) -> int:
     return sum(node.size() for node in family)
 
 
-def checked(sites: Sites | None) -> None:
+def _checked(sites: Sites | None) -> None:
     """Check the keys of ``sites``.
 
     Raises:
@@ -417,7 +417,7 @@ def checked(sites: Sites | None) -> None:
             raise TelemetryError("unknown key", where="sites", got=key, fix=hint)
 
 
-def matched(root: ModuleNode, sites: Sites | None, key: str) -> list[ModuleNode]:
+def _matched(root: ModuleNode, sites: Sites | None, key: str) -> list[ModuleNode]:
     """Return the modules that a key names, in the order of the tree; none without the key.
 
     Raises:
@@ -436,7 +436,7 @@ def matched(root: ModuleNode, sites: Sites | None, key: str) -> list[ModuleNode]
     return [node for node in nodes if node.name in names]
 
 
-def per_block(blocks: Sequence[ModuleNode], nodes: Sequence[ModuleNode], key: str) -> dict[str, ModuleNode]:
+def _per_block(blocks: Sequence[ModuleNode], nodes: Sequence[ModuleNode], key: str) -> dict[str, ModuleNode]:
     """Return the module of each block, by the block's name.
 
     A module belongs to the block that holds it. If no block holds any, the first belongs to the first block.

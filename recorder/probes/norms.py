@@ -22,7 +22,7 @@ Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
 
 #: The most elements of a tensor that are measured at once on a CPU. The error is then about 2e-7.
 _PIECE: Final = 1 << 16
-BINS: Final = 64
+_BINS: Final = 64
 
 #: Elements that are sorted into bins at a time, so that their indexes need little memory.
 _AT_ONCE: Final = 1 << 22
@@ -233,7 +233,7 @@ def histogram(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         values = dense(tensor.detach()).flatten()
         wide, finite = widest(values.device), values.isfinite()
-        counts = torch.zeros(BINS, dtype=wide, device=values.device)
+        counts = torch.zeros(_BINS, dtype=wide, device=values.device)
         padded = torch.cat([values, values.new_tensor([torch.inf, -torch.inf])])
         is_known = torch.cat([finite, finite.new_zeros(2)])
         least = padded.where(is_known, torch.inf).amin().to(wide)
@@ -242,9 +242,9 @@ def histogram(tensor: Tensor) -> Tensor:
         for part, counted in zip(torch.split(values, _AT_ONCE), torch.split(finite, _AT_ONCE), strict=True):
             # The difference of two halves may overflow, and has too few digits for 64 bins.
             part = part.to(torch.promote_types(part.dtype, torch.float32))
-            places = ((part - least) / width * BINS).nan_to_num(0.0, 0.0, 0.0).clamp_(0, BINS - 1).long()
+            places = ((part - least) / width * _BINS).nan_to_num(0.0, 0.0, 0.0).clamp_(0, _BINS - 1).long()
             # In 32 bits a count ends at 2**24, which a part does not reach.
-            counts += torch.zeros(BINS, device=values.device).index_add_(0, places, counted.float())
+            counts += torch.zeros(_BINS, device=values.device).index_add_(0, places, counted.float())
         return torch.cat([torch.stack([least, most]), counts])
 
 

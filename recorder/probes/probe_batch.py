@@ -113,7 +113,7 @@ class ProbeBatch(ProbeGroup):
 
     def _run(self, model: nn.Module, batch: FrozenBatch, readings: Readings) -> None:
         digest = batch.digest()
-        readings.number(_HASH, digest_number(digest))
+        readings.number(_HASH, _digest_number(digest))
         readings.texts[_HASH] = digest.hex()
         with undisturbed(model), self._paused():
             output = self._output(model, batch.on(_device(model)))
@@ -124,13 +124,13 @@ class ProbeBatch(ProbeGroup):
         if self._probe_loss is not None:
             returned = self._probe_loss(model, content)
             return (
-                output_of(returned) if isinstance(returned, (tuple, list)) else Output(torch.as_tensor(returned), None)
+                _output_of(returned) if isinstance(returned, (tuple, list)) else Output(torch.as_tensor(returned), None)
             )
         inputs, targets = _inputs_and_targets(content)
-        output = output_of(_call(model, inputs))
+        output = _output_of(_call(model, inputs))
         if output.loss is not None or output.logits is None or targets is None or targets.is_floating_point():
             return output
-        loss = cross_entropy(output.logits, targets, is_shifted=self._is_shifted, class_count=self._class_count)
+        loss = _cross_entropy(output.logits, targets, is_shifted=self._is_shifted, class_count=self._class_count)
         return output._replace(loss=loss)
 
     def _add(self, output: Output, readings: Readings) -> None:
@@ -141,14 +141,14 @@ class ProbeBatch(ProbeGroup):
         if output.logits is None or output.logits.dim() > 3:
             readings.absent |= dict.fromkeys((_ENTROPY, _TOP_MASS, _DIVERGENCE), _NO_LOGITS)
             return
-        log_p = last_log_probabilities(output.logits)
-        k, mass = top_mass(log_p)
-        readings.scalar(_ENTROPY, entropy(log_p))
+        log_p = _last_log_probabilities(output.logits)
+        k, mass = _top_mass(log_p)
+        readings.scalar(_ENTROPY, _entropy(log_p))
         readings.scalar(f"Probes/topk_mass_k{k}", mass)
-        previous, self._previous = self._previous, kept(log_p)
+        previous, self._previous = self._previous, _kept(log_p)
         if readings.level >= _DEBUG and previous is not None and previous.shape == self._previous.shape:
             readings.scalar(
-                _DIVERGENCE, divergence(self._previous, previous.to(self._previous.device, non_blocking=True))
+                _DIVERGENCE, _divergence(self._previous, previous.to(self._previous.device, non_blocking=True))
             )
 
 
@@ -190,7 +190,7 @@ class FrozenBatch:
         return _mapped(self.content, lambda tensor: tensor.to(device, non_blocking=True, copy=True))
 
 
-def digest_number(digest: bytes) -> float:
+def _digest_number(digest: bytes) -> float:
     """Return the first 48 bits of a digest as a number."""
     return float(int.from_bytes(digest[:_HASH_BYTES], "big"))
 
@@ -351,7 +351,7 @@ class Output(NamedTuple):
     logits: Tensor | None
 
 
-def output_of(returned: Any) -> Output:
+def _output_of(returned: Any) -> Output:
     """Read what a model returned.
 
     The loss is the entry ``loss``, or the one element without dimensions of a sequence. Logits are the entry
@@ -378,7 +378,7 @@ def _entry(returned: Any, name: str) -> Any:
     return returned.get(name) if isinstance(returned, Mapping) else getattr(returned, name, None)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, *, is_shifted: bool, class_count: int) -> Tensor | None:
+def _cross_entropy(logits: Tensor, targets: Tensor, *, is_shifted: bool, class_count: int) -> Tensor | None:
     """Return the mean cross-entropy in 32 bits; None if targets do not fit the logits.
 
     Args:
@@ -399,32 +399,32 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, is_shifted: bool, class_co
     return loss
 
 
-def last_log_probabilities(logits: Tensor) -> Tensor:
+def _last_log_probabilities(logits: Tensor) -> Tensor:
     """Return the log-probabilities at the last position, in 32 bits. Shape (n, classes)."""
     last = logits[:, -1] if logits.dim() == 3 else logits
     log_p: Tensor = functional.log_softmax(last.float(), -1)
     return log_p
 
 
-def entropy(log_p: Tensor) -> Tensor:
+def _entropy(log_p: Tensor) -> Tensor:
     """Return the mean entropy of rows of log-probabilities, in nats."""
     rows: Tensor = torch.special.entr(log_p.exp()).sum(-1)
     return rows.mean()
 
 
-def top_mass(log_p: Tensor) -> tuple[int, Tensor]:
+def _top_mass(log_p: Tensor) -> tuple[int, Tensor]:
     """Return k, which is 10 or the number of classes, and the mean sum of the k greatest probabilities."""
     k = min(_TOP, log_p.shape[-1])
     return k, log_p.topk(k).values.exp().sum(-1).mean()
 
 
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Return the mean KL divergence of rows, KL(p, q), in nats."""
     p = log_p.exp()
     return (p * (log_p - log_q)).where(p != 0, 0).sum(-1).mean()
 
 
-def kept(log_p: Tensor) -> Tensor:
+def _kept(log_p: Tensor) -> Tensor:
     """Return as many first rows as are kept for the next run."""
     return log_p[: max(1, _MOST_KEPT // log_p.shape[-1])].clone()
 

@@ -40,20 +40,20 @@ _OF_BACKWARD: Final = ("Gradients/norm", "Gradients/clip_coef", "Gradients/clipp
 
 #: What is measured of each parameter: the gradient's norm before and after clipping, its sum, the weight's norm before
 #: and after the update, the norm of what the update moved, and the parts of the optimizer's state that are not finite.
-BEFORE: Final = "gradient before clipping"
-USED: Final = "gradient"
-SUM: Final = "sum of the gradient"
-WEIGHT: Final = "weight"
-AFTER: Final = "weight after the update"
-MOVED: Final = "update"
-STATE: Final = "optimizer state"
+_BEFORE: Final = "gradient before clipping"
+_USED: Final = "gradient"
+_SUM: Final = "sum of the gradient"
+_WEIGHT: Final = "weight"
+_AFTER: Final = "weight after the update"
+_MOVED: Final = "update"
+_STATE: Final = "optimizer state"
 
 #: What is measured once: the loss scale of gradients before clipping and at the optimizer, and rates in tensors.
-SCALE: Final = "scale"
-RATE: Final = "rate"
+_SCALE: Final = "scale"
+_RATE: Final = "rate"
 
 #: The kind of numbers that are metrics as they are, by name.
-GIVEN: Final = ""
+_GIVEN: Final = ""
 
 #: The group whose rate is the metric ``LR``: optimizer and group, both from 0.
 FIRST_GROUP: Final = "0/0"
@@ -167,7 +167,7 @@ class TensorProbe:
     def _measure_backward(self) -> None:
         if self._handles:
             # Without a further step of an optimizer, a later backward pass belongs to another model's update.
-            what = BEFORE if self._is_stepping or not self._has_stepped else _LATER
+            what = _BEFORE if self._is_stepping or not self._has_stepped else _LATER
             self._measure_gradients(what, self._parameters, _loss_scale(self._watched.scaler, self._parameters))
             if self._is_stepping:  # The optimizer's closure has run the backward pass.
                 self._has_stepped = False
@@ -177,11 +177,11 @@ class TensorProbe:
     def before_update(self, optimizer: Optimizer) -> None:
         """Measure what the optimizer is about to use."""
         self._is_queued, self._is_stepping = False, True
-        if self._measured.rename(_LATER, BEFORE) and (scale := self._scales.pop(_LATER, None)) is not None:
-            self._scales[BEFORE] = scale
+        if self._measured.rename(_LATER, _BEFORE) and (scale := self._scales.pop(_LATER, None)) is not None:
+            self._scales[_BEFORE] = scale
         level, own = self._readings.level, self._of(optimizer)
-        if level and not self._measured.has(WEIGHT):
-            self._measured.norms(WEIGHT, self._parameters)
+        if level and not self._measured.has(_WEIGHT):
+            self._measured.norms(_WEIGHT, self._parameters)
             if level == _DEBUG:
                 self._copies = {
                     name: self._parameters[name].detach().clone()
@@ -199,9 +199,9 @@ class TensorProbe:
 
     def _measure_used(self, optimizer: Optimizer, own: Mapping[str, nn.Parameter]) -> None:
         self._has_stepped = True
-        self._measure_gradients(USED, own, getattr(optimizer, "grad_scale", None), str(id(optimizer)))
+        self._measure_gradients(_USED, own, getattr(optimizer, "grad_scale", None), str(id(optimizer)))
         detailed = {name: own[name] for name in self._detailed if name in own}
-        self._measured.sums(SUM, _gradients(detailed), str(id(optimizer)))
+        self._measured.sums(_SUM, _gradients(detailed), str(id(optimizer)))
 
     def _measure_gradients(
         self, what: str, own: Mapping[str, nn.Parameter], scale: Tensor | None, part: str = ""
@@ -220,7 +220,7 @@ class TensorProbe:
         number = self._watched.optimizers.index(optimizer)
         for index, group in enumerate(optimizer.param_groups):
             if isinstance(rate := group["lr"], Tensor):
-                self._measured.scalars(RATE, {f"{number}/{index}": rate})
+                self._measured.scalars(_RATE, {f"{number}/{index}": rate})
             else:
                 self._rates[f"{number}/{index}"] = float(rate)
 
@@ -230,9 +230,9 @@ class TensorProbe:
         """Say why what belongs to the backward pass or to the optimizer's step is missing."""
         if self._watched.optimizers and not self._has_stepped:
             self._readings.absent |= dict.fromkeys(("LR", *_OF_UPDATE), _NO_UPDATE)
-        elif self._has_stepped and not self._measured.has(USED):
+        elif self._has_stepped and not self._measured.has(_USED):
             self._readings.absent |= dict.fromkeys(_OF_UPDATE, _NO_GRADIENTS)
-        if self._measured.has(USED) and not self._measured.has(BEFORE):
+        if self._measured.has(_USED) and not self._measured.has(_BEFORE):
             self._readings.absent |= dict.fromkeys(_OF_BACKWARD, _NO_BACKWARD)
 
     def finish(self, rates: Mapping[str, float]) -> Bundle | None:
@@ -246,18 +246,18 @@ class TensorProbe:
         self.detach()
         readings, structure = self._readings, self._watched.structure
         blocks = [tuple(block.main_weights) for block in structure.blocks] if structure and readings.level else []
-        if readings.level and self._measured.has(WEIGHT):
+        if readings.level and self._measured.has(_WEIGHT):
             shown = dict.fromkeys([*self._detailed, *(name for names in blocks for name in names)])
-            self._measured.norms(AFTER, {name: self._parameters[name] for name in shown if name in self._parameters})
+            self._measured.norms(_AFTER, {name: self._parameters[name] for name in shown if name in self._parameters})
             with torch.no_grad():
                 moved = {name: self._parameters[name].detach() - copy for name, copy in self._copies.items()}
-            self._measured.norms(MOVED, moved)
+            self._measured.norms(_MOVED, moved)
         if readings.level and readings.is_check:
-            self._measured.finiteness(STATE, self._state())
+            self._measured.finiteness(_STATE, self._state())
             self._add_histograms()
         self._measured.drop(_LATER)
-        self._measured.scalars(SCALE, self._scales)
-        self._measured.scalars(GIVEN, readings.scalars)
+        self._measured.scalars(_SCALE, self._scales)
+        self._measured.scalars(_GIVEN, readings.scalars)
         numbers = UpdateNumbers(
             blocks=blocks,
             detailed=self._detailed,
@@ -323,19 +323,19 @@ class UpdateNumbers:
 
     def metrics(self, numbers: Numbers) -> dict[str, float]:
         """Compute the metrics. Which there are depends on the keys alone."""
-        scales = numbers.get(SCALE, {})
-        before = _scaled(numbers.get(BEFORE, {}), scales.get(BEFORE))
-        used = _scaled(numbers.get(USED, {}), scales.get(USED))
-        rates = {**self.rates, **numbers.get(RATE, {})}
-        metrics = {**numbers.get(GIVEN, {}), **self._clipping(before, used)}
+        scales = numbers.get(_SCALE, {})
+        before = _scaled(numbers.get(_BEFORE, {}), scales.get(_BEFORE))
+        used = _scaled(numbers.get(_USED, {}), scales.get(_USED))
+        rates = {**self.rates, **numbers.get(_RATE, {})}
+        metrics = {**numbers.get(_GIVEN, {}), **self._clipping(before, used)}
         if FIRST_GROUP in rates:
             metrics["LR"] = rates[FIRST_GROUP]
         if self.is_minimal:
             return metrics
-        weights = numbers.get(WEIGHT, {})
+        weights = numbers.get(_WEIGHT, {})
         moved = {name: rates[self.groups[name]] * norm for name, norm in used.items() if self.groups.get(name) in rates}
         metrics |= self._depth("Gradients/block_{}/norm", "Gradients/depth_ratio_first_last", before, {})
-        metrics |= self._depth("Weights/block_{}/norm", None, numbers.get(AFTER, {}), {})
+        metrics |= self._depth("Weights/block_{}/norm", None, numbers.get(_AFTER, {}), {})
         if weights:
             metrics["Parameters/norm"] = _norm(weights.values())
         if moved and weights:
@@ -343,7 +343,7 @@ class UpdateNumbers:
             metrics |= self._depth("Updates/block_{}/ratio", "Updates/depth_ratio_first_last", moved, weights)
             main = [name for names in self.blocks for name in names if name in moved and name in weights]
             metrics |= _quantiles(sorted(moved[name] / (weights[name] + _TINY) for name in main))
-        return metrics | self._details(numbers, used, {**moved, **numbers.get(MOVED, {})}, weights)
+        return metrics | self._details(numbers, used, {**moved, **numbers.get(_MOVED, {})}, weights)
 
     def _clipping(self, before: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
         """Return the norms over all gradients, and what clipping made of them."""
@@ -388,7 +388,7 @@ class UpdateNumbers:
     ) -> dict[str, float]:
         """Return the metrics of single parameters, and whether the optimizer's state is finite."""
         metrics: dict[str, float] = {}
-        sums, after = _scaled(numbers.get(SUM, {}), numbers.get(SCALE, {}).get(USED)), numbers.get(AFTER, {})
+        sums, after = _scaled(numbers.get(_SUM, {}), numbers.get(_SCALE, {}).get(_USED)), numbers.get(_AFTER, {})
         for name in self.detailed:
             if name in used:
                 metrics[f"gradients/{name}/norm"] = norm = used[name]
@@ -402,7 +402,7 @@ class UpdateNumbers:
                 metrics[f"updates/{name}/ratio"] = moved[name] / weights[name] if is_known else math.nan
             if name in after:
                 metrics[f"weights/{name}/norm"] = after[name]
-        if states := numbers.get(STATE):
+        if states := numbers.get(_STATE):
             metrics["Optimizer/opt_state_finite"] = float(not any(states.values()))
         return metrics
 

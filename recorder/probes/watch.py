@@ -85,9 +85,9 @@ class Watch:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TelemetryError("watch: not a module of PyTorch", got=type(model).__name__)
-        self._live, self._options, self._on_closed = live, checked_options(options), on_closed
+        self._live, self._options, self._on_closed = live, _checked_options(options), on_closed
         self.prefix = options.prefix
-        self._optimizers = [weakref.ref(checked_optimizer(each)) for each in optimizers]
+        self._optimizers = [weakref.ref(_checked_optimizer(each)) for each in optimizers]
         if options.sites:
             structure_of(model, options.sites)  # A wrong name is an error here, before anything is attached.
         self._handles: list[RemovableHandle] = []
@@ -154,7 +154,7 @@ class Watch:
         Raises:
             TelemetryError: There is no such level.
         """
-        chosen = level_number(level)
+        chosen = _level_number(level)
         if chosen != self._level:
             text = f"probes: level {LEVELS[self._level]} -> {LEVELS[chosen]}"
             self._level, self._structure, self._emitted_at = chosen, None, -1
@@ -427,7 +427,7 @@ class CadenceBudget:
 _WARM_UP: Final = 2
 
 
-def checked_options(options: WatchOptions) -> WatchOptions:
+def _checked_options(options: WatchOptions) -> WatchOptions:
     """Return the options with the level as its name.
 
     Raises:
@@ -447,10 +447,10 @@ def checked_options(options: WatchOptions) -> WatchOptions:
         raise TelemetryError("watch: scaler is a GradScaler", got=type(options.scaler).__name__)
     if options.probe_loss is not None and not callable(options.probe_loss):
         raise TelemetryError("watch: probe_loss is a function", got=type(options.probe_loss).__name__)
-    return options._replace(level=LEVELS[level_number(options.level)])
+    return options._replace(level=LEVELS[_level_number(options.level)])
 
 
-def level_number(level: str | int) -> int:
+def _level_number(level: str | int) -> int:
     """Return the number of a level.
 
     Raises:
@@ -463,7 +463,7 @@ def level_number(level: str | int) -> int:
     raise TelemetryError(f"watch: level is one of {', '.join(LEVELS)}, or 0 to 2", got=level)
 
 
-def checked_optimizer(given: Any) -> Optimizer:
+def _checked_optimizer(given: Any) -> Optimizer:
     """Return the optimizer inside of wrappers.
 
     Raises:

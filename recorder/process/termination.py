@@ -1,6 +1,6 @@
 """Turns SIGTERM into an exception that unwinds the training loop, so that the run ends properly.
 
-A repeated SIGTERM is ignored for ``ONE_REQUEST_S``. Launchers forward what the batch system has already sent to every
+A repeated SIGTERM is ignored for ``_ONE_REQUEST_S``. Launchers forward what the batch system has already sent to every
 process, and the second signal must not interrupt the ending.
 
 Python runs signal handlers in the main thread, once the C code that it is in returns. So a rank that is blocked in a
@@ -25,10 +25,10 @@ from typing import ClassVar, Final, TypeAlias
 from ...store.own_process import above_streams
 
 #: The exit status that a shell reports for a process that SIGTERM ended.
-EXIT_STATUS: Final = 128 + signal.SIGTERM
+_EXIT_STATUS: Final = 128 + signal.SIGTERM
 
 #: Seconds within which a repeated SIGTERM counts as the same request: shorter than batch systems wait before they kill.
-ONE_REQUEST_S: Final = 5.0
+_ONE_REQUEST_S: Final = 5.0
 
 
 class Terminated(SystemExit):
@@ -42,7 +42,7 @@ class Terminated(SystemExit):
     latest: ClassVar[Terminated | None] = None
 
     def __init__(self) -> None:
-        super().__init__(EXIT_STATUS)
+        super().__init__(_EXIT_STATUS)
         self.raised_s = time.monotonic()
         Terminated.latest = self
 
@@ -67,7 +67,7 @@ def raise_on_sigterm() -> bool:
     return True
 
 
-def handled_since(moment_s: float) -> bool:
+def _handled_since(moment_s: float) -> bool:
     """Whether the handler has run since a time on the monotonic clock."""
     return _handled_s >= moment_s
 
@@ -133,7 +133,7 @@ def _raise(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the 
 def _is_repeated() -> bool:
     """Whether a SIGTERM that came now would be a repetition."""
     latest = Terminated.latest
-    return latest is not None and time.monotonic() - latest.raised_s <= ONE_REQUEST_S
+    return latest is not None and time.monotonic() - latest.raised_s <= _ONE_REQUEST_S
 
 
 #: Number of recorders that need the handler.
@@ -148,7 +148,7 @@ os.register_at_fork(after_in_child=_forget)
 #: Seconds that the main thread has to handle SIGTERM, and that the ends of the runs may take after that. Together they
 #: are less than any launcher waits before it kills: ``docker stop`` waits 10 s, torchrun, Slurm and Kubernetes 30 s.
 PATIENCE_S: Final = 6.0
-ENDING_S: Final = 3.0
+_ENDING_S: Final = 3.0
 
 #: Records the end of a run, given the frame that the main thread is in.
 End: TypeAlias = Callable[[FrameType], None]
@@ -190,7 +190,7 @@ def _read_signals(signals: int) -> None:
                 came_s = time.monotonic()
                 time.sleep(PATIENCE_S)
                 # A repeated SIGTERM is part of the request that was handled.
-                if _ends and not handled_since(came_s - ONE_REQUEST_S):
+                if _ends and not _handled_since(came_s - _ONE_REQUEST_S):
                     _end_process()
 
 
@@ -201,7 +201,7 @@ def _end_process() -> None:
         # In a thread, because the main thread may hold the lock of a recorder, or a disk may hang.
         thread = threading.Thread(target=_record_ends, args=(frame,), daemon=True)
         thread.start()
-        thread.join(ENDING_S)
+        thread.join(_ENDING_S)
     # Imported late, because it takes milliseconds. Only the main thread could call signal.signal.
     import ctypes
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .private_group import Agreed, PrivateGroup
 
 #: The most operations with arguments that ranks can agree on: their bits, and those of the flags, are one integer.
-MAX_CALLS: Final = 56
+_MAX_CALLS: Final = 56
 
 #: Updates for which an order waits before a loop is taken to make no agreement.
 _UNAGREED_STEPS: Final = 100
@@ -66,7 +66,7 @@ class Agreement:
         self._rank, self._control, self._callbacks, self._timeout_s = rank, control, callbacks, timeout_s
         self.orders = Control() if rank.has_group else control
         self.values = RankValues(names) if rank.has_group and names else None
-        self._calls = calls[:MAX_CALLS]
+        self._calls = calls[:_MAX_CALLS]
         self._ordered: list[tuple[str, Decision]] = []
         self.operations: Operations | None = None
         self._pid = os.getpid()
@@ -146,7 +146,7 @@ class Agreement:
         if not self._rank.has_group:
             self.operations.order(operation, decision, outlives=self.operations.outlive_rollback(decision))
         elif self._group is None or operation not in self._calls:
-            why = "the ranks agree no longer" if self._group is None else f"ranks agree on {MAX_CALLS} operations"
+            why = "the ranks agree no longer" if self._group is None else f"ranks agree on {_MAX_CALLS} operations"
             self.operations.refuse(operation, decision, why)
         else:
             self._ordered.append((operation, decision))
