@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from ..store.errors import TelemetryError
 from ..store.event_json import event_to_line
 from ..store.own_process import pause_after
-from ..store.reading.snapshot import Snapshot, after, of_rank
+from ..store.reading.snapshot import Snapshot, of_rank, snapshot_after
 from .access import RunAccess
 from .problems import Busy
 
@@ -61,7 +61,7 @@ def read_lines(run: RunAccess, rank: int, passed: Place) -> tuple[list[Line], st
     """
 
     def read(snapshot: Snapshot) -> tuple[list[Line], str]:
-        later = after(of_rank(snapshot, rank), passed).events(rank)
+        later = snapshot_after(of_rank(snapshot, rank), passed).events(rank)
         found = [event for event in later if (event.attempt, event.seq) > passed][:_MOST_AT_ONCE]
         lines = [
             Line(

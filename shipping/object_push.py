@@ -292,7 +292,7 @@ class ObjectPush:
             part = LogPart(path.name, self._sha256[place], status.st_size)
             if self._lacks(part, held):
                 self._bucket.put_file(part_key(self.run_id, part.name, part.sha256), path, part.sha256)
-                self._note(part)
+                self._add_put(part)
             parts.append(part)
         return parts
 
@@ -311,7 +311,7 @@ class ObjectPush:
             chunk = LogPart(name, sha256, len(content), following)
             if self._lacks(chunk, held):
                 self._bucket.put(part_key(self.run_id, name, sha256), content, sha256)
-                self._note(chunk)
+                self._add_put(chunk)
             chunks.append(chunk)
         self._source.streams[stream].drop_until(seq)
         return chunks
@@ -319,8 +319,8 @@ class ObjectPush:
     def _lacks(self, part: LogPart, held: list[LogPart]) -> bool:
         return part not in held and part not in self._put_parts
 
-    def _note(self, part: LogPart) -> None:
-        """Note a part that has been put, and end the look if it takes long: other runs must show that they live."""
+    def _add_put(self, part: LogPart) -> None:
+        """Remember a part that has been put, and end the look if it takes long: other runs must show that they live."""
         self._put_parts.add(part)
         if time.monotonic() >= self._until_s:
             raise _LookEnded

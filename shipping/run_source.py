@@ -65,7 +65,7 @@ class GrowingSegment:
         """Whether the file has no name any more."""
         return not os.fstat(self._fd).st_nlink
 
-    def take(self, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
+    def read_events(self, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
         """Return the next events from this ``seq`` on; None if there are no more.
 
         Args:
@@ -220,7 +220,7 @@ class StreamFrames:
         while True:
             first, following = self._place(seq)
             is_final = following is not None or not is_live
-            frames = self._take(first, seq, most_bytes, is_final=is_final)
+            frames = self._read_events(first, seq, most_bytes, is_final=is_final)
             if frames is None and not is_final and first >= 0:
                 return
             if frames is None and seq < sealed_until:
@@ -236,7 +236,7 @@ class StreamFrames:
             if frames is None and following is not None:
                 # What lies between was never written, or was lost. The chunk says so.
                 behind = self._place(following)[1]
-                frames = self._take(following, following, most_bytes, is_final=behind is not None or not is_live)
+                frames = self._read_events(following, following, most_bytes, is_final=behind is not None or not is_live)
             if frames is None:
                 return
             yield self._chunk(frames, seq), (seq := frames.next_seq)
@@ -260,9 +260,9 @@ class StreamFrames:
             events=frames.events,
         )
 
-    def _take(self, first: int, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
+    def _read_events(self, first: int, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
         segment = self._segments.get(first)
-        return None if segment is None else segment.take(seq, most_bytes, is_final=is_final)
+        return None if segment is None else segment.read_events(seq, most_bytes, is_final=is_final)
 
     def _place(self, seq: int) -> tuple[int, int | None]:
         """Return the first ``seq`` of the segment that may hold an event, -1 without one, and of the next segment."""

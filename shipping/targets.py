@@ -135,7 +135,7 @@ class HttpTarget:
 
     def state(self, run_id: str) -> RunState:
         """As ``Target`` says."""
-        answer = self._ask("GET", run_id)
+        answer = self._request("GET", run_id)
         try:
             return RunState.from_json(answer)
         except (ValueError, TypeError, KeyError):
@@ -144,11 +144,11 @@ class HttpTarget:
     def put_papers(self, run_id: str, papers: RunPapers) -> None:
         """As ``Target`` says."""
         body = {"run": papers.run, "columns": list(papers.columns), "notes": list(papers.notes)}
-        self._ask("PUT", f"{run_id}/papers", json.dumps(body).encode(), _JSON)
+        self._request("PUT", f"{run_id}/papers", json.dumps(body).encode(), _JSON)
 
     def put_chunk(self, run_id: str, chunk: bytes) -> int:
         """As ``Target`` says."""
-        answer = self._ask("POST", f"{run_id}/frames", chunk, _FRAMES)
+        answer = self._request("POST", f"{run_id}/frames", chunk, _FRAMES)
         number = answer.get("next_seq")
         if not isinstance(number, int):
             raise TargetAway("this server's answer is not one of steptape", where=self._address)
@@ -157,13 +157,13 @@ class HttpTarget:
     def end(self, run_id: str, streams: Collection[Stream]) -> None:
         """As ``Target`` says. The server seals the run after it has answered."""
         body = {"streams": [{"attempt": attempt, "rank": rank} for attempt, rank in sorted(streams)]}
-        self._ask("POST", f"{run_id}/end", json.dumps(body).encode(), _JSON)
+        self._request("POST", f"{run_id}/end", json.dumps(body).encode(), _JSON)
 
     def close(self) -> None:
         """As ``Target`` says."""
         self._connection.close()
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> JsonObject:
+    def _request(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> JsonObject:
         """Send one request and return the JSON object of its answer.
 
         Raises:

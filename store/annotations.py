@@ -165,10 +165,10 @@ def labelled_steps(attrs: Mapping[str, Any], step: int) -> tuple[int, int]:
     return first, last
 
 
-def step_told(value: object) -> int | None:
+def whole_step(value: object) -> int | None:
     """Return the step in an attribute of a training program's note; None when it holds no step.
 
-    >>> step_told(1200), step_told(1200.0), step_told("1200"), step_told(True)
+    >>> whole_step(1200), whole_step(1200.0), whole_step("1200"), whole_step(True)
     (1200, 1200, None, None)
     """
     if isinstance(value, float) and value.is_integer():
@@ -177,7 +177,7 @@ def step_told(value: object) -> int | None:
 
 
 def _step_of(value: object) -> int:
-    step = step_told(value)
+    step = whole_step(value)
     if step is None:
         what = "an incident whose steps are no whole numbers counts in no backtest"
         raise InvalidEvent(what, got=value, fix=_LABEL)

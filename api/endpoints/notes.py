@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import Field, model_validator
 
-from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, step_told
+from ...store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations, whole_step
 from ...store.arrow_tables import Row, rows_where
 from ...store.event_json import decoded_attrs, encoded
 from ...store.events import JsonObject
@@ -133,7 +133,7 @@ def _recorded(snapshot: Snapshot) -> list[AnnotationItem]:
 def _from_event(row: Row) -> Annotation:
     attrs = decoded_attrs(row["attrs"] or "{}")
     text = attrs.pop("text", "")
-    told = {name: step_told(attrs.get(name)) for name in ("first_step", "last_step")}
+    told = {name: whole_step(attrs.get(name)) for name in ("first_step", "last_step")}
     first, last = (row["step"] if step is None else step for step in told.values())
     attrs = {name: value for name, value in attrs.items() if told.get(name) is None}
     identity = f"{row['attempt']}.{row['rank']}.{row['seq']}"

@@ -14,7 +14,7 @@ import typer
 from ...store.event_json import event_to_line
 from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
 from ...store.own_process import pause_after
-from ...store.reading.snapshot import Snapshot, after, of_rank, read_snapshot, retrying
+from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, retrying, snapshot_after
 from ...store.run import Run
 from ..lookup import run_named
 from ..options import TailArguments
@@ -109,5 +109,5 @@ def _outcome(event: Event) -> str:
 def _later(folder: Path, rank: int, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
     """Return the current snapshot of a run, and its events after a cursor."""
     snapshot = read_snapshot(folder)
-    later = after(of_rank(snapshot, rank), passed).events(rank)
+    later = snapshot_after(of_rank(snapshot, rank), passed).events(rank)
     return snapshot, [event for event in later if (event.attempt, event.seq) > passed]

@@ -229,8 +229,8 @@ def _count(tally: RankTally, details: _Details, counts: Mapping[str, float]) -> 
     _, _, _, samples, attrs, _, _ = details
     if counts:
         event = Event("step_end", metrics=counts, attrs=attrs, samples=samples)
-        tally.take(samples_in(event), tokens_in(event))
+        tally.add_counts(samples_in(event), tokens_in(event))
     elif samples is not None:
-        tally.take(len(samples), tokens_of(samples))
+        tally.add_counts(len(samples), tokens_of(samples))
     elif DATA_ORDER in attrs:
-        tally.take(attrs[DATA_ORDER][0], None)
+        tally.add_counts(attrs[DATA_ORDER][0], None)

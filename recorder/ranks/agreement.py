@@ -286,11 +286,11 @@ class RankValues:
     def add_event(self, event: Event) -> None:
         """Take the values of an event of this rank."""
         self._steps += event.kind == "step_end" and LATE_FOR not in event.attrs
-        self._newest.take(event.metrics)
+        self._newest.add_values(event.metrics)
 
     def vector(self) -> list[float]:
         """Return the values of this rank as a vector, whose length depends on the names only."""
-        values = self._newest.taken()
+        values = self._newest.pop_values()
         steps, self._steps = self._steps, 0
         step_time_s = (time.monotonic() - self._since) / steps if steps else 0.0
         pairs = ((float(name in values), values.get(name, 0.0)) for name in self._newest.names)

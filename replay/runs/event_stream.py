@@ -266,13 +266,16 @@ def _gathered(facts: EventRows | EventList, others: Others, names: frozenset[str
     by_place, newest = _by_update(others(), names), dict[int, NewestValues]()
     found, own = dict[int, Event](), OwnValues(names)
     for index, event in enumerate(facts):
-        own.take(event.metrics)
+        own.add_values(event.metrics)
         is_update = event.kind == "step_end" and not event.is_late
         if is_update:
             for rank, values in by_place.get((event.attempt, event.step), {}).items():
-                newest.setdefault(rank, NewestValues(names)).take(values)
+                newest.setdefault(rank, NewestValues(names)).add_values(values)
         if event.kind == RANKS or (is_update and event.attempt not in held):
-            by_rank = {event.rank: own.gathered(event), **{rank: values.taken() for rank, values in newest.items()}}
+            by_rank = {
+                event.rank: own.gathered(event),
+                **{rank: values.pop_values() for rank, values in newest.items()},
+            }
             wanted = lacking[event.attempt]
             made = made_up(event, {r: {n: v for n, v in had.items() if n in wanted} for r, had in by_rank.items()})
             if event.kind != RANKS:
@@ -290,7 +293,7 @@ def _by_update(
     for rank, events in others.items():
         own = OwnValues(names)
         for event in events:
-            own.take(event.metrics)
+            own.add_values(event.metrics)
             if event.kind == "step_end" and not event.is_late:
                 found.setdefault((event.attempt, event.step), {})[rank] = own.gathered(event)
     return found

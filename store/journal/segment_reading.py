@@ -200,7 +200,7 @@ class _Scan:
     def _events(self, heads: npt.NDArray[np.void], start: int, length: int) -> None:
         self._flush()
         starts = start + (FRAME.size + length) * np.arange(len(heads), dtype=np.int64)
-        self._take(self._layout_of(heads["layout_id"]), heads["flags"], starts, starts + length)
+        self._add_events(self._layout_of(heads["layout_id"]), heads["flags"], starts, starts + length)
 
     def _layout_of(self, ids: npt.NDArray[np.uint32]) -> Codes:
         if (ids == ids[0]).all():
@@ -208,7 +208,7 @@ class _Scan:
         distinct, which = np.unique(ids, return_inverse=True)
         return np.array([self._known[layout_id] for layout_id in distinct.tolist()], np.int32)[which]
 
-    def _take(self, layout: Codes, flags: Flags, start: Integers, end: Integers) -> None:
+    def _add_events(self, layout: Codes, flags: Flags, start: Integers, end: Integers) -> None:
         """Add events; their payloads must be long enough for their layouts."""
         sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts], np.int64)
         require(end - start >= sizes[layout], "it is shorter than its layout requires")
@@ -217,7 +217,7 @@ class _Scan:
     def _flush(self) -> None:
         if self._few:
             layout, flags, starts, ends = np.array(self._few, np.int64).T
-            self._take(layout.astype(np.int32), flags.astype(np.uint8), starts, ends)
+            self._add_events(layout.astype(np.int32), flags.astype(np.uint8), starts, ends)
             self._few = []
 
 

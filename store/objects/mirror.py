@@ -210,7 +210,7 @@ class Mirror:
             changed = [run_id for run_id, stored in found.items() if known.get(run_id) != stored.etag]
             self.problems = []
             with ThreadPoolExecutor(CONNECTIONS) as threads:
-                etags = dict(zip(changed, threads.map(self._taken, changed), strict=True))
+                etags = dict(zip(changed, threads.map(self._fetch_run, changed), strict=True))
             for name in (entry.name for entry in os.scandir(self.folder)):
                 if RUN_ID.fullmatch(name) and name not in found:
                     self._drop(name)
@@ -365,7 +365,7 @@ class Mirror:
             what = f"the cache cannot be written ({error.strerror})"
             raise NotWritten(what, where=str(self.folder), fix="Set STEPTAPE_CACHE to a folder with room") from None
 
-    def _taken(self, run_id: str) -> str:
+    def _fetch_run(self, run_id: str) -> str:
         """Fetch and apply a manifest, and return its etag; empty if it is damaged: the next look tries again."""
         try:
             content = self.bucket.get(manifest_key(run_id))

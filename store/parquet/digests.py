@@ -508,14 +508,14 @@ def faults_of(
 
 def attempt_digest(attempt: Attempt) -> str:
     """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
-    told = dataclasses.asdict(attempt, dict_factory=_told)
+    told = dataclasses.asdict(attempt, dict_factory=_without_none)
     later = {name: told[name] for name in _OPTIONAL_FIELDS if name in told}
     fields = [*(told.get(name) for name in ATTEMPT_FIELDS), *([later] if later else [])]
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
-def _told(pairs: list[tuple[str, Any]]) -> JsonObject:
+def _without_none(pairs: list[tuple[str, Any]]) -> JsonObject:
     """Build a dictionary without None values."""
     return {name: value for name, value in pairs if value is not None}
 

@@ -36,7 +36,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests: queue.SimpleQueue[SealRequest | None] = queue.SimpleQueue()
     # A thread of its own, so that the pipe never fills: a program may close runs faster than they can be sealed.
-    threading.Thread(target=_take, args=(requests,), daemon=True).start()
+    threading.Thread(target=_queue_requests, args=(requests,), daemon=True).start()
     stores: list[Iterator[Path]] = []
     goes_on = True
     while goes_on or stores:
@@ -56,7 +56,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _take(requests: queue.SimpleQueue[SealRequest | None]) -> None:
+def _queue_requests(requests: queue.SimpleQueue[SealRequest | None]) -> None:
     for request in frames(sys.stdin.fileno()):
         requests.put(cast(SealRequest, request.head))
     requests.put(None)

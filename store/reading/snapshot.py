@@ -294,7 +294,7 @@ def of_rank(snapshot: Snapshot, rank: int, attempt: int | None = None) -> Snapsh
     return _only(snapshot, lambda an_attempt, a_rank, _: a_rank == rank and attempt in (None, an_attempt))
 
 
-def after(snapshot: Snapshot, place: tuple[int, int]) -> Snapshot:
+def snapshot_after(snapshot: Snapshot, place: tuple[int, int]) -> Snapshot:
     """Return the snapshot without the files and events that end at or before (attempt, seq).
 
     A reader that continues from a cursor then skips early files.

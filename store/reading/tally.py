@@ -86,7 +86,7 @@ class RankTally:
         elif event.kind == "step_end":
             if not event.is_late:
                 self.end_update(event.step, event.micro_step, is_applied=event.attrs.get(APPLIED) is not False)
-            self.take(samples_in(event), tokens_in(event))
+            self.add_counts(samples_in(event), tokens_in(event))
 
     def begin_micro_step(self) -> None:
         """Count a micro-batch that is not the last of its update."""
@@ -107,7 +107,7 @@ class RankTally:
         self._micro_steps += micro_steps or self._open_micro_steps + 1
         self._open_micro_steps = 0
 
-    def take(self, samples: int | None, tokens: int | None) -> None:
+    def add_counts(self, samples: int | None, tokens: int | None) -> None:
         """Add the samples and tokens of an update, as far as known."""
         if samples is not None:
             self.samples = (self.samples or 0) + samples
@@ -132,16 +132,16 @@ def ids_digest(ids: bytes, id_kind: int) -> int:
     return crc32(json.dumps(texts, separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def _told(event: Event) -> list[int | None] | None:
+def _batch_note(event: Event) -> list[int | None] | None:
     """Return what the recorder noted of a batch that it did not keep whole."""
-    told = event.attrs.get(DATA_ORDER)
-    return told if isinstance(told, list) and len(told) == 2 and type(told[0]) is int else None
+    note = event.attrs.get(DATA_ORDER)
+    return note if isinstance(note, list) and len(note) == 2 and type(note[0]) is int else None
 
 
 def order_of(event: Event) -> tuple[int, int] | None:
     """Return the number of samples in an update and the CRC-32 of their ids; None where they were not recorded."""
-    if (told := _told(event)) is not None:
-        return (told[0] or 0, told[1]) if type(told[1]) is int else None
+    if (note := _batch_note(event)) is not None:
+        return (note[0] or 0, note[1]) if type(note[1]) is int else None
     held = event.samples
     return (len(held), ids_digest(held.ids, held.id_kind)) if held and held.id_kind != NO_IDS else None
 
@@ -150,8 +150,8 @@ def samples_in(event: Event) -> int | None:
     """Return the number of samples in an update; None where it was not recorded."""
     if NUM_SAMPLES in event.metrics:
         return _whole(event.metrics[NUM_SAMPLES])
-    if (told := _told(event)) is not None:
-        return told[0]
+    if (note := _batch_note(event)) is not None:
+        return note[0]
     return len(event.samples) if event.samples else None
 
 
@@ -159,7 +159,7 @@ def tokens_in(event: Event) -> int | None:
     """Return the number of tokens in an update; None where it was not recorded."""
     if NUM_TOKENS in event.metrics:
         return _whole(event.metrics[NUM_TOKENS])
-    return tokens_of(event.samples) if event.samples and _told(event) is None else None
+    return tokens_of(event.samples) if event.samples and _batch_note(event) is None else None
 
 
 def tokens_of(samples: SampleLosses) -> int | None:
@@ -189,14 +189,14 @@ class NewestValues:
         self.names = tuple(names)
         self._values: dict[str, float] = {}
 
-    def take(self, metrics: Mapping[str, float]) -> None:
-        """Take the values of an event."""
+    def add_values(self, metrics: Mapping[str, float]) -> None:
+        """Replace values by those of an event."""
         for name in self.names:
             value = metrics.get(name)
             if value is not None and math.isfinite(self._values.get(name, 0.0)):
                 self._values[name] = value
 
-    def taken(self) -> dict[str, float]:
+    def pop_values(self) -> dict[str, float]:
         """Return the values since the call before."""
         values, self._values = self._values, {}
         return values
@@ -211,7 +211,7 @@ class OwnValues(NewestValues):
 
     def gathered(self, event: Event) -> Mapping[str, float]:
         """Return what an agreement after an update gathers."""
-        values = self.taken()
+        values = self.pop_values()
         if STEP_TIME in self.names:
             attempt, before_ns = self._place
             before_ns = before_ns if attempt == event.attempt else 0
@@ -223,7 +223,7 @@ class OwnValues(NewestValues):
         """Take a complete event, and return it: one that was made up without values with those of this rank."""
         if MADE_UP in event.attrs:
             return made_up(event, {event.rank: self.gathered(event)})
-        self.take(event.metrics)
+        self.add_values(event.metrics)
         return event
 
 

@@ -102,7 +102,7 @@ class _CourseReader:
         self.course = RankCourse([], [], [], {}, {})
         self._open = 0
 
-    def take(self, event: Event, *, is_effective: bool) -> None:
+    def add_event(self, event: Event, *, is_effective: bool) -> None:
         if not is_effective:
             if event.kind == "step_end":
                 self._add(self.course.rolled_back, event, self._epoch_of(event))
@@ -160,7 +160,7 @@ def _course(snapshot: Snapshot, rank: int) -> RankCourse:
     # Only a resume needs the samples.
     for event in snapshot.events(rank, samples=len(lineage.attempts) > 1):
         is_effective = lineage.holds(event.attempt, event.rank, event.seq, event.step)
-        reader.take(event, is_effective=is_effective)
+        reader.add_event(event, is_effective=is_effective)
     return reader.course
 
 
