@@ -23,7 +23,7 @@ import numpy as np
 
 from steptape.replay.columns.stream import Stream
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import RunPapers
+from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
@@ -133,7 +133,7 @@ def measure(case: Case, runs: Sequence[list[Event]], checked: int) -> bool:
 
     def swept(chosen: Sequence[VariantBatch]) -> None:
         for stream in streams:
-            sweep_stream(chosen, stream, RunPapers(status="completed"), OBJECTIVE)
+            sweep_stream(chosen, stream, RunBackground(status="completed"), OBJECTIVE)
 
     columns_s, single_s = taken_s(lambda: swept(schedules)), taken_s(lambda: swept(single))
     pairs = np.random.default_rng(0).choice(len(variants) * len(runs), checked).tolist()

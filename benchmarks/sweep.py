@@ -39,7 +39,7 @@ from steptape import Recorder, open_store, sweep
 from steptape.replay.columns.stream import Stream
 from steptape.replay.run_pool import Progress
 from steptape.replay.runs.event_stream import EventStream, read_metrics
-from steptape.replay.runs.judging import RunPapers
+from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
@@ -237,7 +237,7 @@ def measure(runs: Sequence[Run], rounds: int, checked: int) -> None:
 
     def sweep_all() -> list[Outcomes]:
         batches = batches_of(variants_of(policy, AXES))
-        return [sweep_stream(batches, stream, RunPapers(), OBJECTIVE).outcomes.of_each() for stream in streams]
+        return [sweep_stream(batches, stream, RunBackground(), OBJECTIVE).outcomes.of_each() for stream in streams]
 
     swept = sweep_all()
     fired = sum(int((outcomes.decisions > 0).sum()) for outcomes in swept)

@@ -18,7 +18,6 @@ from ..store.event_json import encoded
 from .streams import print_line, showable, write_text
 
 if TYPE_CHECKING:
-    from ..replay.reports.terminal import Table
     from ..replay.run_pool import Progress
 
 
@@ -61,13 +60,14 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, nu
     _print_parts(headings, [name in right for name in headings], [rows])
 
 
-def print_blocks(blocks: Iterable[str | Table]) -> None:
-    """Print lines and tables on stdout."""
+def print_blocks(blocks: Iterable[str | tuple[Sequence[str], Sequence[Sequence[object]], Sequence[str]]]) -> None:
+    """Print lines and tables on stdout; a table is its headings, its rows, and the headings of columns of numbers."""
     for block in blocks:
         if isinstance(block, str):
             say(block)
         else:
-            print_table(block.headings, block.rows, numeric=block.numeric)
+            headings, rows, numeric = block
+            print_table(headings, rows, numeric=numeric)
 
 
 def print_rows(

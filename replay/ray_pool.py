@@ -15,6 +15,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -209,10 +210,10 @@ def _code_looker() -> Callable[[], str | None]:
 
     def look() -> str | None:
         try:
-            from .ray_pool import code_digest
-        except ImportError:
+            digest: str = import_module(f"{__package__}.ray_pool").code_digest()
+        except (ImportError, AttributeError):
             return None
-        return code_digest()
+        return digest
 
     return look
 

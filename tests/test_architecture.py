@@ -565,7 +565,7 @@ def test_nothing_in_rules_or_replay_reads_a_clock_a_random_number_or_the_network
         "datetime",
         "asyncio",
     }
-    sizes_blocks = "blocks: time"  # How long a block took decides how many runs the next one holds, and no result.
+    sizes_blocks = "run_pool: time"  # How long a block took decides how many runs the next one holds, and no result.
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for room in ("rules", "replay")

@@ -25,7 +25,7 @@ from shipped_rules import RuleFiles
 
 from steptape import Policy, Recorder, open_run, verify
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import RunPapers, judge_stream
+from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
 from steptape.replay.sweeps.firings import RunFirings, batches_of
@@ -493,7 +493,7 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     objective = declared_objective("eval_loss", "min")
     variants = variants_of(parse_policy(SWEPT), AXES)
     columns = RunFirings(stream_of_events(events, Plan()), lambda: event_stream(events))
-    papers, recorded = RunPapers(status="completed"), event_stream(events)
+    papers, recorded = RunBackground(status="completed"), event_stream(events)
     judged = judge_stream((variant.policy() for variant in variants), papers, recorded, objective)
 
     swept = sweep_stream(batches_of(variants), recorded, papers, objective)

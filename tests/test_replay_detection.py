@@ -22,7 +22,7 @@ from steptape.replay.runs.incidents import (
     read_labels,
     together,
 )
-from steptape.replay.runs.judging import BacktestSettings, RunPapers, judge_stream
+from steptape.replay.runs.judging import BacktestSettings, RunBackground, judge_stream
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event
@@ -110,7 +110,7 @@ def test_a_delay_is_measured_on_the_clock_of_the_whole_training(first_step: int,
     policy = parse_policy(NOTES.replace("loss > 2", "step == 4"))
     settings = BacktestSettings(labels=IncidentLabels({"run": [Incident(first_step, 4)]}))
 
-    (judged,) = judge_stream([policy], RunPapers("run", "run", "completed"), event_stream(events), None, settings)
+    (judged,) = judge_stream([policy], RunBackground("run", "run", "completed"), event_stream(events), None, settings)
 
     assert judged.detection is not None
     assert judged.detection.delays_s == (delay_s,)

@@ -17,7 +17,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
 from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.event_stream import read_metrics
-from steptape.replay.runs.judging import RunPapers
+from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.sweeps.firings import batch_of, batches_of
@@ -179,7 +179,7 @@ def test_variants_that_are_laid_out_in_lots_come_to_the_same(runs: list[Run]) ->
     variants = variants_of(parse_policy(POLICY), AXES)
     stream = read_metrics(runs[0].snapshot(), {"loss", "eval_loss"})
     whole, lots = (
-        sweep_stream(batches, stream, RunPapers(), OBJECTIVE).outcomes.of_each()
+        sweep_stream(batches, stream, RunBackground(), OBJECTIVE).outcomes.of_each()
         for batches in (batches_of(variants), [batch_of(variants[:5]), batch_of(variants[5:])])
     )
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import BacktestSettings, RunPapers, judge_stream
+from steptape.replay.runs.judging import BacktestSettings, RunBackground, judge_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
@@ -260,7 +260,7 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
     """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
     stream, settings = event_stream(events), BacktestSettings(saves=saves)
-    papers = RunPapers(status=status, plan=PLAN)
+    papers = RunBackground(status=status, plan=PLAN)
     found = sweep_stream(batches_of(variants), stream, papers, OBJECTIVE, settings).outcomes.of_each()
     results = judge_stream((variant.policy() for variant in variants), papers, stream, OBJECTIVE, settings)
     expected = outcomes_of_results(results)
@@ -428,7 +428,7 @@ controllers:
 @examples(15)
 def test_a_controller_that_fires_could_fire(text: str, events: list[Event]) -> None:
     """No values of a run make a controller fire that is said to be unable to."""
-    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), OBJECTIVE)
+    (judged,) = judge_stream([parse_policy(text)], RunBackground(plan=PLAN), event_stream(events), OBJECTIVE)
     fired = {decision.outcome.controller for decision in replay_events(parse_policy(text), events, PLAN).decisions}
 
     names = [controller.name for controller in parse_policy(text).controllers]
@@ -450,8 +450,8 @@ controllers:
     operations: [hfcontrols.should_training_stop]
 """
     variants = variants_of(parse_policy(text), {})
-    found = sweep_stream(batches_of(variants), event_stream(events), RunPapers(plan=PLAN), None).outcomes.of_each()
-    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), None)
+    found = sweep_stream(batches_of(variants), event_stream(events), RunBackground(plan=PLAN), None).outcomes.of_each()
+    (judged,) = judge_stream([parse_policy(text)], RunBackground(plan=PLAN), event_stream(events), None)
 
     assert found.seconds_saved.tolist() == [judged.seconds_saved or 0.0] == [saved_s]
 
@@ -464,8 +464,8 @@ def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str)
     events.append(Event("save", 3, 3, elapsed_ns=3))
     variants = variants_of(parse_policy(text), {})
 
-    found = sweep_stream(batches_of(variants), event_stream(events), RunPapers(plan=PLAN), None).outcomes.of_each()
-    (judged,) = judge_stream([parse_policy(text)], RunPapers(plan=PLAN), event_stream(events), None)
+    found = sweep_stream(batches_of(variants), event_stream(events), RunBackground(plan=PLAN), None).outcomes.of_each()
+    (judged,) = judge_stream([parse_policy(text)], RunBackground(plan=PLAN), event_stream(events), None)
 
     assert (judged.stop is not None) == (operation == "should_training_stop")
     assert repr(found) == repr(outcomes_of_results([judged]))

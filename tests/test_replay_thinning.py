@@ -12,7 +12,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import RunPapers, judge_stream
+from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.replaying import Replay, replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
@@ -112,7 +112,7 @@ def test_the_interval_is_the_typical_one(events: list[Event], interval: int) -> 
     """A gap in a log of every step, or a first step of its own, does not change it."""
     policy = stopping("eval_loss > 9")
 
-    (judged,) = judge_stream([policy], RunPapers(), event_stream(events), None)
+    (judged,) = judge_stream([policy], RunBackground(), event_stream(events), None)
 
     assert judged.log_interval_steps == interval
 

@@ -60,7 +60,7 @@ _BY_RULES: Final = "stopped by its own rules"
 
 
 @dataclass(frozen=True, slots=True)
-class RunPapers:
+class RunBackground:
     """What is known of a run apart from its events, for backtests and sweeps alike.
 
     Attributes:
@@ -107,7 +107,7 @@ class RunPapers:
         return why_right_censored(self.status, steps, plan, is_end_stated=self.is_end_stated, how=self.how_stopped)
 
 
-def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunPapers:
+def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunBackground:
     """Return what is known of a run apart from its events.
 
     Args:
@@ -117,7 +117,7 @@ def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = No
     """
     info = snapshot.info
     study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
-    return RunPapers(
+    return RunBackground(
         run_id=info.run_id,
         name=info.name,
         status=snapshot.status,
@@ -156,7 +156,7 @@ class ReplayedRun:
         early_ends: For each controller the series that ends before half of the run, and its last step.
     """
 
-    papers: RunPapers
+    papers: RunBackground
     plan: Plan
     history: History
     replayed: Replay
@@ -272,7 +272,7 @@ class _Record:
         incidents: The labelled incidents; None if the run has no labels.
     """
 
-    papers: RunPapers
+    papers: RunBackground
     stream: EventStream
     history: History
     appearances: StreamAppearances
@@ -287,7 +287,7 @@ class _Record:
 
 
 def _record_of(
-    papers: RunPapers,
+    papers: RunBackground,
     stream: EventStream,
     settings: BacktestSettings,
     *,
@@ -346,7 +346,7 @@ def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
 
 def judge_stream(
     policies: Iterable[Policy],
-    papers: RunPapers,
+    papers: RunBackground,
     stream: EventStream,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,

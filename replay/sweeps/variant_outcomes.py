@@ -27,7 +27,7 @@ from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.history import UPDATES, Knowledge, history_of
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, RunPapers, judge_stream
+from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, RunBackground, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import Ending, ending_after, is_shown
 from ..runs.results import Prediction, RunResult, RunScorer
@@ -228,7 +228,7 @@ class SweptStream:
 def sweep_stream(
     batches: Sequence[VariantBatch],
     stream: EventStream,
-    papers: RunPapers,
+    papers: RunBackground,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     *,
