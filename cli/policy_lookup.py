@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
+from ..rules.policy_file.policy import Policy, load_policy, policy_path, require_file
 from ..store.errors import TelemetryError
 
 
@@ -23,7 +23,7 @@ def openable(path: Path) -> Path:
     Raises:
         TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
     """
-    if not os.access(existing(path), os.R_OK):
+    if not os.access(require_file(path), os.R_OK):
         raise TelemetryError("cannot be read (permission denied)", where=str(path))
     return path
 

@@ -277,7 +277,7 @@ def declared_policy(rules: Any) -> Policy | None:
     if rules is None:
         return None
     # A run without rules does not load the language of rules.
-    from ..rules.policy_file.policy import Policy, existing, load_policy, policy_path
+    from ..rules.policy_file.policy import Policy, load_policy, policy_path, require_file
 
     if isinstance(rules, Policy):
         return rules
@@ -285,7 +285,7 @@ def declared_policy(rules: Any) -> Policy | None:
         fix = "Write the rules to a YAML file and give its path"
         what = "rules must be a policy file, the name of a shipped policy or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
-    return load_policy(existing(policy_path(str(rules))))
+    return load_policy(require_file(policy_path(str(rules))))
 
 
 def declared_certificate(certificate: Any, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:

@@ -220,7 +220,7 @@ def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
     """
     if rules is None:
         return frozenset()
-    policy = rules if isinstance(rules, Policy) else load_policy(existing(policy_path(str(rules))))
+    policy = rules if isinstance(rules, Policy) else load_policy(require_file(policy_path(str(rules))))
     return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
 
 
@@ -253,7 +253,7 @@ def tests_path(name: str) -> Path:
     return path if path.exists() else shipped_tests().get(name, path)
 
 
-def existing(path: Path) -> Path:
+def require_file(path: Path) -> Path:
     """Return the path of a rule file, or of a pipe that carries one.
 
     Raises:
