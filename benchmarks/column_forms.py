@@ -32,7 +32,7 @@ from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.store.events import Event, SampleLosses
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 OBJECTIVE = Objective("eval_loss", Mode.MIN)
 PLAN = Plan()

@@ -49,8 +49,8 @@ from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 POLICY = """
 params: {window: 20, spike: 2.0, tolerated: 2, floor: 1.0}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..recorder.recorder import Recorder
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .settings import Settings
 
 Floats: TypeAlias = NDArray[np.float64]

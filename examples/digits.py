@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..recorder.recorder import Recorder
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .settings import Settings
 
 NAME: Final = "digits"

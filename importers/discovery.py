@@ -19,7 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from ..store.errors import TelemetryError, counted
-from ..store.run_info import STATUSES, Plan
+from ..store.plan import Plan
+from ..store.run_info import STATUSES
 from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, UnreadableSource
 
 #: Bytes from the start of a file that readers see to recognise it.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .source import Fact, ImportedRun, UnreadableSource
 
 #: A source with more metrics is no training log; a store would hold them, but poorly.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..store.errors import TelemetryError
-from ..store.run_info import Plan
+from ..store.plan import Plan
 
 
 class UnreadableSource(TelemetryError):

@@ -20,8 +20,8 @@ from ..recorder.arguments import Arguments, completed
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
+from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON
-from ..store.run_info import Plan
 from .guard import Guard, State, guarded
 
 try:

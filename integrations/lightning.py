@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .guard import Guard, State, guarded
 from .torch import handle_skips, leave_out, steer_learning_rate, watch_steps
 

@@ -17,7 +17,7 @@ from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, parse_policy
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .guard import Guard, State
 from .hugging_face import (
     Tap,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
-from ..store.run_info import Plan
+from ..store.plan import Plan
 from .control import Callbacks
 from .device_values import VALUE_LAG
 from .loop_values import as_text, as_whole

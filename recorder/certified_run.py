@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..rules.certificate import Certificate, read_certificate
 from ..store.errors import TelemetryError
-from ..store.run_info import Plan
+from ..store.plan import Plan
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from ..store.errors import TelemetryError, require_version
 from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
+from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
-from ..store.run_info import Attempt, Plan, RunInfo
+from ..store.run_info import Attempt, RunInfo
 from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
 from .ranks.rank import Rank

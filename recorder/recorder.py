@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from ..rules.certificate import Certificate
     from ..rules.policy_file.policy import Policy
-    from ..store.run_info import Plan
+    from ..store.plan import Plan
     from .arguments import Journal, Push, Ranks, Samples
     from .operations.learning_rate import LearningRate
     from .operations.loop_operations import Handler, Handlers, OperationRequest, Operations

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..store.errors import TelemetryError
 from ..store.own_process import WriterIdentity, boot_id, host_name
-from ..store.run_info import Attempt, Plan, RunInfo, redacted, redacted_arguments, write_run_info
+from ..store.plan import Plan
+from ..store.run_info import Attempt, RunInfo, redacted, redacted_arguments, write_run_info
 from .loop_values import as_config, as_text
 from .process.termination import signals_held
 from .ranks.rank import Rank

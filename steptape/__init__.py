@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .replay.sweeps.sweeping import sweep
     from .rules.policy_file.policy import Policy, load_policy
     from .store.errors import TelemetryError
-    from .store.run_info import Plan
+    from .store.plan import Plan
     from .store.store import open_run, open_store
 
     __version__: str
@@ -44,7 +44,7 @@ __all__ = [
 #: The module that defines each name.
 _MODULES: Final = {
     "Journal": ".recorder.arguments",
-    "Plan": ".store.run_info",
+    "Plan": ".store.plan",
     "Policy": ".rules.policy_file.policy",
     "Push": ".recorder.arguments",
     "Ranks": ".recorder.arguments",

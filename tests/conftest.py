@@ -23,7 +23,8 @@ from steptape.store.event_json import encoded_attrs
 from steptape.store.events import Event, SampleLosses
 from steptape.store.journal.writer import SEGMENT_BYTES, JournalWriter
 from steptape.store.parquet.sealing import seal
-from steptape.store.run_info import Attempt, Plan, RunInfo, write_run_info
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 #: Folders of programs and cases, not of tests; one of the programs runs in another environment.
 collect_ignore_glob = ["compat/*", "trackers/*"]

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from steptape.store.events import Event, SampleLosses
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 NUMBERS = st.sampled_from(
     [

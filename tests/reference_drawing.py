@@ -13,7 +13,7 @@ from reference_language import first_series
 from reference_policy import Reference
 
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 SERIES = {
     "step_end": ["loss", "acc", "lr"], "log": ["loss", "grad"], "evaluate": ["eval_loss", "acc"],

@@ -23,8 +23,9 @@ from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, RULE_KINDS, Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Attempt, Plan, PolicyRecord
+from steptape.store.run_info import Attempt, PolicyRecord
 
 #: Kinds before which values on a device need not have arrived.
 QUICK = ("step_end", "log", "ranks")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from steptape.store.events import LOOP_KINDS, Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def epoch_of(event: Event) -> float | None:

@@ -33,7 +33,7 @@ from reference_metrics import METRICS, epoch_of
 from reference_parsing import Clocks, Definitions, Span, braces, calls_ranks, parsed, readable
 
 from steptape.store.events import Event, is_loop_kind
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 class Outcome(NamedTuple):

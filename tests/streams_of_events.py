@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from steptape.replay.columns.stream import Stream
 from steptape.replay.runs.event_stream import event_stream
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def stream_of_events(events: Sequence[Event], plan: Plan) -> Stream:

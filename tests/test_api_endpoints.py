@@ -20,7 +20,8 @@ from steptape.store.event_json import event_to_line
 from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
-from steptape.store.run_info import STATUSES, Attempt, Plan, PolicyRecord, RunInfo, write_run_info
+from steptape.store.plan import Plan
+from steptape.store.run_info import STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
 
 DIGITS = "20260101T000000-aaaaaa"
 LIVE = "20260102T000000-bbbbbb"

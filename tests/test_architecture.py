@@ -124,6 +124,7 @@ PUBLIC: dict[str, set[str]] = {
         "parquet/sealing",
         "parquet/tables",
         "parquet/to_journal",
+        "plan",
         "reading/catalog",
         "reading/diagnosis",
         "reading/plot_data",

@@ -8,7 +8,7 @@ from steptape.replay.runs.objective import Saves
 from steptape.replay.runs.replaying import Validity, clocked_controllers, replay_events
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 NS = 1_000_000_000
 #: A checkpoint at step 2, then a rule that reads the clock at step 4 and later.

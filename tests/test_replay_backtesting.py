@@ -19,8 +19,8 @@ from steptape.replay.reports.terminal import table_rows
 from steptape.replay.runs.objective import Saves, declared_objective
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 STOP_ABOVE_2 = """
 controllers:

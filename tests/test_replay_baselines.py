@@ -22,7 +22,7 @@ from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 EVAL_LOSS = declared_objective("eval_loss", "min")
 #: Few distinct values, so that ties and new bests are frequent.

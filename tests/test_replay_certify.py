@@ -20,8 +20,8 @@ from steptape.replay.choosing.risks import Risk, risk_of
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 Floats = npt.NDArray[np.float64]
 

@@ -39,8 +39,9 @@ from steptape.rules.scenarios.file import parse_tests
 from steptape.rules.scenarios.run import run_test
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Attempt, Plan, PolicyRecord
+from steptape.store.run_info import Attempt, PolicyRecord
 from streams_of_events import stream_of_events
 
 ROOT = Path(__file__).parents[1]

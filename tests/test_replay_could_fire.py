@@ -25,8 +25,8 @@ from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 Recorder = Callable[..., Path]
 

@@ -17,8 +17,8 @@ from steptape.replay.run_pool import RunPool
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from steptape import Recorder, backtest, open_run, sweep, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Attempt, Plan, RunInfo, write_run_info
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 Record = Callable[..., Path]
 

@@ -17,8 +17,8 @@ from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 NS = 1_000_000_000
 STOP_ABOVE_2 = """

@@ -18,8 +18,8 @@ from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
 from steptape.replay.runs.results import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 SECOND_NS = 1_000_000_000
 EVALS = {2: 0.9, 4: 0.5, 6: 0.6, 8: 0.4, 10: 0.7}

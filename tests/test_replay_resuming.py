@@ -26,8 +26,9 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Attempt, Plan, PolicyRecord, RunInfo, write_run_info
+from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
 
 STARTED_NS = 1_767_323_045_000_000_000
 SECOND_NS = 1_000_000_000

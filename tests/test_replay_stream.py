@@ -9,7 +9,7 @@ from steptape import open_run
 from steptape.replay.columns.stream import Stream
 from steptape.replay.runs.event_stream import read_metrics
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def test_the_clock_of_a_training_starts_at_0_and_never_goes_back(store_record: Callable[..., Path]) -> None:

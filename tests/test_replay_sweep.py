@@ -28,8 +28,8 @@ from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan
 
 POLICY = """
 params: {spike: 2.0, window: 3, tolerated: 0}

@@ -16,7 +16,7 @@ from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.replaying import Replay, replay_events
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 LAST = 6_000
 EVALUATED_EVERY = 100

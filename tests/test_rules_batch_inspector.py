@@ -26,7 +26,8 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import DamagedLog
 from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.journal.format import compact_json
-from steptape.store.run_info import Attempt, Plan
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt
 
 nan, inf = math.nan, math.inf
 

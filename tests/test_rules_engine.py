@@ -18,7 +18,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.errors import TelemetryError
 from steptape.store.events import LOOP_KINDS, Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def fold(engine: Engine, events: Sequence[Event]) -> list[Outcome]:

@@ -21,7 +21,7 @@ from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import GpuLoadRatio, LlepPlan, Metric
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 #: The two hot experts of a layer share its first GPU, or do not.
 HOT, EVEN = [5000, 5000, 0, 0, 0, 0, 0, 0], [1250] * 8

@@ -33,7 +33,7 @@ from steptape.rules.errors import PolicyError
 from steptape.rules.language.families import MAX_MEMBERS, have_common_names, matches
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import PLAN, Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 NAN = math.nan
 NORM = "define: {norm: 'series(\"g/*\")'}\n"

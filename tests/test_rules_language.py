@@ -24,7 +24,7 @@ from steptape.rules.readings.table import FUNCTIONS
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")

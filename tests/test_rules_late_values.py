@@ -27,7 +27,7 @@ from steptape.rules.engine.engine import MAX_BACKLOG, Engine
 from steptape.rules.engine.outcomes import MISSING_SERIES_AFTER
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, PLAN, SAMPLES, Event, SampleLosses
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 METRICS = """
 controller_metrics:

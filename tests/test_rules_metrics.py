@@ -15,7 +15,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.metrics import HistoryBasedMetric, Loss, Metric, TrainingState
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def history(size: int, events: Sequence[Event]) -> Any:

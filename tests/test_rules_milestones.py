@@ -17,7 +17,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 SHARES = [*(f"{n / 100:.2f}" for n in range(1, 101)), "1/3"]
 

@@ -16,7 +16,7 @@ from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import Policy, parse_policy, shipped_policies
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 EVAL_LOSS = declared_objective("eval_loss", "min")
 NAMES = [*sorted(shipped_policies()), *(f"baseline:{name}" for name, one in BASELINES.items() if one.path is not None)]

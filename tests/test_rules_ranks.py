@@ -12,7 +12,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 
 def policy(rule: str, trigger: str = "on_step_end", others: str = "") -> Policy:

@@ -18,7 +18,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 HEAD = """\
 controller_metrics:

@@ -12,7 +12,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 NO_PLAN = Plan()
 PHASE = "{phase: [{low: loss < 1}, {high: loss > 2}]}"

@@ -25,8 +25,9 @@ from steptape.store.errors import DamagedLog, UnsupportedVersion
 from steptape.store.events import INTEGER_IDS, TEXT_IDS, Event, SampleLosses
 from steptape.store.parquet.digests import Alongside, attempt_digest, digest_faults, read_digests
 from steptape.store.parquet.sealing import complaints, seal
+from steptape.store.plan import Plan
 from steptape.store.run_folder import DIGESTS_JSON, list_files
-from steptape.store.run_info import Attempt, Plan, PolicyRecord
+from steptape.store.run_info import Attempt, PolicyRecord
 
 EVENTS = [
     Event(

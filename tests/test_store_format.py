@@ -29,7 +29,8 @@ from steptape.store.journal import format as journal_format
 from steptape.store.objects import manifest
 from steptape.store.parquet import digests
 from steptape.store.parquet.sealing import complaints, seal
-from steptape.store.run_info import FORMAT, Attempt, Plan, PolicyRecord, RunInfo
+from steptape.store.plan import Plan
+from steptape.store.run_info import FORMAT, Attempt, PolicyRecord, RunInfo
 
 DATA = Path(__file__).parent / "data"
 PAGE = (DATA.parents[1] / "docs" / "reference" / "FORMAT.md").read_text(encoding="utf-8")

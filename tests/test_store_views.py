@@ -21,8 +21,9 @@ from steptape.store.errors import QueryRefused
 from steptape.store.events import TEXT_IDS, Event, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.run import Run
-from steptape.store.run_info import Plan, read_run_info, write_run_info
+from steptape.store.run_info import read_run_info, write_run_info
 from steptape.store.sql.statements import VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..encodings.numbers import number_of, sorted_out, step_of
 from ..rows import is_evaluation
 from ..source import Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource

@@ -15,7 +15,7 @@ import numpy as np
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.events import is_loop_kind
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..runs.event_stream import EventStream
 
 _BEFORE: Final = np.array([-1])

@@ -26,9 +26,9 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
 from ...store.events import JsonObject
 from ...store.own_process import collection_paused
+from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ...store.run_info import Plan
 from ..policies.policy_text import gates_of, with_controllers
 from ..runs.event_stream import EventStream, Renames, check_recorded, newest_plan, stream_for
 from ..runs.metric_names import nearest_metric

@@ -23,8 +23,8 @@ from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Event
 from ...store.lineage import DECIDING_RANK
+from ...store.plan import Plan
 from ...store.run import Run
-from ...store.run_info import Plan
 from ..runs.replaying import Replay, Validity
 
 #: The metrics that may hold what the loop's schedule gives, best first: the recorder's own, and what loops log.

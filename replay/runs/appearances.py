@@ -18,8 +18,8 @@ from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED, Appearances, Reading, SeriesKey, SeriesReading
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
+from ...store.plan import Plan, constants_in
 from ...store.reading.snapshot import Snapshot
-from ...store.run_info import Plan, constants_in
 from .event_stream import EventStream, Renames, newest_plan, renames_in
 
 _STEP: Final = "step_end"

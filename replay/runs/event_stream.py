@@ -26,10 +26,10 @@ from ...store.events import AWAITED, LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIM
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
 from ...store.parquet.event_rows import EventList, EventRows, Numbers, with_columns
+from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of, rows_along
 from ...store.reading.tally import NewestValues, OwnValues, made_up
 from ...store.run import Run
-from ...store.run_info import Plan
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 

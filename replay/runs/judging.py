@@ -19,9 +19,10 @@ from ...rules.language.families import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
 from ...store.own_process import collection_paused
+from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ...store.run_info import Attempt, Plan
+from ...store.run_info import Attempt
 from .appearances import StreamAppearances, early_end_note, early_ends, nan_filtered_in, thinning_note
 from .event_stream import (
     NOTHING_ROLLED_BACK,

@@ -27,8 +27,8 @@ from ...store.event_json import encoded
 from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, OPERATION_REFUSED, RANKS, SPAN, SYSTEM, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
+from ...store.plan import Plan
 from ...store.run import Run
-from ...store.run_info import Plan
 from .appearances import StreamAppearances, counting_controllers, step_interval
 from .event_stream import EventStream, event_stream, stream_for
 from .objective import Saves, drops_own_checkpoints

@@ -17,7 +17,8 @@ from typing import Final
 
 from ...rules.effects import Effect
 from ...rules.engine.decisions import decision_digest
-from ...store.run_info import Attempt, Plan
+from ...store.plan import Plan
+from ...store.run_info import Attempt
 from .event_stream import EventStream, Renames
 from .history import UPDATES, Curve, History
 from .incidents import Detection

@@ -25,7 +25,7 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType
 from ...rules.readings.vectors import Ints
 from ...store.events import BEFORE_STREAM, PLAN, Event
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..columns.metric_readings import ListReading, ValueReading
 from ..columns.rule_firings import SharedRule, kinds_fed
 from ..columns.stream import Stream

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from ...store.events import Event, lag_of
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..compiled.workspace import Cell, News, Series
 from ..errors import phrase, suggestion
 from ..functions.undefined import UNAVAILABLE

@@ -24,8 +24,9 @@ from ...store.events import (
     awaited_names,
     is_loop_kind,
 )
+from ...store.plan import Plan
 from ...store.reading.tally import made_up
-from ...store.run_info import Attempt, Plan
+from ...store.run_info import Attempt
 from ..language.context import Clock
 from ..policy_file.declarations import Declaration
 from ..policy_file.policy import Policy

@@ -14,8 +14,8 @@ from typing import Final
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind, lag_of
+from ...store.plan import Plan, constants_in
 from ...store.reading.tally import OwnValues
-from ...store.run_info import Plan, constants_in
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
 from ..language.context import Clock

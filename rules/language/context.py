@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...store.events import APPLIED, RANKS, Event
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..functions.undefined import Undefined
 from ..readings.milestone import MilestoneTracker, Reached
 from ..readings.reading import Extent

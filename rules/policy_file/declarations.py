@@ -15,7 +15,8 @@ from types import CodeType, TracebackType
 from typing import Any, Final
 
 from ...store.errors import require_version
-from ...store.run_info import Attempt, Plan
+from ...store.plan import Plan
+from ...store.run_info import Attempt
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.timing import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey

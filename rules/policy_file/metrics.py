@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END, LOOP_KINDS, Event, SampleLosses, id_texts, is_kind, loss_values
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..functions.expert_loads import (
     BalanceSettings,
     Dispatch,

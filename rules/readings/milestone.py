@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from ...store.events import RANKS, Event
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..errors import suggestion
 from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined

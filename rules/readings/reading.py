@@ -15,7 +15,7 @@ from enum import Enum, StrEnum
 from types import CodeType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..functions.plain_functions import Function
 from .first_events import First, PossibleCount
 from .generated import call, name

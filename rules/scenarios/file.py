@@ -19,7 +19,7 @@ from typing import Final
 import yaml
 
 from ...store.events import SampleLosses, Vectors, is_kind
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..effects import InvalidCall, is_call, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..policy_file.controllers import is_trigger, trigger_advice

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from ...store.errors import TelemetryError
 from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, Event, JsonObject, SampleLosses, Vectors
-from ...store.run_info import Plan
+from ...store.plan import Plan
 from ..errors import Fault, phrase
 
 #: Most steps of one imagined run.

@@ -14,7 +14,7 @@ from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
-from steptape.store.run_info import Plan
+from steptape.store.plan import Plan
 
 #: steptape's flags whose names differ in the trainer's control.
 _TRAINER_NAMES: Final = {"should_stop": "should_training_stop", "should_stop_epoch": "should_epoch_stop"}

@@ -15,7 +15,8 @@ from pathlib import Path
 from steptape.store.events import INTEGER_IDS, SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
-from steptape.store.run_info import Attempt, Plan, PolicyRecord, RunInfo, write_run_info
+from steptape.store.plan import Plan
+from steptape.store.run_info import Attempt, PolicyRecord, RunInfo, write_run_info
 
 STARTED_NS = 1_767_323_045_000_000_000
 POLICY = PolicyRecord("sha256:0f", "policy.yaml", "controllers: []\n", {"patience": 3}, 1)
