@@ -144,7 +144,6 @@ PUBLIC: dict[str, set[str]] = {
         "checks/finding_codes",
         "checks/findings",
         "checks/length_conditions",
-        "checks/metric_keys",
         "checks/possible_firings",
         "effects",
         "engine/decisions",

@@ -22,7 +22,7 @@ from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.replay.sweeps.variants import StructureCompiler
 from steptape.rules import readings
 from steptape.rules.checks.dead_conditions import Dead, RuleVerdicts
-from steptape.rules.checks.possible_truths import RuleSurroundings, RuleTruth
+from steptape.rules.checks.possible_firings import RuleSurroundings, RuleTruth
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.rules.readings.first_events import START

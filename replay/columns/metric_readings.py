@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...rules.checks.length_conditions import path_in
 from ...rules.language.bound_rule import BoundRule
+from ...rules.language.leaves import path_in
 from ...rules.policy_file.declarations import MetricDeclaration
 from ...rules.readings.table import FUNCTIONS
 

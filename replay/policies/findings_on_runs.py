@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, PolicyPlaces, contradict, length_findings, range_findings
-from ...rules.checks.metric_keys import evaluations_read
+from ...rules.checks.length_conditions import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
 from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series

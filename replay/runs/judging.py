@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ...rules.checks.metric_keys import evaluations_read
+from ...rules.checks.length_conditions import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.effects import Effect
 from ...rules.language.families import is_pattern, matches

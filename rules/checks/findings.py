@@ -22,15 +22,11 @@ from ..policy_file.fields import FieldReader, Fields
 from ..policy_file.operations import LogControl
 from ..policy_file.policy import Policy
 from ..readings.reading import SeriesKey
-from .comparisons import constant_conditions, exact_floats, wrong_types
 from .dead_conditions import dead_classes, dead_in, dead_links
-from .doubtful_arguments import doubtful_arguments, memberless, needs_milestone
-from .doubtful_names import arithmetic_names, near_names, unread_fields, wildcards
+from .doubts import doubts_of, needs_milestone, unread_fields
 from .finding_codes import FindingCode
-from .length_conditions import NO_LIMIT, impossible_lengths
-from .metric_keys import unknown_keys
+from .length_conditions import NO_LIMIT, impossible_lengths, unknown_keys
 from .nan_guard import unguarded_spikes
-from .states_read import doubtful_states
 
 #: Triggers that an attempt has at most once.
 _ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
@@ -156,19 +152,8 @@ def _doubts(policy: Policy, places: PolicyPlaces, index: int) -> Iterator[Findin
     """Yield what looks wrong in the expressions of one controller, its message included."""
     controller = policy.controllers[index]
     for rule, place_at in _expressions(places, index, controller):
-        for code, doubts in (
-            (FindingCode.TYPE, wrong_types(controller, rule)),
-            (FindingCode.TYPE, doubtful_states(controller, rule)),
-            (FindingCode.TYPE, doubtful_arguments(policy, rule)),
-            (FindingCode.CONSTANT, constant_conditions(controller, rule)),
-            (FindingCode.FLOAT_EQUALITY, exact_floats(controller, rule)),
-            (FindingCode.DIVISION, arithmetic_names(policy, rule)),
-            (FindingCode.NEAR_FACT, near_names(policy, rule)),
-            (FindingCode.WILDCARD, wildcards(policy, rule)),
-            (FindingCode.WILDCARD, memberless(controller, rule)),
-        ):
-            for node, what in doubts:
-                yield places.finding(place_at(rule.expression.offset(node)), code, controller, what)
+        for code, node, what in doubts_of(policy, controller, rule):
+            yield places.finding(place_at(rule.expression.offset(node)), code, controller, what)
 
 
 def _expressions(

@@ -1,4 +1,4 @@
-"""Finds conditions on ``len`` that no length can meet.
+"""Finds conditions on ``len`` that no length can meet, and keys that the value of a metric never has.
 
 Takes a policy and the greatest length of each series; yields comparisons of a length with a constant that cannot hold.
 """
@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
+from ..errors import suggestion
 from ..language.bound_rule import BoundRule
+from ..language.expressions import links_of
+from ..language.leaves import keys_read, path_in
 from ..policy_file.declarations import Controller, MetricDeclaration
 from ..policy_file.policy import Policy
-from ..readings.metric import MetricValue
 from ..readings.param import ParamValue
 from ..readings.reading import Param, SeriesKey
 from ..readings.series_value import SeriesLength
@@ -81,8 +83,7 @@ class _Lengths:
 
     def impossible(self, node: ast.Compare) -> Iterator[tuple[str, int, str]]:
         """Yield text, offset and reason of each link of a comparison that cannot hold."""
-        operands = [node.left, *node.comparators]
-        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+        for left, operator, right in links_of(node):
             if type(operator) not in MIRRORED:
                 continue
             length, relation, limit = left, type(operator), constant_in(self._rule, self._metrics, right)
@@ -113,27 +114,6 @@ class _Lengths:
         if metric.class_name != "HistoryBasedMetric" or len(keys) != 2 or size < 0:
             return NO_LIMIT, "a length is 0 or more"
         return size, f"the window_size of '{metric.name}' is {size}"
-
-
-def path_in(rule: BoundRule, node: ast.expr) -> tuple[str, list[str | int | None]] | None:
-    """Return the controller metric at the root of a chain of subscripts and dots, and the chain's keys and indices.
-
-    None for any other node, and None in the chain for a key that is not a literal.
-    """
-    keys: list[str | int | None] = []
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        keys.append(node.attr if isinstance(node, ast.Attribute) else _literal_key(node.slice))
-        node = node.value
-    reference = rule.references.get(node)
-    return (reference.name, keys[::-1]) if isinstance(reference, MetricValue) else None
-
-
-def _literal_key(node: ast.expr) -> str | int | None:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        key = _literal_key(node.operand)
-        return -key if isinstance(key, int) else None
-    value = node.value if isinstance(node, ast.Constant) else None
-    return value if isinstance(value, (str, int)) and not isinstance(value, bool) else None
 
 
 def constant_in(
@@ -187,3 +167,48 @@ def least_length(relation: type[ast.cmpop], limit: float, longest: float) -> int
     else:
         least = 0 if limit > 0 or (limit == 0 and relation is ast.LtE) else -1
     return least if 0 <= least <= longest else None
+
+
+#: Keys of evaluations that are no metric of theirs.
+_PLACES: Final = frozenset({"steps", "epoch"})
+
+
+class UnknownKey(NamedTuple):
+    """A key that the value of a metric never has.
+
+    Attributes:
+        controller: The controller that reads it.
+        offset: The place in its rule.
+        what: What is wrong, and how to mend it.
+    """
+
+    controller: Controller
+    offset: int
+    what: str
+
+
+def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
+    """Yield the keys that rules read of metrics whose keys are fixed, and that are none of these."""
+    known: dict[str, frozenset[str] | None] = {}
+    for declaration in policy.metrics:
+        keys = declaration.metric_class.keys
+        others = known.get(declaration.name, frozenset())
+        known[declaration.name] = None if keys is None or others is None else keys | others
+    for controller in policy.controllers:
+        for read in keys_read(controller.rule.bound):
+            keys = known.get(read.metric)
+            if keys is not None and read.path[0] not in keys:
+                fix = suggestion(read.path[0], keys)
+                yield UnknownKey(controller, read.offset, f"'{read.metric}' has no key '{read.path[0]}'. {fix}")
+
+
+def evaluations_read(policy: Policy) -> set[str]:
+    """Return the metrics of evaluations that rules read by keys of controller metrics."""
+    classes = {declaration.name: declaration.class_name for declaration in policy.metrics}
+    found: set[str] = set()
+    for controller in policy.controllers if classes else ():
+        for read in keys_read(controller.rule.bound):
+            match classes.get(read.metric, ""), *read.path:
+                case ("HistoryBasedMetric", "metrics", name) | ("EvalMetrics", name):
+                    found.add(name)
+    return found - _PLACES

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final
 
 from ..language.bound_rule import BoundRule
+from ..language.expressions import links_of
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..readings.fold import SeriesFold
@@ -94,8 +95,7 @@ def _spike_conditions(rule: BoundRule, name: str) -> Iterator[ast.Compare]:
     for node in ast.walk(rule.expression.tree):
         if not isinstance(node, ast.Compare):
             continue
-        operands = [node.left, *node.comparators]
-        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+        for left, operator, right in links_of(node):
             if not isinstance(operator, (ast.Gt, ast.GtE, ast.Lt, ast.LtE)):
                 continue
             higher, lower = (left, right) if isinstance(operator, (ast.Gt, ast.GtE)) else (right, left)

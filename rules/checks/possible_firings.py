@@ -2,25 +2,294 @@
 
 Takes a policy and where in the run values and events came; looks at no value. A controller could fire if at one of its
 triggers everything that its rule needs had come: series with enough values for their lags, windows and lengths, one
-side of an ``or``, both sides of an ``and``; and if enough triggers follow for its patience. The criterion is sound:
-a controller found here cannot fire. Where a rule is too free to tell, its controller counts as one that could.
+side of an ``or``, both sides of an ``and``; and if enough triggers follow for its patience. The rules of the language
+decide: an undefined operand leaves the whole undefined, unless short-circuiting avoids it. The criterion is sound: a
+controller found here cannot fire. Where a rule is too free to tell, its controller counts as one that could.
 """
 
 from __future__ import annotations
 
+import ast
+import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..effects import Effect
+from ..language.bound_rule import BoundRule
+from ..language.expressions import links_of
+from ..language.families import matches
+from ..language.leaves import path_in
 from ..language.timing import Unit
-from ..policy_file.declarations import Controller
+from ..policy_file.declarations import Controller, MetricDeclaration
 from ..policy_file.policy import Policy
-from ..readings.first_events import START, First, Never, any_of
+from ..readings.fact import ContextValue
+from ..readings.first_events import START, First, Never, PossibleCount, all_of, any_of, of_constant
+from ..readings.param import ParamValue
 from ..readings.past_decisions import OF_NOW
-from ..readings.reading import Appearances, Param
-from .length_conditions import NO_LIMIT
-from .possible_truths import RuleSurroundings, RuleTruth, limits_in
+from ..readings.reading import Appearances, Param, SeriesKey, SeriesReading
+from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length
+
+_NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+#: What the parts of a rule may be asked for: a truth, or only to be defined.
+_Wanted = bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSurroundings:
+    """The run, the metrics and the params that the rules of a policy read.
+
+    Attributes:
+        run: Where the run recorded values and events.
+        metrics: The controller metrics by name.
+        params: Values of params, in place of those with which the rules were bound.
+        decided: Returns the first event after which a controller may have fired (``fired``) or held (``holding``).
+    """
+
+    run: Appearances
+    metrics: Mapping[str, MetricDeclaration]
+    params: Mapping[str, Param]
+    decided: Callable[[str, str], First]
+
+
+class RuleTruth:
+    """When the parts of one rule may first be true, false or defined.
+
+    Args:
+        around: What the rule reads besides itself.
+        rule: The rule.
+        takes_whole_windows: Whether a window counts only once it is full, as in the expression of a series.
+    """
+
+    def __init__(self, around: RuleSurroundings, rule: BoundRule, *, takes_whole_windows: bool = False) -> None:
+        self._around = around
+        self.run = around.run
+        self._rule = rule
+        self.takes_whole_windows = takes_whole_windows
+        self._known: dict[tuple[ast.expr, _Wanted], First] = {}
+        self._computed: dict[SeriesKey, Sequence[int]] = {}
+        self.tree = rule.expression.tree
+        self.has_asked = False
+
+    def first(self, node: ast.expr, wanted: _Wanted) -> First:
+        """Return when a node may first have a truth; with None, when it may first be defined."""
+        key = node, wanted
+        if key not in self._known:
+            self._known[key] = self._found(node, wanted)
+        return self._known[key]
+
+    def _found(self, node: ast.expr, wanted: _Wanted) -> First:
+        reference = self._rule.references.get(node)
+        if reference is not None:
+            return reference.first(self, wanted)
+        match node:
+            case ast.BoolOp() | ast.Compare() if wanted is None:
+                return any_of((self.first(node, True), self.first(node, False)))
+            case ast.BoolOp(op, values):
+                return self._joined(values, wanted, ends=isinstance(op, ast.Or))
+            case ast.Compare():
+                return self._compared(node, wanted)
+            case ast.UnaryOp(ast.Not(), operand):
+                return self.first(operand, None if wanted is None else not wanted)
+            case ast.IfExp(test, body, otherwise):
+                branches = ((True, body), (False, otherwise))
+                return any_of(all_of((self.first(test, is_so), self.first(part, wanted))) for is_so, part in branches)
+            case ast.Constant(bool(value)) if wanted is not None:
+                return of_constant(value, wanted)
+            case ast.Call(ast.Name("isnan" | "isfinite" as test), [argument]):
+                return self._finite(argument, is_asked_for=None if wanted is None else wanted is (test == "isfinite"))
+        return self._defined(node)
+
+    def _defined(self, node: ast.expr) -> First:
+        """Return when everything that a node reads may be there; a comprehension may read its first list alone."""
+        if (path := path_in(self._rule, node)) is not None:
+            return self._metric(*path)
+        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+            return self.first(node.generators[0].iter, None)
+        return all_of(self.first(part, None) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
+
+    def _joined(self, values: Sequence[ast.expr], wanted: _Wanted, *, ends: bool) -> First:
+        """Return when an ``and`` or ``or`` may have a truth; ``ends`` is the one that ends it early."""
+        if wanted is not ends:
+            return all_of(self.first(value, wanted) for value in values)
+        before: list[First] = []
+        sides: list[First] = []
+        for value in values:
+            sides.append(all_of((*before, self.first(value, ends))))
+            before.append(self.first(value, not ends))
+        return any_of(sides)
+
+    def _finite(self, argument: ast.expr, *, is_asked_for: bool | None) -> First:
+        """Return when a value may be finite, or may not be, or may be defined."""
+        reference = self._rule.references.get(argument)
+        if is_asked_for is False and isinstance(reference, SeriesReading) and self._is_filtered(reference.key):
+            return Never(f"the tool that logged '{reference.key.name}' replaced NaN and infinities before")
+        return self.first(argument, None)
+
+    def _is_filtered(self, key: SeriesKey) -> bool:
+        return key.name in self.run.nan_filtered and key.kind != "evaluate"
+
+    # --- comparisons --------------------------------------------------------------------------------------------
+
+    def _compared(self, node: ast.Compare, wanted: _Wanted) -> First:
+        links = list(links_of(node))
+        if wanted:
+            return all_of(self._link(*link, holds=True) for link in links)
+        sides = [
+            all_of((*(self._link(*before, holds=True) for before in links[:number]), self._link(*link, holds=False)))
+            for number, link in enumerate(links)
+        ]
+        return any_of(sides)
+
+    def _link(self, left: ast.expr, operator: ast.cmpop, right: ast.expr, *, holds: bool) -> First:
+        """Return when one comparison may hold, or may not."""
+        if any(isinstance(side, ast.Constant) and side.value is None for side in (left, right)):
+            return START  # Of a controller metric it asks whether the metric is there.
+        relation = type(operator) if holds else _NEGATED.get(type(operator))
+        for counted, other, own in ((left, right, relation), (right, left, MIRRORED.get(relation or ast.Is))):
+            limit = constant_in(self._rule, self._around.metrics, other, self._around.params)
+            if limit is None or own not in MIRRORED:
+                continue
+            count = self._count(counted)
+            if count is not None:
+                return self._counted(count, own, limit)
+            reference = self._rule.references.get(counted)
+            if reference == ContextValue("step") and own in (ast.Gt, ast.GtE):
+                return self._step_reached(limit, is_above=own is ast.Gt)
+        return all_of((self.first(left, None), self.first(right, None)))
+
+    def _count(self, node: ast.expr) -> PossibleCount | None:
+        """Return how a node counts; None if it does not."""
+        if (reference := self._rule.references.get(node)) is not None:
+            return reference.counted(self)
+        match node:
+            case ast.Call(ast.Name("len"), [argument]) if (path := path_in(self._rule, argument)) is not None:
+                return self._metric_count(*path)
+        return None
+
+    def _counted(self, count: PossibleCount, relation: type[ast.cmpop], limit: float) -> First:
+        least = least_length(relation, limit, count.longest)
+        return Never("a length that the rule can never have") if least is None else count.first(least)
+
+    def _step_reached(self, limit: float, *, is_above: bool) -> First:
+        least = math.floor(limit) + 1 if is_above else limit
+        first = START if least <= 0 else self.run.first_from(least)
+        return (
+            first
+            if first is not None
+            else Never(f"no step above {limit:,g}" if is_above else f"no step from {limit:,g} on")
+        )
+
+    # --- what rules read ----------------------------------------------------------------------------------------
+
+    def param(self, name: str, value: Param) -> Param:
+        """Return the value of a param that the rule was bound with."""
+        return self._around.params.get(name, value)
+
+    def metric(self, name: str) -> First:
+        """Return when a controller metric may be there."""
+        return self._metric(name, [])
+
+    def decided(self, question: str, controller: str) -> First:
+        """Return the first event after which a question about a controller may be answered with yes."""
+        self.has_asked = True
+        return self._around.decided(question, controller)
+
+    def values(self, key: SeriesKey, count: int) -> First:
+        """Return when a series has that many values."""
+        if count < 1:
+            return START
+        found = self._positions(key)
+        if len(found) >= count:
+            return int(found[count - 1])
+        of = f" of {key.kind} events" if key.kind else ""
+        if len(found):
+            return Never(f"fewer than {count:,} values of '{key.name}'{of}")
+        return Never(f"no '{key.name}'{of}", is_absent=True)
+
+    def _positions(self, key: SeriesKey) -> Sequence[int]:
+        if not key.is_derived:
+            return self.run.values(key)
+        if key not in self._computed:
+            derived = self._rule.derived[key]
+            inner = RuleTruth(self._around, self._rule, takes_whole_windows=True)
+            first, driven = inner.first(derived.node, None), self._positions(derived.driver)
+            self._computed[key] = [] if isinstance(first, Never) else driven[bisect_left(driven, first) :]
+        return self._computed[key]
+
+    # --- controller metrics -------------------------------------------------------------------------------------
+
+    def _metric(self, name: str, keys: Sequence[str | int | None]) -> First:
+        """Return when what a chain of keys reads of a controller metric may be there."""
+        declared = self._around.metrics.get(name)
+        match "" if declared is None else declared.class_name, *keys:
+            case "HistoryBasedMetric", "metrics" | "training_loss", str(key), int(place), *_:
+                return self._counted(
+                    self._history(name, str(keys[0]), key), ast.GtE, -place if place < 0 else place + 1
+                )
+            case "HistoryBasedMetric", "metrics" | "training_loss" as window, str(key), *_:
+                return self._history(name, window, key).first(1 if window == "metrics" else 0)
+            case "HistoryBasedMetric", *_:
+                return any_of((self._event("log"), self._event("evaluate")))
+            case "EvalMetrics", *inner if declared is not None:
+                return self._logged(str(declared.arguments["source_event"]).removeprefix("on_"), inner)
+            case "Loss", *inner:
+                return all_of((self.values(SeriesKey("loss", "log"), 1), self._logged("log", inner)))
+            case "DataBatchInspector", *_ if declared is not None:
+                series = SeriesKey(str(declared.arguments["series"]), "step_end")
+                samples = START if self.run.has_samples else Never("no sample losses", is_absent=True)
+                return all_of((samples, self.values(series, 1)))
+            case "GpuLoadRatio" | "LlepPlan", *_ if declared is not None:
+                pattern = str(declared.arguments["vectors"])
+                is_there = any(matches(name, pattern) for name in self.run.vector_names)
+                vectors = START if is_there else Never(f"no vector {pattern}", is_absent=True)
+                return all_of((vectors, self._event(str(declared.arguments["source_event"]).removeprefix("on_"))))
+            case "TrainingState" | "PerProcessState" | "", *_:
+                return START
+        assert declared is not None
+        kinds = declared.metric_class.kinds
+        return any_of(START if kind == INIT_END else self._event(kind) for kind in sorted(kinds)) if kinds else START
+
+    def _logged(self, kind: str, keys: Sequence[str | int | None]) -> First:
+        """Return when an event of a kind carried the first of some keys."""
+        if keys and isinstance(keys[0], str) and keys[0] not in ("epoch", "step"):
+            return self.values(SeriesKey(keys[0], kind), 1)
+        return self._event(kind)
+
+    def _event(self, kind: str, count: int = 1) -> First:
+        found = self.run.events(kind)
+        if len(found) >= count:
+            return int(found[count - 1])
+        return Never(f"fewer than {count:,} {kind} events" if len(found) else f"no {kind} event", not len(found))
+
+    def _metric_count(self, name: str, keys: Sequence[str | int | None]) -> PossibleCount | None:
+        """Return how the length of a list of a controller metric counts; None for a length that nothing bounds."""
+        declared = self._around.metrics.get(name)
+        match "" if declared is None else declared.class_name, *keys:
+            case "HistoryBasedMetric", "metrics" | "training_loss" as window, str(key):
+                return self._history(name, window, key)
+        return None
+
+    def _history(self, name: str, window: str, key: str) -> PossibleCount:
+        """Return how one list of a ``HistoryBasedMetric`` counts."""
+        size = int(self._around.metrics[name].arguments["window_size"])
+        longest = size if size >= 0 else NO_LIMIT
+        if window == "training_loss":
+            losses = SeriesKey("loss", "log")
+            return PossibleCount(lambda count: self.values(losses, count) if count else self._event("log"), longest)
+        if key in ("steps", "epoch"):
+            return PossibleCount(lambda count: self._event("evaluate", max(count, 1)), longest)
+        evaluated = SeriesKey(key, "evaluate")
+        return PossibleCount(lambda count: self.values(evaluated, max(count, 1)), longest)
 
 
 def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()) -> tuple[str, ...]:
@@ -174,3 +443,24 @@ class _Possible:
 
     def _step(self, index: int) -> int:
         return 0 if index == BEFORE_STREAM else self._run.step(index)
+
+
+def limits_in(rule: BoundRule) -> set[str]:
+    """Return the params that are truths, or that a rule compares with a length, a count or the step."""
+    found: set[str] = set()
+    for node in ast.walk(rule.expression.tree):
+        if _is_truth(rule, node) or (isinstance(node, ast.Compare) and any(_counts(rule, p) for p in ast.walk(node))):
+            params = (rule.references.get(part) for part in ast.walk(node))
+            found.update(each.name for each in params if isinstance(each, ParamValue))
+    return found
+
+
+def _is_truth(rule: BoundRule, node: ast.AST) -> bool:
+    reference = rule.references.get(node)
+    return isinstance(reference, ParamValue) and isinstance(reference.value, bool)
+
+
+def _counts(rule: BoundRule, node: ast.AST) -> bool:
+    reference = rule.references.get(node)
+    is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+    return is_length if reference is None else reference.is_count

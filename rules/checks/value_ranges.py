@@ -2,7 +2,8 @@
 
 Takes a bound rule; returns ranges. What the language defines decides: a count of a window, the tangent of a number, the
 deviation of values between 0 and 1. A series without an expression can be anything, unless its name says that it is not
-negative. What rests on a name says so.
+negative. What rests on a name says so. Two readings of one series bound each other: no value of a window of k values
+that are not negative is above k times their mean, and so on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..language.bound_rule import BoundRule, Derived
 from ..readings.family import FamilyReading
+from ..readings.fold import SeriesFold
 from ..readings.ranges import (
     ANY,
     NATURAL,
@@ -33,11 +35,9 @@ from ..readings.ranges import (
     joined,
     negated,
 )
-from ..readings.reading import Extent, Reading, SeriesKey, SeriesReading
+from ..readings.reading import Extent, Reading, SeriesKey, SeriesReading, ValueLimits
 from ..readings.series_value import SeriesValue
-from ..readings.window import FEW, Window, standardized
-from .longest_streaks import longest_streak
-from .related_windows import Bound, bound_by, bound_by_members
+from ..readings.window import AMONG, DEVIATIONS, FEW, MEMBERS, HeldCount, Window, standardized
 
 #: Words of metrics that are not negative, in nearly every loop.
 _NOT_NEGATIVE: Final = frozenset({"norm", "gradnorm", "loss", "perplexity", "ppl", "entropy", "rms", "std", "variance"})
@@ -304,3 +304,168 @@ def is_standardized(newest: Reading | None, mean: Reading | None, std: Reading |
     is_same = (mean.key, mean.length, mean.extent) == (std.key, std.length, std.extent)
     is_plain = mean.extent is Extent.VALUES and not (mean.skip or std.skip or mean.half or std.half)
     return names == ("mean", "std") and is_same and is_plain and mean.length < FEW
+
+
+_WITHIN: Final = MEMBERS | AMONG
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """At most so many times another reading.
+
+    Attributes:
+        factor: How many times, in exact arithmetic.
+        proof: Why.
+        is_signed: Whether its negative is bounded as well; if not, it is not negative where the values are not.
+        needs_sign: Whether it holds only for values that are not negative.
+        needs_finite: Whether it holds only for a newest value that is finite.
+        is_exact: Whether rounding cannot pass it.
+    """
+
+    factor: float
+    proof: str
+    is_signed: bool = False
+    needs_sign: bool = True
+    needs_finite: bool = False
+    is_exact: bool = False
+
+
+def bound_by(upper: SeriesReading, lower: SeriesReading, limits: ValueLimits) -> Bound | None:
+    """Return how often the second reading the first one is at most; None where nothing bounds it.
+
+    Args:
+        upper: The reading that is bounded.
+        lower: The reading that bounds it.
+        limits: What is known of the series.
+    """
+    if upper.key != lower.key:
+        return None
+    if (
+        isinstance(upper, Window)
+        and upper.function.name == "min"
+        and (name := _function_within(lower, upper)) in _WITHIN
+    ):
+        what = "the smallest value of a window is not above the others"
+        return Bound(1.0, what, needs_sign=False, is_exact=name in MEMBERS)
+    if isinstance(upper, SeriesFold) and upper.function == "trough" and isinstance(lower, SeriesValue):
+        is_within = lower.back >= upper.skip
+        what = "a trough is the smallest value so far"
+        return Bound(1.0, what, needs_sign=False, needs_finite=True, is_exact=True) if is_within else None
+    if isinstance(lower, SeriesFold):
+        return _by_fold(upper, lower)
+    if not isinstance(lower, Window):
+        return None
+    name = _function_within(upper, lower)
+    if name is None:
+        return None
+    window = upper if isinstance(upper, Window) else lower
+    count = lower.held(limits)
+    match lower.function.name:
+        case "mean":
+            return _by_mean(name, HeldCount(max(count.least, window.held(limits).least), count.most))
+        case "max" if name in _WITHIN:
+            what = "the greatest value of a window is not below the others"
+            return Bound(1.0, what, needs_sign=False, is_exact=name in MEMBERS)
+        case "sum" if name in MEMBERS:
+            return Bound(1.0, "no value is above the sum of values that are not negative")
+    return None
+
+
+def bound_by_members(upper: FamilyReading, lower: FamilyReading, members: int) -> Bound | None:
+    """Return the same for two functions of the newest values of a family, which has at most so many members."""
+    if upper.key != lower.key or (upper.function, lower.function) != ("max", "mean"):
+        return None
+    return Bound(members, f"no value of {members:,} members is above {members:,} times their mean")
+
+
+def _function_within(reading: SeriesReading, window: Window) -> str | None:
+    """Return the function of the same values as a window; ``last`` for one of its values; None for another reading."""
+    if isinstance(reading, SeriesValue):
+        is_within = window.extent is Extent.VALUES and window.half is None
+        return "last" if is_within and window.skip <= reading.back < window.skip + window.length else None
+    if not isinstance(reading, Window) or reading.is_per_step:
+        return None
+    is_same = (reading.length, reading.extent, reading.skip, reading.half) == (
+        window.length,
+        window.extent,
+        window.skip,
+        window.half,
+    )
+    return reading.function.name if is_same else None
+
+
+def _by_mean(name: str, held: HeldCount) -> Bound | None:
+    least, most = max(held.least, 2 if name == "slope" else 1), max(held.most, 1)
+    if name == "slope":
+        return Bound(6 / (least + 1), f"slope / mean is at most 6 / ({least} + 1) for {least} values", is_signed=True)
+    if name == "median":
+        return Bound(2.0, "half of the values are not below the median")
+    if not math.isfinite(most):
+        return None
+    if name in MEMBERS:
+        return Bound(most, f"no value of {most:g} is above {most:g} times their mean")
+    if name in DEVIATIONS:
+        return Bound(
+            math.sqrt(most - 1), f"the deviation of {most:g} values is at most sqrt({most:g} - 1) times their mean"
+        )
+    return None
+
+
+def _by_fold(upper: SeriesReading, lower: SeriesFold) -> Bound | None:
+    if not isinstance(upper, SeriesValue) or upper.back < lower.skip:
+        return None
+    if lower.function == "peak":
+        return Bound(1.0, "a peak is the greatest value so far", needs_sign=False, needs_finite=True, is_exact=True)
+    if lower.function == "ema" and upper.back == lower.skip:
+        factor = (lower.length + 1) / 2
+        return Bound(factor, f"the newest value is at least 2 / ({lower.length} + 1) of the average", needs_finite=True)
+    return None
+
+
+def longest_streak(rule: BoundRule, derived: Derived, truth_at: Callable[[int], Range]) -> Range:
+    """Return the range of a streak.
+
+    Args:
+        rule: The rule that reads it.
+        derived: The condition.
+        truth_at: Returns what the condition can be, as 0 or 1, where its first series has had at least so many values.
+    """
+    windows = [each for each in _windows(rule, ast.walk(derived.node)) if each.key == derived.driver]
+    most = max((window.values_read for window in windows if window.extent is Extent.VALUES), default=0)
+    if not most or truth_at(most).sure_high > 0:
+        return NATURAL
+    least = 1
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (middle + 1, most) if truth_at(middle).sure_high > 0 else (least, middle)
+    always = [each for each in _windows(rule, _always_evaluated(derived.node)) if each in windows]
+    first = max((_needed(each) for each in always if each.extent is Extent.VALUES), default=1)
+    truth, longest = truth_at(least), max(least - first, 0)
+    found = between(0, longest, is_whole=True, may_be_nan=False)
+    return found.because(f"{truth.proof}, which leaves a streak of at most {longest} before", *truth.assumed)
+
+
+def _windows(rule: BoundRule, nodes: Iterator[ast.AST]) -> Iterator[Window]:
+    found = (rule.references.get(node) for node in nodes)
+    return (each for each in found if isinstance(each, Window))
+
+
+def _needed(window: Window) -> int:
+    """Return how many values a series has at least where a window in another series is defined."""
+    return window.values_read if window.least is None else window.least + window.skip
+
+
+def _always_evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of an expression without which it has no value."""
+    yield node
+    match node:
+        case ast.BoolOp(_, values):
+            parts: list[ast.AST] = [values[0]]
+        case ast.IfExp(test):
+            parts = [test]
+        case ast.Compare(left, _, comparators):
+            parts = [left, comparators[0]]
+        case _:
+            parts = list(ast.iter_child_nodes(node))
+    for part in parts:
+        yield from _always_evaluated(part)

@@ -135,6 +135,12 @@ class Expression:
         return Fault(self.offset(node), what, repr(self.segment(node)), fix)
 
 
+def links_of(node: ast.Compare) -> Iterator[tuple[ast.expr, ast.cmpop, ast.expr]]:
+    """Yield the comparisons of a chain."""
+    operands = [node.left, *node.comparators]
+    return zip(operands, node.ops, operands[1:], strict=False)
+
+
 class ExpressionFaults:
     """Collects what is wrong with an expression.
 

@@ -1,10 +1,12 @@
-"""Finds the readings of a rule: the parts that explain it, whose values a decision records."""
+"""Finds parts of a rule: the readings that explain it, which a decision records, and keys of controller metrics."""
 
 from __future__ import annotations
 
 import ast
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+from ..readings.metric import MetricValue
 from ..readings.table import RANK_FUNCTIONS
 from .bound_rule import BoundRule
 
@@ -49,3 +51,57 @@ def _inner(rule: BoundRule, node: ast.AST) -> list[ast.AST]:
             return []
         return [*node.args, *(keyword.value for keyword in node.keywords)]
     return list(ast.iter_child_nodes(node))
+
+
+class KeyRead(NamedTuple):
+    """A key that an expression reads.
+
+    Attributes:
+        metric: The name of the controller metric.
+        path: The key, after the keys that lead to it.
+        offset: Its place in the text.
+    """
+
+    metric: str
+    path: tuple[str, ...]
+    offset: int
+
+
+def keys_read(rule: BoundRule) -> Iterator[KeyRead]:
+    """Yield the keys that are read by attribute or by literal item, each with the longest path."""
+    nodes = [*ast.walk(rule.expression.tree)]
+    methods = {node.func for node in nodes if isinstance(node, ast.Call)}
+    reads = [node for node in nodes if isinstance(node, (ast.Attribute, ast.Subscript)) and node not in methods]
+    paths = {node: path for node in reads if (path := _named_path(node, rule))}
+    inner = {node.value for node in paths}
+    for node, path in paths.items():
+        if node not in inner:
+            yield KeyRead(path[0], path[1:], rule.expression.offset(node))
+
+
+def _named_path(node: ast.expr, rule: BoundRule) -> tuple[str, ...]:
+    """Return the metric and the keys that a node reads; empty when it reads something else."""
+    name, keys = path_in(rule, node) or ("", [])
+    named = tuple(key for key in keys if isinstance(key, str))
+    return (name, *named) if name and len(named) == len(keys) else ()
+
+
+def path_in(rule: BoundRule, node: ast.expr) -> tuple[str, list[str | int | None]] | None:
+    """Return the controller metric at the root of a chain of subscripts and dots, and the chain's keys and indices.
+
+    None for any other node, and None in the chain for a key that is not a literal.
+    """
+    keys: list[str | int | None] = []
+    while isinstance(node, (ast.Subscript, ast.Attribute)):
+        keys.append(node.attr if isinstance(node, ast.Attribute) else _literal_key(node.slice))
+        node = node.value
+    reference = rule.references.get(node)
+    return (reference.name, keys[::-1]) if isinstance(reference, MetricValue) else None
+
+
+def _literal_key(node: ast.expr) -> str | int | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        key = _literal_key(node.operand)
+        return -key if isinstance(key, int) else None
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, (str, int)) and not isinstance(value, bool) else None
