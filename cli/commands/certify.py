@@ -6,26 +6,16 @@ from pathlib import Path
 
 import typer
 
-from ...replay.choosing.certification_report import (
-    arming_lines,
-    certification_json,
-    headline,
-    lines_without_certificate,
-    population_lines,
-    table_headings,
-    table_rows,
-    testing_lines,
-)
+from ...replay.choosing.certification_report import certification_json, certification_lines
 from ...replay.choosing.certifying import Certification
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
-from ...replay.choosing.promise import promise_lines
 from ...replay.choosing.risks import amount_of, risk_of
-from ...rules.certificate import Certificate, read_certificate
+from ...rules.certificate import read_certificate
 from ...store.errors import counted
 from ..lookup import complain_of, runs_chosen
 from ..options import CertifyArguments
-from ..output import output_file, print_json, print_table, reading_runs, say
+from ..output import output_file, print_blocks, print_json, reading_runs, say
 from ..policy_options import replaying_of, variants_asked
 from ..streams import FINDINGS, complain
 
@@ -61,7 +51,7 @@ def _report(found: Certification, out: Path | None, *, as_json: bool) -> None:
         with output_file(out) as file:
             file.write(certificate.text)
     if not as_json:
-        _print(found, certificate, out)
+        print_blocks(certification_lines(found, certificate, None if out is None else str(out)))
         return
     print_json(certification_json(found, certificate))
     for run in found.outside:
@@ -92,19 +82,3 @@ def _check(asked: CertifyArguments, path: Path) -> None:
             say(f"The certificate holds: unchanged are the policy {source} and {logs}.")
     if changes:
         raise typer.Exit(FINDINGS)
-
-
-def _print(found: Certification, certificate: Certificate | None, out: Path | None) -> None:
-    say(headline(found))
-    for line in lines_without_certificate(found) if certificate is None else promise_lines(certificate):
-        say(line)
-    say()
-    if rows := table_rows(found):
-        headings = table_headings(found)
-        print_table(headings, rows, numeric=[name for name in headings if name != "passed"])
-        say()
-    for line in (*testing_lines(found), *population_lines(found)):
-        say(line)
-    if certificate is not None:
-        for line in arming_lines(certificate, None if out is None else str(out)):
-            say(line)

@@ -16,10 +16,10 @@ import typer
 
 from ...examples.settings import Settings
 from ...replay.backtests.backtesting import backtest
+from ...replay.reports.result import BacktestResult
 from ...replay.reports.summary import summarize
 from ...replay.reports.terminal import whole_report
 from ...replay.runs.objective import Saves
-from ...replay.runs.results import RunResult
 from ...replay.runs.verification import verify
 from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
 from ...store.errors import TelemetryError
@@ -84,7 +84,7 @@ def run_demo(store: Path, example: Example) -> bool:
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
     say("\n2. Backtests: what two policies would have done to that run, if only they ordered checkpoints.")
-    results: dict[str, RunResult] = {}
+    results: dict[str, BacktestResult] = {}
     for name in POLICIES:
         say(f"\n   {name}:\n")
         results[name] = _backtest(load_policy(shipped_policies()[name]), baseline)
@@ -130,16 +130,17 @@ def _train(store: Path, example: Example, settings: Settings, name: str, rules: 
         return example.train(store, settings, name=name, rules=rules, on_step=show)
 
 
-def _backtest(policy: Policy, run: Run) -> RunResult:
+def _backtest(policy: Policy, run: Run) -> BacktestResult:
     report = summarize(backtest(policy, [run], saves=Saves.REPLACE))
     print_blocks(whole_report(report))
-    return report.backtest.results[0]
+    return report
 
 
-def _compare(results: Mapping[str, RunResult], live: Mapping[str, Run]) -> bool:
+def _compare(results: Mapping[str, BacktestResult], live: Mapping[str, Run]) -> bool:
     rows: list[tuple[object, ...]] = []
     agreed = True
-    for name, result in results.items():
+    for name, report in results.items():
+        (result,) = report.backtest.results
         run, predicted = live[name], result.predicted
         verdict = verify(run)
         checkpoints = run.rows("SELECT count(*) AS count FROM saves")[0]["count"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...rules.certificate import Certificate
@@ -11,7 +11,7 @@ from ...store.errors import counted
 from ...store.events import JsonObject
 from ..documents import document
 from .certifying import Certification
-from .promise import MOST_ROWS, families, percent
+from .promise import MOST_ROWS, families, percent, promise_lines
 
 #: Headings of the table after the names of the params.
 HEADINGS: Final = ("passed", "broken", "saved", "p-value")
@@ -59,7 +59,29 @@ def _variant_json(found: Certification, index: int) -> JsonObject:
     }
 
 
-def headline(found: Certification) -> str:
+def certification_lines(
+    found: Certification, certificate: Certificate | None, out: str | None
+) -> Iterator[str | tuple[Sequence[str], Sequence[Sequence[object]], Sequence[str]]]:
+    """Yield the result as lines, and the table of variants with its headings and those of its columns of numbers.
+
+    Args:
+        found: The result.
+        certificate: Its certificate; None if no variant passed.
+        out: The certificate's file; None if it was not written.
+    """
+    yield _headline(found)
+    yield from _lines_without_certificate(found) if certificate is None else promise_lines(certificate)
+    yield ""
+    if rows := _table_rows(found):
+        headings = _table_headings(found)
+        yield headings, rows, [name for name in headings if name != "passed"]
+        yield ""
+    yield from (*_testing_lines(found), *_population_lines(found))
+    if certificate is not None:
+        yield from _arming_lines(certificate, out)
+
+
+def _headline(found: Certification) -> str:
     """Return the result in one line: the certified params, or how many more families would be needed."""
     if found.params is not None:
         return f"Certified: {', '.join(f'{name}={value}' for name, value in found.params.items())}"
@@ -70,7 +92,7 @@ def headline(found: Certification) -> str:
     return f"Certified: none; about {more:,} more {'family' if more == 1 else 'families'} would be needed."
 
 
-def lines_without_certificate(found: Certification) -> Iterator[str]:
+def _lines_without_certificate(found: Certification) -> Iterator[str]:
     """Yield why no variant is certified."""
     have, least, risk = len(found.drawn), found.fewest_families, found.risk
     limit = percent(risk.at_most) if risk.is_share else risk.shown(risk.at_most)
@@ -83,13 +105,13 @@ def lines_without_certificate(found: Certification) -> Iterator[str]:
         yield "Runs of one family count once. --family KEY tells families by another key: a configuration key, or run."
 
 
-def table_headings(found: Certification) -> tuple[str, ...]:
+def _table_headings(found: Certification) -> tuple[str, ...]:
     """Return the headings of the table: the varied params, then what the tests found."""
     headings = HEADINGS if found.risk.is_share else ("passed", MEAN_HEADING, *HEADINGS[2:])
     return (*found.sweep.axes, *headings)
 
 
-def table_rows(found: Certification) -> list[tuple[object, ...]]:
+def _table_rows(found: Certification) -> list[tuple[object, ...]]:
     """Return a row for each of the first variants: those that passed and save most come first."""
     choice, passed = found.choice, set(found.choice.passed)
     tested = [index for chain in found.order.chains for index in chain]
@@ -106,7 +128,7 @@ def _row(found: Certification, index: int) -> tuple[object, ...]:
     return (*found.sweep.variants[index].settings.values(), passed, lost, saved, p_value)
 
 
-def testing_lines(found: Certification) -> Iterator[str]:
+def _testing_lines(found: Certification) -> Iterator[str]:
     """Yield how many variants were tested, and in which order."""
     variants, choice = len(found.sweep.variants), found.choice
     more = f"; {MOST_ROWS} are listed, --json has all" if variants > MOST_ROWS and found.drawn else ""
@@ -116,7 +138,7 @@ def testing_lines(found: Certification) -> Iterator[str]:
         yield f"Each had to pass at {choice.error:.2g}. --order PARAM:asc or PARAM:desc tests along one param instead."
 
 
-def population_lines(found: Certification) -> Iterator[str]:
+def _population_lines(found: Certification) -> Iterator[str]:
     """Yield which runs the promise is about, and which runs are outside."""
     members = sum(map(len, found.families.values()))
     key = found.family_key or "the first of group, source folder and configuration"
@@ -138,7 +160,7 @@ def population_lines(found: Certification) -> Iterator[str]:
         yield f"Counted once: {counted(len(found.sweep.repeated), 'run', ',')} that repeat the series of others."
 
 
-def arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:
+def _arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:
     """Yield how to arm the certified variant.
 
     Args:
