@@ -176,7 +176,10 @@ class D9dRecorder:
     ) -> bool:
         has_stopped = isinstance(error, StopTraining)
         if error is not None and not has_stopped:
-            self._fail(error)
+            if self.rec is not None:
+                if self._phase:
+                    self.rec.annotate(f"the step failed in {self._phase}", phase=self._phase)
+                self.rec.fail(error)
         elif self.rec is not None:
             self._record_save()
             self.rec.close()
@@ -328,12 +331,6 @@ class D9dRecorder:
                 self._guard.warn(
                     f"{path}: no {_STATE} could be written ({error}); a job that continues begins a new run"
                 )
-
-    def _fail(self, error: BaseException) -> None:
-        if self.rec is not None:
-            if self._phase:
-                self.rec.annotate(f"the step failed in {self._phase}", phase=self._phase)
-            self.rec.fail(error)
 
 
 class _Tracker(d9d_tracker.BaseTracker):

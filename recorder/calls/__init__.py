@@ -1,1 +1,1 @@
-"""The calls of a loop: the fast path of ``step``, and warnings about calls that record something else than meant."""
+"""The calls of a loop: the fast path of ``step``, what a call gives as bytes, and warnings about calls."""
