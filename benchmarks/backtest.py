@@ -5,12 +5,12 @@
 A run is 1,000 updates with a noisy falling loss that spikes in every other run, and twenty evaluations. Prints JSON
 lines, with the load of the machine before and after:
 
-- the facts of a run by columns and by the event engine, and the same decisions written in numpy for the default policy,
+- the result of a run by columns and by the event engine, and the same decisions written in numpy for the default policy,
   ``loss_spike``, where runs have losses: seconds of processor time a run, the best of the rounds, the ratio to numpy;
 - the command, as a process of its own, with the verdict alone and with ``--html`` (baselines and coverage): in one
   process, in two and in as many as it starts by itself. Seconds of processor time, workers included, wall-clock
   seconds, and the peak of its own resident memory;
-- the number of runs, 1 % drawn at random and at least ten, whose facts differ. The exit status is 1 if one does.
+- the number of runs, 1 % drawn at random and at least ten, whose results differ. The exit status is 1 if one does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from steptape import Policy, Recorder, load_policy, open_store
-from steptape.replay.runs.judging import facts_of_run
-from steptape.replay.runs.replaying import replay_stream
+from steptape.replay.runs.judging import facts_of_run, result_of
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
+from steptape.replay.runs.replaying import Replayer, replay_stream
+from steptape.replay.runs.results import RunResult
 from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.parquet.sealing import seal
 from steptape.store.run import Run
 
-#: Runs whose facts are timed.
+#: Runs whose results are timed.
 TIMED = 100
+OBJECTIVE = Objective("eval_loss", Mode.MIN)
 
 
 def write_runs(store: Path, runs: int, steps: int) -> None:
@@ -76,6 +80,11 @@ def spikes_in_numpy(run: Run) -> int:
     return int((~np.isfinite(losses)).sum()) + int(is_high.sum()) + in_a_row
 
 
+def result(policy: Policy, run: Run, *, replayer: Replayer = replay_stream) -> RunResult:
+    """Return what a backtest says of a run."""
+    return result_of(facts_of_run(policy, run, replayer=replayer, with_curves=False), OBJECTIVE)
+
+
 def cpu_s(rounds: int, work: Callable[[Run], object], runs: Sequence[Run]) -> float:
     """Return seconds of processor time a run, the best of the rounds."""
     best = math.inf
@@ -88,18 +97,18 @@ def cpu_s(rounds: int, work: Callable[[Run], object], runs: Sequence[Run]) -> fl
 
 
 def measure_library(policy: Policy, runs: Sequence[Run], rounds: int, *, is_default: bool) -> None:
-    """Time the facts of a run."""
+    """Time the result of a run."""
     timed = runs[:TIMED]
-    by_columns = functools.partial(facts_of_run, policy, replayer=replay_by_columns, with_curves=False)
+    by_columns = functools.partial(result, policy, replayer=replay_by_columns)
     ways: dict[str, Callable[[Run], object]] = {
         "columns": by_columns,
-        "event engine": functools.partial(facts_of_run, policy, with_curves=False),
+        "event engine": functools.partial(result, policy),
     }
     if is_default:
         ways["numpy, decisions alone"] = spikes_in_numpy
     taken_s = {way: cpu_s(rounds, work, timed) for way, work in ways.items()}
     for way, seconds in taken_s.items():
-        line = {"case": "facts of a run", "by": way, "ms_per_run": round(seconds * 1e3, 3)}
+        line = {"case": "result of a run", "by": way, "ms_per_run": round(seconds * 1e3, 3)}
         if is_default:
             line["times_numpy"] = round(seconds / taken_s["numpy, decisions alone"], 1)
         print(json.dumps(line), flush=True)
@@ -131,9 +140,9 @@ def _peak_mib(usage: resource.struct_rusage) -> float:
 
 
 def disagreeing(policy: Policy, runs: Sequence[Run]) -> int:
-    """Return how many of those runs have other facts by columns than by the event engine."""
+    """Return how many of those runs have other results by columns than by the event engine."""
     replayers = (replay_by_columns, replay_stream)
-    facts = ([repr(facts_of_run(policy, run, replayer=replayer)) for replayer in replayers] for run in runs)
+    facts = ([repr(result(policy, run, replayer=replayer)) for replayer in replayers] for run in runs)
     return sum(by_columns != by_engine for by_columns, by_engine in facts)
 
 

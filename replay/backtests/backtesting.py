@@ -227,11 +227,11 @@ class _Judge:
             facts = facts_of_run(
                 self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves
             )
+            record, read_events = facts.record, facts.replayed.event_count
+            papers, evaluated = record.papers, record.history.evaluations.keys()
+            if record.is_empty:
+                return Excluded(papers.run_id, papers.name, "it recorded no step and no metric"), read_events
+            result = result_of(facts, papers.objective_among(evaluated, self.declared), self.declared)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
-        read_events = facts.identity.event_count
-        if facts.is_empty:
-            return Excluded(facts.papers.run_id, facts.papers.name, "it recorded no step and no metric"), read_events
-        objective = facts.papers.objective_among(facts.history.evaluations.keys(), self.declared)
-        result = result_of(facts, objective, self.declared)
-        return _JudgedRun(result, facts.series, frozenset(facts.history.evaluations), facts.lacked), read_events
+        return _JudgedRun(result, record.series, frozenset(evaluated), facts.lacked), read_events

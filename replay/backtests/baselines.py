@@ -309,7 +309,7 @@ class _BaselineScores:
             return (None,) * len(own), 0
         facts = facts_under(policies, run, self.settings, replayer=replay_by_columns, with_curves=False)
         scores = (standing_of(result_of(each, objective)) for each in facts)
-        return tuple(None if policy is None else next(scores) for policy in own), facts[0].identity.event_count
+        return tuple(None if policy is None else next(scores) for policy in own), facts[0].replayed.event_count
 
 
 def _merit_of(objective: Objective) -> str:

@@ -40,9 +40,7 @@ from .metric_names import nearest_metric
 from .objective import Objective, Saves, drops_own_checkpoints, objective_among, objective_of_study
 from .replaying import Replay, Replayer, Validity, replay_stream
 from .results import (
-    Lead,
     Outlay,
-    RunIdentity,
     RunResult,
     RunScorer,
     identity_of,
@@ -137,51 +135,6 @@ def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = No
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayedRun:
-    """The facts of a run and of a policy's replay of it that a result needs: no events, so that many fit into memory.
-
-    Attributes:
-        papers: What is known of the run apart from its events.
-        plan: What it declared, later declarations of its newest attempt included.
-        history: What it recorded.
-        replayed: What the policy decided, without what it decided after its run would have ended.
-        rolled_back: What resumes undid.
-        detection: How the alarms match the labelled incidents; None if the run has no labels.
-        lists_lacked: What rules read of events besides numbers, and no event has: sample losses, vectors.
-        is_empty: Whether it recorded no step and no metric.
-        human: What a person did about the run, compared with the policy; None when no person acted.
-        identity: The log, events and decisions that the facts rest on.
-        lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
-        series: Digests of the series by which another log of the same training is found.
-        unable: For each controller, why it could not fire in the run, whatever its values; empty if it could.
-        early_ends: For each controller the series that ends before half of the run, and its last step.
-    """
-
-    papers: RunBackground
-    plan: Plan
-    history: History
-    replayed: Replay
-    rolled_back: RolledBack
-    detection: Detection | None
-    lists_lacked: tuple[str, ...]
-    is_empty: bool
-    human: Lead | None
-    identity: RunIdentity
-    lacked: Mapping[str, str]
-    series: frozenset[str]
-    unable: tuple[str, ...]
-    early_ends: tuple[tuple[str, int] | None, ...]
-
-    @property
-    def ends_with_own_stop(self) -> bool:
-        """Whether the recorded run made the policy's stop too, and its record ends there: no update follows."""
-        stop, ending = self.replayed.stop, self.replayed.ending
-        if stop is None or ending is None:
-            return False
-        return stop.validity is Validity.OBSERVED and self.history.steps <= ending.step
-
-
-@dataclass(frozen=True, slots=True)
 class BacktestSettings:
     """Settings of a backtest.
 
@@ -203,6 +156,59 @@ class BacktestSettings:
 
 
 DEFAULT_SETTINGS = BacktestSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What one run recorded, whatever the policy.
+
+    Attributes:
+        papers: What is known of the run apart from its events.
+        stream: The deciding rank's events.
+        history: Their facts.
+        appearances: Where values and events came.
+        series: Digests of the series by which another log of the same training is found.
+        rolled_back: What resumes undid.
+        incidents: The labelled incidents; None if the run has no labels.
+    """
+
+    papers: RunBackground
+    stream: EventStream
+    history: History
+    appearances: StreamAppearances
+    series: frozenset[str]
+    rolled_back: RolledBack
+    incidents: Sequence[Incident] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it recorded no step and no metric."""
+        return not len(self.stream.rows("step_end")) and not any(event.metrics for event in self.stream.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRun:
+    """A policy replayed over what a run recorded.
+
+    Attributes:
+        record: What the run recorded.
+        replayed: What the policy decided.
+        settings: The settings of the backtest.
+        lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
+    """
+
+    record: RunRecord
+    replayed: Replay
+    settings: BacktestSettings
+    lacked: Mapping[str, str]
+
+    @property
+    def ends_with_own_stop(self) -> bool:
+        """Whether the recorded run made the policy's stop too, and its record ends there: no update follows."""
+        stop, ending = self.replayed.stop, self.replayed.ending
+        if stop is None or ending is None:
+            return False
+        return stop.validity is Validity.OBSERVED and self.record.history.steps <= ending.step
 
 
 def facts_of_run(
@@ -259,34 +265,6 @@ def _facts_at(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What one run recorded, whatever the policy.
-
-    Attributes:
-        papers: What is known of the run apart from its events.
-        stream: The deciding rank's events.
-        history: Their facts.
-        appearances: Where values and events came.
-        series: Digests of the series by which another log of the same training is found.
-        rolled_back: What resumes undid.
-        incidents: The labelled incidents; None if the run has no labels.
-    """
-
-    papers: RunBackground
-    stream: EventStream
-    history: History
-    appearances: StreamAppearances
-    series: frozenset[str]
-    rolled_back: RolledBack
-    incidents: Sequence[Incident] | None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it recorded no step and no metric."""
-        return not len(self.stream.rows("step_end")) and not any(event.metrics for event in self.stream.facts)
-
-
 def _record_of(
     papers: RunBackground,
     stream: EventStream,
@@ -295,11 +273,11 @@ def _record_of(
     rolled_back: RolledBack = NOTHING_ROLLED_BACK,
     noted: Sequence[Incident] = (),
     with_curves: bool = False,
-) -> _Record:
+) -> RunRecord:
     """Return what a stream of the deciding rank's events holds, with incidents annotated after the run."""
     history, labels = history_of(stream, with_curves=with_curves), settings.labels
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
-    return _Record(
+    return RunRecord(
         papers,
         stream,
         history,
@@ -311,28 +289,11 @@ def _record_of(
 
 
 def _replayed_run(
-    policy: Policy, record: _Record, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
+    policy: Policy, record: RunRecord, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
 ) -> ReplayedRun:
-    """Replay a policy over what a run recorded."""
-    papers, stream, history, appearances = record.papers, record.stream, record.history, record.appearances
-    replayed = replayer(policy, stream, papers.plan, delay_steps=settings.delay_steps, saves=settings.saves)
-    is_by_hand, incidents = papers.is_end_stated and not papers.is_terminated, record.incidents
-    return ReplayedRun(
-        papers=papers,
-        plan=appearances.plan,
-        history=history,
-        replayed=replace(replayed, outcomes=replayed.reached),
-        rolled_back=record.rolled_back,
-        detection=None if incidents is None else _detection(incidents, stream, replayed, history, settings),
-        lists_lacked=_lists_lacked(policy, stream),
-        is_empty=record.is_empty,
-        human=lead_over(stream, history, papers.status if is_by_hand else "", replayed),
-        identity=identity_of(stream, replayed, papers.log_digest),
-        lacked=lacked,
-        series=record.series,
-        unable=could_not_fire(policy, appearances, {judged.outcome.controller for judged in replayed.decisions}),
-        early_ends=early_ends(policy, appearances, history.steps),
-    )
+    plan, delay_steps = record.papers.plan, settings.delay_steps
+    replayed = replayer(policy, record.stream, plan, delay_steps=delay_steps, saves=settings.saves)
+    return ReplayedRun(record, replayed, settings, lacked)
 
 
 def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
@@ -365,10 +326,15 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         objective: The objective; None if none of the run's evaluations says how good it is.
         declared: What the user declared, to say why there is none.
     """
-    papers, replayed, history = facts.papers, facts.replayed, facts.history
+    record, replayed = facts.record, facts.replayed
+    papers, history, stream = record.papers, record.history, record.stream
+    policy, plan = replayed.policy, record.appearances.plan
     scorer = RunScorer(history, objective, papers.restored_steps)
+    unable = could_not_fire(policy, record.appearances, {judged.outcome.controller for judged in replayed.decisions})
+    ends = early_ends(policy, record.appearances, history.steps)
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
+    is_by_hand = papers.is_end_stated and not papers.is_terminated
     return RunResult(
         run_id=papers.run_id,
         name=papers.name,
@@ -379,24 +345,24 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         stop=replayed.stop,
         decisions=replayed.reached,
         error_counts=replayed.error_counts,
-        notes=(*_notes(facts, objective, declared, censored),),
+        notes=(*_notes(facts, objective, declared, censored, _early_end_notes(ends, unable, history.steps)),),
         right_censored=censored,
-        ranks=facts.plan.world_size or 1,
-        planned_steps=facts.plan.max_steps(),
+        ranks=plan.world_size or 1,
+        planned_steps=plan.max_steps(),
         evaluations=scorer.evaluations,
         curves=history.curves,
-        detection=facts.detection,
+        detection=None if record.incidents is None else _detection(record.incidents, facts),
         saved_steps=frozenset(checkpoint.step for checkpoint in history.checkpoints),
         ending=replayed.ending,
         began_ns=history.began_ns,
         ended_ns=history.ended_ns,
-        human=facts.human,
-        identity=facts.identity,
+        human=lead_over(stream, history, papers.status if is_by_hand else "", replayed),
+        identity=identity_of(stream, replayed, papers.log_digest),
         objective=objective,
         family=papers.family,
-        could_not_fire=why_policy_could_not_fire(replayed.policy, facts.unable),
-        unable=facts.unable,
-        early_ends=facts.early_ends,
+        could_not_fire=why_policy_could_not_fire(policy, unable),
+        unable=unable,
+        early_ends=ends,
         log_interval_steps=replayed.step_interval,
         step_unit=papers.step_unit,
         renamed_at_import=papers.renamed_at_import,
@@ -416,13 +382,8 @@ def _predicted(facts: ReplayedRun, scorer: RunScorer) -> Outlay:
     )
 
 
-def _detection(
-    incidents: Sequence[Incident],
-    stream: EventStream,
-    replayed: Replay,
-    history: History,
-    settings: BacktestSettings,
-) -> Detection:
+def _detection(incidents: Sequence[Incident], facts: ReplayedRun) -> Detection:
+    stream, history, replayed = facts.record.stream, facts.record.history, facts.replayed
     steps = stream.rows("step_end")
     reached = np.isin(stream.steps[steps], [incident.first_step for incident in incidents])
     begins = (index for index in steps[reached].tolist() if not stream.facts[index].is_late)
@@ -432,15 +393,15 @@ def _detection(
         for judged in replayed.reached
     ]
     last_step = history.steps if replayed.ending is None else min(replayed.ending.step, history.steps)
-    return detect(incidents, alarms, seconds_at, last_step, settings.tolerance_steps)
+    return detect(incidents, alarms, seconds_at, last_step, facts.settings.tolerance_steps)
 
 
 def _right_censored(facts: ReplayedRun) -> str:
-    papers = facts.papers
+    papers = facts.record.papers
     if facts.ends_with_own_stop and papers.status in ("completed", "stopped"):
         # A program that ends itself when a rule asks for the stop is recorded as completed.
         papers = replace(papers, status="stopped", how_stopped=_BY_RULES)
-    return papers.why_right_censored(facts.history.steps, facts.plan)
+    return papers.why_right_censored(facts.record.history.steps, facts.record.appearances.plan)
 
 
 def _how_stopped(attempt: Attempt) -> str:
@@ -451,13 +412,17 @@ def _how_stopped(attempt: Attempt) -> str:
 
 
 def _notes(
-    facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective], right_censored: str
+    facts: ReplayedRun,
+    objective: Objective | None,
+    declared: Sequence[Objective],
+    right_censored: str,
+    of_early_ends: Iterable[str],
 ) -> Iterable[str]:
     replayed = facts.replayed
     if right_censored:
         yield right_censored
     if objective is None:
-        yield f"{_why_unjudged(facts.history, declared)}, so its regret is unknown"
+        yield f"{_why_unjudged(facts.record.history, declared)}, so its regret is unknown"
     if not replayed.is_point and replayed.horizon is not None:
         unknown = "the record does not show how this policy's run would have continued"
         yield f"censored after step {replayed.horizon.step}: {unknown}"
@@ -466,13 +431,18 @@ def _notes(
         yield thinning_note(replayed.step_interval)
     if replayed.on_made_up_ranks:
         yield "not all values that rules read on all ranks were gathered: rules read what each rank had logged by then"
-    ends = [end for end, unable in zip(facts.early_ends, facts.unable, strict=True) if end is not None and not unable]
-    yield from (early_end_note(*end, facts.history.steps) for end in dict.fromkeys(ends))
+    yield from of_early_ends
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"
-    for lacked in facts.lists_lacked:
+    for lacked in _lists_lacked(replayed.policy, facts.record.stream):
         yield f"it recorded no {lacked}: rules that read them were undefined throughout"
-    yield from _notes_of_resumes(facts.rolled_back)
+    yield from _notes_of_resumes(facts.record.rolled_back)
+
+
+def _early_end_notes(ends: Sequence[tuple[str, int] | None], unable: Sequence[str], steps: int) -> Iterable[str]:
+    """Return the notes on series that end early, of the controllers that could fire."""
+    read = [end for end, reason in zip(ends, unable, strict=True) if end is not None and not reason]
+    return [early_end_note(*end, steps) for end in dict.fromkeys(read)]
 
 
 def _why_unjudged(history: History, declared: Sequence[Objective]) -> str:
