@@ -5,8 +5,9 @@
 A run is 1,000 updates with a noisy falling loss that spikes in every other run, and twenty evaluations. Prints JSON
 lines, with the load of the machine before and after:
 
-- the result of a run by columns and by the event engine, and the same decisions written in numpy for the default policy,
-  ``loss_spike``, where runs have losses: seconds of processor time a run, the best of the rounds, the ratio to numpy;
+- the result of a run by columns and by the event engine, and the same decisions written in numpy for the default
+  policy, ``loss_spike``, where runs have losses: seconds of processor time a run, the best of the rounds, the ratio to
+  numpy;
 - the command, as a process of its own, with the verdict alone and with ``--html`` (baselines and coverage): in one
   process, in two and in as many as it starts by itself. Seconds of processor time, workers included, wall-clock
   seconds, and the peak of its own resident memory;

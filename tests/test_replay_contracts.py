@@ -494,10 +494,10 @@ def test_sweep_equals_engine(drawn: list[tuple[str, float]]) -> None:
     objective = declared_objective("eval_loss", "min")
     variants = variants_of(parse_policy(SWEPT), AXES)
     columns = RunFirings(stream_of_events(events, Plan()), lambda: event_stream(events))
-    papers, recorded = RunBackground(status="completed"), event_stream(events)
-    judged = judge_stream((variant.policy() for variant in variants), papers, recorded, objective)
+    background, recorded = RunBackground(status="completed"), event_stream(events)
+    judged = judge_stream((variant.policy() for variant in variants), background, recorded, objective)
 
-    swept = sweep_stream(batches_of(variants), recorded, papers, objective)
+    swept = sweep_stream(batches_of(variants), recorded, background, objective)
     outcomes = swept.outcomes.of_each()
 
     assert len(variants) == 32

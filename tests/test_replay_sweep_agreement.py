@@ -260,9 +260,9 @@ def test_every_number_of_a_sweep_is_that_of_a_backtest(
     """Stops, decisions, savings, checkpoints and regret agree to the last bit."""
     variants = variants_of(parse_policy(text), {"threshold": [0.3, 2], "window": [1, 4], "tolerated": [0, 3]})
     stream, settings = event_stream(events), BacktestSettings(saves=saves)
-    papers = RunBackground(status=status, plan=PLAN)
-    found = sweep_stream(batches_of(variants), stream, papers, OBJECTIVE, settings).outcomes.of_each()
-    results = judge_stream((variant.policy() for variant in variants), papers, stream, OBJECTIVE, settings)
+    background = RunBackground(status=status, plan=PLAN)
+    found = sweep_stream(batches_of(variants), stream, background, OBJECTIVE, settings).outcomes.of_each()
+    results = judge_stream((variant.policy() for variant in variants), background, stream, OBJECTIVE, settings)
     expected = outcomes_of_results(results)
 
     for name in [field.name for field in fields(Outcomes)]:

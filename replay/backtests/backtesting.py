@@ -228,10 +228,10 @@ class _Judge:
                 self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves
             )
             record, read_events = facts.record, facts.replayed.event_count
-            papers, evaluated = record.papers, record.history.evaluations.keys()
+            background, evaluated = record.background, record.history.evaluations.keys()
             if record.is_empty:
-                return Excluded(papers.run_id, papers.name, "it recorded no step and no metric"), read_events
-            result = result_of(facts, papers.objective_among(evaluated, self.declared), self.declared)
+                return Excluded(background.run_id, background.name, "it recorded no step and no metric"), read_events
+            result = result_of(facts, background.objective_among(evaluated, self.declared), self.declared)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
         return _JudgedRun(result, record.series, frozenset(evaluated), facts.lacked), read_events

@@ -106,7 +106,7 @@ class RunBackground:
         return why_right_censored(self.status, steps, plan, is_end_stated=self.is_end_stated, how=self.how_stopped)
 
 
-def papers_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunBackground:
+def background_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunBackground:
     """Return what is known of a run apart from its events.
 
     Args:
@@ -163,7 +163,7 @@ class RunRecord:
     """What one run recorded, whatever the policy.
 
     Attributes:
-        papers: What is known of the run apart from its events.
+        background: What is known of the run apart from its events.
         stream: The deciding rank's events.
         history: Their facts.
         appearances: Where values and events came.
@@ -172,7 +172,7 @@ class RunRecord:
         incidents: The labelled incidents; None if the run has no labels.
     """
 
-    papers: RunBackground
+    background: RunBackground
     stream: EventStream
     history: History
     appearances: StreamAppearances
@@ -257,8 +257,8 @@ def _facts_at(
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
     stream, rolled_back = stream_under(policies, snapshot, settings.renames)
-    papers, noted = papers_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
-    record = _record_of(papers, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
+    background, noted = background_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
+    record = _record_of(background, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
         _replayed_run(policy, record, settings, replayer, lacked_metrics(policy, snapshot, settings.renames))
         for policy in policies
@@ -266,7 +266,7 @@ def _facts_at(
 
 
 def _record_of(
-    papers: RunBackground,
+    background: RunBackground,
     stream: EventStream,
     settings: BacktestSettings,
     *,
@@ -278,20 +278,20 @@ def _record_of(
     history, labels = history_of(stream, with_curves=with_curves), settings.labels
     annotated = tuple(sorted([*incidents_in(history.annotations), *noted]))
     return RunRecord(
-        papers,
+        background,
         stream,
         history,
-        StreamAppearances(stream, papers.plan, papers.nan_filtered),
+        StreamAppearances(stream, background.plan, background.nan_filtered),
         stream_digests(stream, digested(stream.facts.metrics)),
         rolled_back,
-        annotated or None if labels is None else labels.of(papers.run_id, papers.name),
+        annotated or None if labels is None else labels.of(background.run_id, background.name),
     )
 
 
 def _replayed_run(
     policy: Policy, record: RunRecord, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
 ) -> ReplayedRun:
-    plan, delay_steps = record.papers.plan, settings.delay_steps
+    plan, delay_steps = record.background.plan, settings.delay_steps
     replayed = replayer(policy, record.stream, plan, delay_steps=delay_steps, saves=settings.saves)
     return ReplayedRun(record, replayed, settings, lacked)
 
@@ -308,13 +308,13 @@ def _lists_lacked(policy: Policy, stream: EventStream) -> tuple[str, ...]:
 
 def judge_stream(
     policies: Iterable[Policy],
-    papers: RunBackground,
+    background: RunBackground,
     stream: EventStream,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
 ) -> list[RunResult]:
     """Return the outcome of each policy on one stream of the deciding rank's events, decided by the event engine."""
-    record = _record_of(papers, stream, settings)
+    record = _record_of(background, stream, settings)
     return [result_of(_replayed_run(each, record, settings, replay_stream, {}), objective) for each in policies]
 
 
@@ -327,18 +327,18 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         declared: What the user declared, to say why there is none.
     """
     record, replayed = facts.record, facts.replayed
-    papers, history, stream = record.papers, record.history, record.stream
+    background, history, stream = record.background, record.history, record.stream
     policy, plan = replayed.policy, record.appearances.plan
-    scorer = RunScorer(history, objective, papers.restored_steps)
+    scorer = RunScorer(history, objective, background.restored_steps)
     unable = could_not_fire(policy, record.appearances, {judged.outcome.controller for judged in replayed.decisions})
     ends = early_ends(policy, record.appearances, history.steps)
     horizon = None if replayed.is_point else replayed.horizon
     censored = _right_censored(facts)
-    is_by_hand = papers.is_end_stated and not papers.is_terminated
+    is_by_hand = background.is_end_stated and not background.is_terminated
     return RunResult(
-        run_id=papers.run_id,
-        name=papers.name,
-        status=papers.status,
+        run_id=background.run_id,
+        name=background.name,
+        status=background.status,
         recorded=scorer.recorded,
         predicted=_predicted(facts, scorer) if replayed.is_point else None,
         certain=None if horizon is None else scorer.up_to(horizon),
@@ -356,16 +356,16 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         ending=replayed.ending,
         began_ns=history.began_ns,
         ended_ns=history.ended_ns,
-        human=lead_over(stream, history, papers.status if is_by_hand else "", replayed),
-        identity=identity_of(stream, replayed, papers.log_digest),
+        human=lead_over(stream, history, background.status if is_by_hand else "", replayed),
+        identity=identity_of(stream, replayed, background.log_digest),
         objective=objective,
-        family=papers.family,
+        family=background.family,
         could_not_fire=why_policy_could_not_fire(policy, unable),
         unable=unable,
         early_ends=ends,
         log_interval_steps=replayed.step_interval,
-        step_unit=papers.step_unit,
-        renamed_at_import=papers.renamed_at_import,
+        step_unit=background.step_unit,
+        renamed_at_import=background.renamed_at_import,
     )
 
 
@@ -397,11 +397,11 @@ def _detection(incidents: Sequence[Incident], facts: ReplayedRun) -> Detection:
 
 
 def _right_censored(facts: ReplayedRun) -> str:
-    papers = facts.record.papers
-    if facts.ends_with_own_stop and papers.status in ("completed", "stopped"):
+    background = facts.record.background
+    if facts.ends_with_own_stop and background.status in ("completed", "stopped"):
         # A program that ends itself when a rule asks for the stop is recorded as completed.
-        papers = replace(papers, status="stopped", how_stopped=_BY_RULES)
-    return papers.why_right_censored(facts.record.history.steps, facts.record.appearances.plan)
+        background = replace(background, status="stopped", how_stopped=_BY_RULES)
+    return background.why_right_censored(facts.record.history.steps, facts.record.appearances.plan)
 
 
 def _how_stopped(attempt: Attempt) -> str:

@@ -24,7 +24,7 @@ from ...store.run_info import RunInfo
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, Renames, check_recorded, read_metrics, renamed_columns, stream_under
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, papers_of
+from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, background_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
@@ -286,35 +286,35 @@ class RunSweeper:
 
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
-        papers = papers_of(snapshot, self.settings.renames, self.settings.family)
+        background = background_of(snapshot, self.settings.renames, self.settings.family)
         renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in self._batches))
         names = renamed_columns(snapshot, renames)
-        judging, compared = self._could_judge(names, papers.of_study), digested(names)
+        judging, compared = self._could_judge(names, background.of_study), digested(names)
         stream = read_metrics(snapshot, metrics.union(judging, compared), renames)
         if not _is_judged(snapshot, stream):
-            return Excluded(papers.run_id, papers.name, "it recorded no step and no metric")
+            return Excluded(background.run_id, background.name, "it recorded no step and no metric")
 
         def events() -> EventStream:
             policies = [structure.policy for batch in self._batches for structure in batch.structures]
             return stream_under(policies, snapshot, renames)[0]
 
         evaluated = frozenset(name for name in judging if len(stream.values_at("evaluate", name).rows))
-        objective = papers.objective_among(evaluated, self.declared)
-        swept = sweep_stream(self._batches, stream, papers, objective, self.settings, events=events)
+        objective = background.objective_among(evaluated, self.declared)
+        swept = sweep_stream(self._batches, stream, background, objective, self.settings, events=events)
         evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
         info, rows = snapshot.info, swept.outcomes.rows
         return SweptRun(
-            run_id=papers.run_id,
-            name=papers.name,
+            run_id=background.run_id,
+            name=background.name,
             steps=stream.last_step,
             kept=swept.outcomes,
-            family=papers.family,
+            family=background.family,
             series=stream_digests(stream, compared),
-            knowledge=_knowledge(stream, len(evaluations), papers.log_digest),
+            knowledge=_knowledge(stream, len(evaluations), background.log_digest),
             objective=objective,
             evaluated=evaluated,
             engine_reason=swept.engine_reason,
-            step_unit=papers.step_unit,
+            step_unit=background.step_unit,
             best=math.nan if objective is None else best_value(evaluations, objective),
             started_ns=info.attempts[0].started_ns,
             ended_ns=_ended_ns(info, stream),

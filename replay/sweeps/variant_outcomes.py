@@ -228,7 +228,7 @@ class SweptStream:
 def sweep_stream(
     batches: Sequence[VariantBatch],
     stream: EventStream,
-    papers: RunBackground,
+    background: RunBackground,
     objective: Objective | None,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     *,
@@ -239,7 +239,7 @@ def sweep_stream(
     Args:
         batches: The variants of one policy, from ``batches_of``.
         stream: The run, with all metrics that the variants read.
-        papers: What is known of the run apart from its events.
+        background: What is known of the run apart from its events.
         objective: The objective.
         settings: What a backtest of each variant would be given.
         events: Reads the run with all that the event engine may read; if None, the stream has it.
@@ -252,17 +252,17 @@ def sweep_stream(
     reason = _reason_for_engine(stream, structures)
     if reason:
         policies = (variant.policy() for batch in batches for variant in batch.variants)
-        results = judge_stream(policies, papers, read(), objective, settings)
+        results = judge_stream(policies, background, read(), objective, settings)
         return SweptStream(VariantOutcomes(_codes(np.arange(len(results))), outcomes_of_results(results)), reason)
-    columns = Stream(stream, papers.plan, frozenset[str]().union(*(batch.metrics for batch in batches)))
-    swept, places = RunFirings(columns, read), StreamAppearances(stream, papers.plan, papers.nan_filtered)
+    columns = Stream(stream, background.plan, frozenset[str]().union(*(batch.metrics for batch in batches)))
+    swept, places = RunFirings(columns, read), StreamAppearances(stream, background.plan, background.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
-        places = StreamAppearances(swept.events, papers.plan, papers.nan_filtered)
+        places = StreamAppearances(swept.events, background.plan, background.nan_filtered)
     asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
     scores = _Scores(
         columns,
         objective,
-        is_right_censored=bool(papers.why_right_censored(stream.last_step, papers.plan)),
+        is_right_censored=bool(background.why_right_censored(stream.last_step, background.plan)),
         drops_own=settings.saves is Saves.REPLACE and asks,
     )
     parts = [scores.rows_of(batch, swept.firings_of_all(batch), _able(batch, places)) for batch in batches]
