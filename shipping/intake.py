@@ -32,7 +32,6 @@ from ..store.journal.writer import SEGMENT_BYTES, create_locked
 from ..store.lineage import DECIDING_RANK
 from ..store.parquet.digests import FORMAT, read_digests
 from ..store.parquet.tables import read_parquet
-from ..store.reading.snapshot import retrying
 from ..store.run_folder import (
     DIGESTS_JSON,
     INTAKE_JSON,
@@ -44,6 +43,7 @@ from ..store.run_folder import (
     list_files,
     read_file,
     replace_file,
+    retrying,
     run_names,
 )
 from ..store.run_info import RunInfo, run_info_of

@@ -31,12 +31,11 @@ from .reading.snapshot import (
     events_table_along,
     progress_of,
     read_snapshot,
-    retrying,
     samples_table_along,
     vectors_table_along,
 )
 from .reading.tally import ProgressCounts
-from .run_folder import list_files
+from .run_folder import list_files, retrying
 from .run_info import Attempt, RunInfo
 from .sql.statements import MOST_SPIKING, SPIKE_BASELINE, rows_of, run_query, spiking_samples
 from .sql.views import ALL_DECISIONS, connect

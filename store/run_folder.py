@@ -7,12 +7,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from .errors import DamagedLog, NotARun
+from .errors import DamagedLog, NotARun, RunChanging
 
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
@@ -36,6 +37,14 @@ MOST_SMALL_BYTES: Final = 64 << 20
 
 MOVE_AWAY: Final = "Move it away, and restore the file from a copy"
 
+
+#: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
+ATTEMPTS_TO_READ: Final = 100
+
+#: A file that is missing this often is not one that a sealer replaces: the listing would lack it.
+_MOST_TIMES_MISSING: Final = 5
+
+_Result = TypeVar("_Result")
 
 #: Attempt and rank.
 Stream: TypeAlias = tuple[int, int]
@@ -208,6 +217,24 @@ def read_file(folder: str | Path, name: str, most_bytes: int = MOST_SMALL_BYTES)
         return b"".join(iter(lambda: os.read(fd, at_once), b""))
     finally:
         os.close(fd)
+
+
+def retrying(read: Callable[[], _Result]) -> _Result:
+    """Call ``read``, retrying while it meets files that a sealer has just replaced.
+
+    Raises:
+        RunChanging: A file was missing each time.
+    """
+    missing: Counter[str] = Counter()
+    for _ in range(ATTEMPTS_TO_READ):
+        try:
+            return read()
+        except FileNotFoundError as error:
+            missing[str(error)] += 1
+            where = str(error.filename or "")
+            if missing[str(error)] == _MOST_TIMES_MISSING:
+                break
+    raise RunChanging("files of the run were replaced while they were read", where=where, fix="Try again")
 
 
 def is_journal(name: str) -> bool:

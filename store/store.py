@@ -22,10 +22,10 @@ from .arrow_tables import Row
 from .errors import QueryRefused, QueryTimedOut, RunNotFound, StoreNotFound, TelemetryError, counted
 from .objects.mirror_access import address_of, is_address, refresh
 from .reading.catalog import Catalog, Look, Newest, catalog_of
-from .reading.snapshot import read_snapshot, retrying
+from .reading.snapshot import read_snapshot
 from .reading.summary import Entry, runs_table
 from .run import Run
-from .run_folder import RUN_ID, RUN_JSON
+from .run_folder import RUN_ID, RUN_JSON, retrying
 from .sql.statement_scope import StatementScope
 from .sql.statements import names_in, rows_of, run_query, scope_in
 from .sql.views import MEMORY_LIMIT, ViewedRun, ViewedRuns, connect_to, exposed_metrics, viewed_entries, viewed_runs

@@ -13,7 +13,7 @@ import pytest
 from steptape import TelemetryError, open_run, open_store
 from steptape.store.errors import NotARun, RunChanging, RunNotFound, StoreNotFound
 from steptape.store.events import Event, SampleLosses
-from steptape.store.reading.snapshot import retrying
+from steptape.store.run_folder import retrying
 from steptape.store.run_info import FORMAT
 from steptape.store.store import Store
 

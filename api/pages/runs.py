@@ -17,9 +17,9 @@ from fastapi import Query as InQuery
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...store.reading.catalog import Look
-from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot, retrying
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
 from ...store.reading.summary import Entry, RunSummary, leading_metric
-from ...store.run_folder import SealedFile
+from ...store.run_folder import SealedFile, retrying
 from ..access import OpenStore
 from ..endpoints.series import kept_indices
 from ..problems import without_path

@@ -14,8 +14,9 @@ import typer
 from ...store.event_json import event_to_line
 from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
 from ...store.own_process import pause_after
-from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, retrying, snapshot_after
+from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, snapshot_after
 from ...store.run import Run
+from ...store.run_folder import retrying
 from ..lookup import run_named
 from ..options import TailArguments
 from ..output import say, shown

@@ -26,9 +26,8 @@ import pyarrow.parquet as pq
 from ..errors import NotARun, StoreAway, TelemetryError
 from ..objects.mirror_access import refresh
 from ..own_process import collection_paused
-from ..run_folder import RUN_ID, run_names
+from ..run_folder import RUN_ID, retrying, run_names
 from ..user_cache import cache_folder
-from .snapshot import retrying
 from .summary import (
     NOT_THERE,
     RUNS_SCHEMA,

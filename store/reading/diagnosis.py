@@ -24,9 +24,19 @@ from ..objects.mirror_access import fetch, is_live
 from ..own_process import WriterIdentity, is_of_this_machine
 from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
 from ..parquet.tables import read_parquet, row_groups_of
-from ..run_folder import MOVE_AWAY, JournalFile, Listing, SealedFile, Stream, is_journal, is_sealed, list_files
+from ..run_folder import (
+    MOVE_AWAY,
+    JournalFile,
+    Listing,
+    SealedFile,
+    Stream,
+    is_journal,
+    is_sealed,
+    list_files,
+    retrying,
+)
 from ..run_info import RunInfo, read_run_info
-from .snapshot import Snapshot, read_snapshot, retrying, sealed_snapshot
+from .snapshot import Snapshot, read_snapshot, sealed_snapshot
 from .summary import NOT_THERE, stamp_of
 
 _RESTORE: Final = "Restore the run from a copy"

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import Columns, read_columns
-from ..errors import RunChanging, TelemetryError
+from ..errors import TelemetryError
 from ..events import ENVELOPE, Event
 from ..journal.segment_reading import is_being_written, read_segment
 from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, merged
@@ -38,22 +37,14 @@ from ..parquet.tables import (
     read_samples,
     with_ids_of,
 )
-from ..run_folder import Listing, SealedFile, Stream, list_files
+from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tally import ProgressCounts, RankTally
-
-_Result = TypeVar("_Result")
 
 _NO_TAIL: Final = Tail(())
 
 #: Rows of one (attempt, rank).
 _Part = tuple[Stream, pa.Table]
-
-#: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
-ATTEMPTS_TO_READ: Final = 100
-
-#: A file that is missing this often is not one that a sealer replaces: the listing would lack it.
-_MOST_TIMES_MISSING: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,24 +203,6 @@ def read_snapshot(folder: Path) -> Snapshot:
         RunChanging: As ``retrying``.
     """
     return retrying(lambda: _read_snapshot(folder))
-
-
-def retrying(read: Callable[[], _Result]) -> _Result:
-    """Call ``read``, retrying while it meets files that a sealer has just replaced.
-
-    Raises:
-        RunChanging: A file was missing each time.
-    """
-    missing: Counter[str] = Counter()
-    for _ in range(ATTEMPTS_TO_READ):
-        try:
-            return read()
-        except FileNotFoundError as error:
-            missing[str(error)] += 1
-            where = str(error.filename or "")
-            if missing[str(error)] == _MOST_TIMES_MISSING:
-                break
-    raise RunChanging("files of the run were replaced while they were read", where=where, fix="Try again")
 
 
 def _read_snapshot(folder: Path) -> Snapshot:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..arrow_tables import Row, values_of
 from ..errors import QueryRefused, QueryTimedOut, TelemetryError
-from ..reading.snapshot import retrying
+from ..run_folder import retrying
 from .statement_scope import StatementScope, scope_of
 
 if TYPE_CHECKING:
