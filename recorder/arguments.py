@@ -25,7 +25,6 @@ from .ranks.rank import this_rank
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
-    from .certified_run import CertifiedRun
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -286,20 +285,6 @@ def declared_policy(rules: Any) -> Policy | None:
         what = "rules must be a policy file, the name of a shipped policy or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
     return load_policy(require_file(policy_path(str(rules))))
-
-
-def declared_certificate(certificate: Any, policy: Policy | None, *, strict: bool) -> CertifiedRun | None:
-    """Return the certificate with which the run is compared; None without one.
-
-    Raises:
-        TelemetryError: With ``strict``: it cannot be read, or is of other rules.
-    """
-    if certificate is None:
-        return None
-    # A run without a certificate does not load it.
-    from .certified_run import certified_run
-
-    return certified_run(certificate, policy, strict=strict)
 
 
 def declared_callbacks(given: Any) -> Callbacks:

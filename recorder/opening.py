@@ -18,6 +18,7 @@ from ..store.lineage import DECIDING_RANK, lineage_of
 from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
 from ..store.run_info import Attempt, RunInfo
+from .control import ROLL_BACK
 from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
 from .ranks.rank import Rank
@@ -34,9 +35,6 @@ Resume: TypeAlias = str | tuple[str, int] | Mapping[str, Any]
 
 #: The format of ``Recorder.state_dict``; it grows when the meaning changes.
 STATE_FORMAT: Final = 1
-
-#: The operation whose receipts count however a run was resumed.
-ROLL_BACK: Final = "rollback.to"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from ..store.reading.tally import ProgressCounts
 from .arguments import (
     OWN_METHODS,
     declared_callbacks,
-    declared_certificate,
     declared_journal,
     declared_later,
     declared_plan,
@@ -178,6 +177,12 @@ class Recorder:
         attempt = described_attempt(declared_plan(plan, total_steps, world_size), policy, journal.sync_every_s, own)
         described = described_run(name, group, tags, config, attempt)
         self._log_every = declared_whole(log_every, "log_every")
+        certified = None
+        if certificate is not None:
+            # A run without a certificate does not load it.
+            from .certified_run import certified_run
+
+            certified = certified_run(certificate, policy, strict=strict)
         self._settings = RecorderSettings(
             own,
             described,
@@ -187,7 +192,7 @@ class Recorder:
             journal,
             agree_timeout_s,
             pushed,
-            declared_certificate(certificate, policy, strict=strict),
+            certified,
             is_strict=strict,
             is_quiet=quiet or not own.decides,
         )

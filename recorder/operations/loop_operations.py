@@ -15,8 +15,7 @@ from ...rules.effects import CALLS, LearningRateState, OperationCall, in_order, 
 from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
 from ..calls.call_warnings import CallWarnings
-from ..control import Control
-from ..opening import ROLL_BACK
+from ..control import ROLL_BACK, Control
 from ..position import Position
 from .learning_rate import IDLE_UPDATES, LearningRate
 
