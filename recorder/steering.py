@@ -17,7 +17,7 @@ from ..rules.checks.findings import findings_of
 from ..rules.effects import Effect, in_order, is_call
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
-from ..rules.language.families import MetricNames
+from ..rules.language.name_patterns import MetricNames
 from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.policy import Policy
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind

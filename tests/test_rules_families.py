@@ -30,7 +30,7 @@ from steptape.rules.engine.decisions import (
 )
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
-from steptape.rules.language.families import MAX_MEMBERS, have_common_names, matches
+from steptape.rules.language.name_patterns import MAX_MEMBERS, have_common_names, matches
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import PLAN, Event
 from steptape.store.plan import Plan

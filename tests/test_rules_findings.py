@@ -7,7 +7,7 @@ import pytest
 from steptape import load_policy
 from steptape.rules.checks.findings import findings_of
 from steptape.rules.errors import PolicyError
-from steptape.rules.language.timing import Patience
+from steptape.rules.language.clock import Patience
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from steptape.rules.checks.finding_codes import FindingCode
 from steptape.rules.engine.engine import Engine
-from steptape.rules.functions import operators, text
-from steptape.rules.functions.methods import METHODS
-from steptape.rules.functions.plain_functions import MAX_DIGITS
-from steptape.rules.language import definitions, expressions
+from steptape.rules.functions import operators
+from steptape.rules.functions import plain_functions as plain
+from steptape.rules.functions.plain_functions import MAX_DIGITS, METHODS
+from steptape.rules.language import expressions
 from steptape.rules.policy_file import controllers, document, operations, policy
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.metrics import METRICS, TrainingState
@@ -91,7 +91,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     )
     assert limits["rule"] == (
         f"{expressions.MAX_RULE_LENGTH:,} characters; {expressions.MAX_EXPRESSION_DEPTH} levels and "
-        f"{definitions.MAX_NODES:,} parts, with what defined names mean"
+        f"{expressions.MAX_NODES:,} parts, with what defined names mean"
     )
     assert limits["window"] == f"{MAX_WINDOW:,} values"
     assert f"{operators.MAX_BITS:,} bits" in limits["base and exponent of `**`"]
@@ -101,9 +101,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     )
     assert limits["whole number in a text, and rounding"] == f"{MAX_DIGITS:,} digits"
     assert limits["containers as text"] == (
-        f"{text.MAX_RENDERED_VALUES:,} values, and {text.MAX_RENDERED_LENGTH:,} characters of texts in them"
+        f"{plain.MAX_RENDERED_VALUES:,} values, and {plain.MAX_RENDERED_LENGTH:,} characters of texts in them"
     )
-    assert limits["format width and precision"] == f"{text.MAX_WIDTH:,}"
+    assert limits["format width and precision"] == f"{plain.MAX_WIDTH:,}"
     assert limits["log message"] == f"{operations.MAX_MESSAGE_LENGTH:,} characters"
 
 

@@ -18,7 +18,7 @@ from steptape.rules.compiled.workspace import Workspace
 from steptape.rules.functions.operators import modulo
 from steptape.rules.language.binding import bind
 from steptape.rules.language.bound_rule import NameScope, dependencies
-from steptape.rules.language.context import Clock
+from steptape.rules.language.clock import Clock
 from steptape.rules.language.expressions import parse
 from steptape.rules.readings.reading import Names, Param
 from steptape.rules.readings.table import FUNCTIONS

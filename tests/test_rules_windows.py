@@ -14,7 +14,7 @@ from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
 from steptape.rules.functions import reductions
-from steptape.rules.functions.folds import ema
+from steptape.rules.functions.reductions import ema
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.readings.table import FUNCTIONS
 from steptape.rules.readings.window import LONG

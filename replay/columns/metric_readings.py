@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.leaves import path_in
+from ...rules.language.rule_parts import path_in
 from ...rules.policy_file.declarations import MetricDeclaration
 from ...rules.readings.table import FUNCTIONS
 

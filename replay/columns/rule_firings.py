@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.engine.gates import FiringGate, FiringLimits, SpanTimer
-from ...rules.language.context import Clock
-from ...rules.language.timing import RESET_ON_FAILURE, StepWindow
+from ...rules.language.clock import RESET_ON_FAILURE, Clock, StepWindow
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.past_decisions import Past

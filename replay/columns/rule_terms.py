@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.expression_types import gives_float
+from ...rules.language.rule_parts import gives_float
 from ...rules.policy_file.declarations import MetricDeclaration
 from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, Reading, SeriesKey, SeriesReading, ValueType
 from ...rules.readings.table import FUNCTIONS

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from ...rules.functions.folds import make_fold
 from ...rules.functions.plain_functions import Function
+from ...rules.functions.reductions import make_fold
 from ...rules.readings.reading import Extent, Half, NotColumnar, SeriesKey, SeriesReading
 from ...rules.readings.vectors import Floats, Ints, Truths
 from .stream import Stream, Values

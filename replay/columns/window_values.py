@@ -15,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...rules.functions.folds import Fold
 from ...rules.functions.plain_functions import Function
-from ...rules.functions.reductions import older, recent
+from ...rules.functions.reductions import Fold, older, recent
 from ...rules.functions.undefined import Undefined
 from ...rules.readings.reading import Half
 from ...rules.readings.vectors import Floats, Ints, Truths

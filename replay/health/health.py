@@ -19,7 +19,7 @@ import numpy as np
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
 from ...rules.errors import PolicyError
-from ...rules.language.families import STAR, have_common_names, is_pattern, matches
+from ...rules.language.name_patterns import STAR, have_common_names, is_pattern, matches
 from ...rules.metric_catalogue import CATALOGUE, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy

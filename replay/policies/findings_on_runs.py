@@ -22,8 +22,8 @@ from ...rules.checks.possible_firings import could_not_fire, deciding_controller
 from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.families import is_pattern, matches
-from ...rules.language.timing import Unit
+from ...rules.language.clock import Unit
+from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey, SeriesReading
 from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...rules.language.timing import Span, StepWindow
+from ...rules.language.clock import Span, StepWindow
 from ...rules.policy_file.declarations import Controller, Escalation
 from ...rules.policy_file.policy import Policy, parse_policy
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.effects import Effect
-from ...rules.language.timing import RESET_ON_FAILURE
+from ...rules.language.clock import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.errors import counted

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.families import is_pattern, matches
+from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED, Appearances, Reading, SeriesKey, SeriesReading

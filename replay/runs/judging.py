@@ -15,7 +15,7 @@ import numpy as np
 from ...rules.checks.length_conditions import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, why_policy_could_not_fire
 from ...rules.effects import Effect
-from ...rules.language.families import is_pattern, matches
+from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
 from ...store.own_process import collection_paused

@@ -19,7 +19,7 @@ import numpy as np
 from ...rules.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
-from ...rules.language.timing import Unit
+from ...rules.language.clock import Unit
 from ...rules.policy_file.declarations import ACT, Controller
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError

@@ -19,7 +19,7 @@ import numpy as np
 from ...rules.engine.decisions import Decision, LogMessage, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.engine.outcomes import MISSING_SERIES_AFTER, LogMessages, render
-from ...rules.language.leaves import leaves
+from ...rules.language.rule_parts import leaves
 from ...rules.policy_file.declarations import ACT, SHADOW, Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType

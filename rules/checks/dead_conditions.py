@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..effects import parse_call
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
-from ..language.families import MAX_MEMBERS, have_common_names, is_pattern
+from ..language.name_patterns import MAX_MEMBERS, have_common_names, is_pattern
 from ..policy_file.declarations import Rule
 from ..policy_file.policy import Policy
 from ..readings.metric import MetricValue

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 from ..errors import suggestion
 from ..habits import COMMON_METRICS, CONSTANTS, NOT_FINITE, SECTIONS
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_float, gives_truth
 from ..language.expressions import links_of
+from ..language.rule_parts import gives_float, gives_truth
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
 from ..readings.ago import AGE

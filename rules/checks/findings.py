@@ -15,7 +15,7 @@ import yaml
 
 from ..effects import Effect
 from ..language.bound_rule import BoundRule
-from ..language.timing import RESET_ON_FAILURE
+from ..language.clock import RESET_ON_FAILURE
 from ..policy_file.declarations import Controller
 from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields

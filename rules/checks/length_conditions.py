@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ..errors import suggestion
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
-from ..language.leaves import keys_read, path_in
+from ..language.rule_parts import keys_read, path_in
 from ..policy_file.declarations import Controller, MetricDeclaration
 from ..policy_file.policy import Policy
 from ..readings.param import ParamValue

@@ -19,10 +19,10 @@ from typing import Final
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..effects import Effect
 from ..language.bound_rule import BoundRule
+from ..language.clock import Unit
 from ..language.expressions import links_of
-from ..language.families import matches
-from ..language.leaves import path_in
-from ..language.timing import Unit
+from ..language.name_patterns import matches
+from ..language.rule_parts import path_in
 from ..policy_file.declarations import Controller, MetricDeclaration
 from ..policy_file.policy import Policy
 from ..readings.fact import ContextValue

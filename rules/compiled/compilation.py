@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from types import CodeType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from ..functions.methods import call_method
 from ..functions.operators import GUARDED
-from ..functions.text import formatted, joined, rendered
+from ..functions.plain_functions import call_method, formatted, joined, rendered
 from ..functions.undefined import Undefined
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_float, needs_no_guard
+from ..language.rule_parts import gives_float, needs_no_guard
 from ..readings.generated import EVENT, attribute, call, name
 from ..readings.reading import MAX_EXACT, ArgumentCode, Names, Reading, SeriesReading
 from ..readings.table import FUNCTIONS

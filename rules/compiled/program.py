@@ -16,8 +16,8 @@ from types import CodeType, FunctionType
 from typing import Final
 
 from ..language.bound_rule import BoundRule
-from ..language.expression_types import gives_truth
-from ..language.timing import StepWindow
+from ..language.clock import StepWindow
+from ..language.rule_parts import gives_truth
 from ..readings.generated import EVENT, attribute, call, name
 from ..readings.metric import asked_of_state
 from ..readings.reading import Names, SeriesKey, SeriesReading

@@ -13,12 +13,11 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, Final, Protocol
 
 from ...store.events import Event
-from ..functions.family_functions import OF_FAMILIES
 from ..functions.operators import Budget
 from ..functions.undefined import UNAVAILABLE, Undefined
-from ..language.context import Clock, RunContext
-from ..language.families import MAX_MEMBERS, matches
-from ..readings.family import FamilyReading
+from ..language.clock import Clock, RunContext
+from ..language.name_patterns import MAX_MEMBERS, matches
+from ..readings.family import OF_FAMILIES, FamilyReading
 from ..readings.generated import MEMBER_NAME, RANKS
 from ..readings.metric import HeldState
 from ..readings.past_decisions import Past

@@ -15,7 +15,7 @@ from ...store.plan import Plan
 from ..compiled.workspace import Cell, News, Series
 from ..errors import phrase, suggestion
 from ..functions.undefined import UNAVAILABLE
-from ..language.leaves import keys_read
+from ..language.rule_parts import keys_read
 from ..policy_file.declarations import AdmittedSeries, Controller, MetricDeclaration, Rule, StateDeclaration
 from ..policy_file.metrics import Metric
 from ..readings.metric import HeldState

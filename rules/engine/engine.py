@@ -27,7 +27,7 @@ from ...store.events import (
 from ...store.plan import Plan
 from ...store.reading.tally import made_up
 from ...store.run_info import Attempt
-from ..language.context import Clock
+from ..language.clock import Clock
 from ..policy_file.declarations import Declaration
 from ..policy_file.policy import Policy
 from .decisions import Outcome

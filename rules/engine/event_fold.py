@@ -18,7 +18,7 @@ from ...store.plan import Plan, constants_in
 from ...store.reading.tally import OwnValues
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
 from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
-from ..language.context import Clock
+from ..language.clock import Clock
 from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.policy import Policy
 from ..readings.reading import SeriesKey

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...store.events import Event
-from ..language.context import Clock
-from ..language.timing import RESET_ON_FAILURE, Cooldown, Patience, Span, Unit
+from ..language.clock import RESET_ON_FAILURE, Clock, Cooldown, Patience, Span, Unit
 from ..policy_file.declarations import Escalation
 from ..readings.past_decisions import Past
 

@@ -14,7 +14,7 @@ from typing import Final
 from ...store.events import PLAN, Event, MetricsOfTable
 from ..compiled.program import Feed, feed
 from ..compiled.workspace import SLACK, Member, Series, SeriesFamily, Workspace
-from ..language.families import matches
+from ..language.name_patterns import matches
 from ..policy_file.blueprint import Admission, Blueprint, Computation
 from ..readings.reading import ALSO_CALLED, SeriesKey
 from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge

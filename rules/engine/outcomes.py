@@ -17,9 +17,9 @@ from ...store.events import Event, lag_of
 from ..compiled.compilation import FIRED, ClearAnswer
 from ..compiled.workspace import Workspace
 from ..errors import phrase, suggestion
-from ..functions.text import formatted, rendered
+from ..functions.plain_functions import formatted, rendered
 from ..functions.undefined import UNAVAILABLE
-from ..language.families import MAX_MEMBERS
+from ..language.name_patterns import MAX_MEMBERS
 from ..policy_file.declarations import (
     ACT,
     SHADOW,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..language.bound_rule import BoundRule
-from ..language.families import MetricNames
+from ..language.name_patterns import MetricNames
 from ..policy_file.declarations import AdmittedSeries, Controller, Declaration, StateDeclaration
 from ..readings.reading import ALSO_CALLED, Extent, SeriesKey, SeriesReading
 

@@ -1,20 +1,25 @@
-"""The functions of rules on plain values, and what a row of the reference says of a function.
+"""The functions and methods of rules on plain values, their text, and what a row of the reference says of a function.
 
-Sets are read in sorted order: Python's order of texts in a set differs between processes. Digits are bounded, so that
-no rule computes forever.
+Sets are read in sorted order: Python's order of texts in a set differs between processes. Digits, texts and containers
+are bounded, so that no rule computes forever. A text is the same in every process, without access to attributes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final
 
-from . import folds, reductions
+import simpleeval  # type: ignore[import-untyped]
+
+from . import reductions
 from .operators import in_order
-from .text import rendered
-from .undefined import Undefined
+from .undefined import UNAVAILABLE, Undefined
 
 #: Most digits of a whole number in a text, and most digits to which a number is rounded.
 MAX_DIGITS: Final = 2_000
@@ -105,7 +110,7 @@ def counted(values: Iterable[Any]) -> int:
 
 def ema(values: Iterable[Any], n: int) -> float:
     """Return the exponential moving average, as of a series."""
-    return folds.ema(listed(values), n)
+    return reductions.ema(listed(values), n)
 
 
 def zscore(values: Iterable[Any]) -> float:
@@ -184,6 +189,116 @@ def rounded(value: Any, ndigits: Any = None) -> Any:
     if isinstance(ndigits, int) and abs(ndigits) > MAX_DIGITS:
         raise ValueError(f"rounding to more than {MAX_DIGITS:,} digits")
     return round(value, ndigits)
+
+
+#: Most values that one rendered container may hold, nested ones included, and most characters of its texts.
+MAX_RENDERED_VALUES: Final = 10_000
+MAX_RENDERED_LENGTH: Final = simpleeval.MAX_STRING_LENGTH
+#: Largest width and precision of a format specification.
+MAX_WIDTH: Final = 1_000
+
+_SPECIFICATION: Final = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?(\d{0,9})[_,]?(?:\.(\d{1,9}))?[a-zA-Z%]?", re.DOTALL)
+_PLAIN: Final = (str, int, float, bool, type(None), complex, bytes)
+
+
+def rendered(value: Any) -> str:
+    """Return a value as ``str`` shows it; sets in sorted order, dictionary views as lists.
+
+    Raises:
+        Undefined: The value is a metric that is not available.
+        IterableTooLong: A container has more than ``MAX_RENDERED_VALUES`` values, or too long texts in it.
+    """
+    if isinstance(value, _PLAIN) or value is UNAVAILABLE:
+        return str(value)
+    budget = iter(range(MAX_RENDERED_VALUES))
+    return _shown(value, budget)
+
+
+def _shown(value: Any, budget: Iterator[int]) -> str:
+    if next(budget, None) is None:
+        raise simpleeval.IterableTooLong(f"a container of more than {MAX_RENDERED_VALUES:,} values as text")
+    if isinstance(value, (str, bytes)):
+        # Long texts also use up the budget of values, so that many of them together exceed it.
+        for _ in islice(budget, len(value) * MAX_RENDERED_VALUES // MAX_RENDERED_LENGTH):
+            pass
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_shown(key, budget)}: {_shown(item, budget)}" for key, item in value.items()) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(_shown(item, budget) for item in sorted(value)) + "}" if value else "set()"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_shown(item, budget) for item in value) + (",)" if len(value) == 1 else ")")
+    if not isinstance(value, _PLAIN):
+        return "[" + ", ".join(_shown(item, budget) for item in value) + "]"
+    return repr(value)
+
+
+def formatted(value: Any, specification: str) -> str:
+    """Format a number, text or truth value by a specification of bounded width.
+
+    Raises:
+        ValueError: The specification is malformed or too wide.
+        TypeError: The value is a container.
+    """
+    check_specification(specification)
+    if not specification:
+        return rendered(value)
+    if value is not UNAVAILABLE and not isinstance(value, _PLAIN):
+        raise TypeError(f"a {type(value).__name__} takes no format")
+    return format(value, specification)
+
+
+@functools.lru_cache(maxsize=1_024)
+def check_specification(specification: str) -> None:
+    """Refuse a format specification that is malformed, or whose width or precision is above ``MAX_WIDTH``.
+
+    Raises:
+        ValueError: The specification is refused.
+    """
+    match = _SPECIFICATION.fullmatch(specification)
+    if match is None:
+        raise ValueError(f"not a format specification: {specification!r}")
+    if any(int(number or 0) > MAX_WIDTH for number in match.groups()):
+        raise ValueError(f"format width above {MAX_WIDTH:,}")
+
+
+def joined(*parts: str) -> str:
+    """Join the parts of an f-string into one text, at most as long as simpleeval allows."""
+    if sum(len(part) for part in parts) > simpleeval.MAX_STRING_LENGTH:
+        raise simpleeval.IterableTooLong("an f-string gives too long a text")
+    return "".join(parts)
+
+
+_MAPPINGS: Final = (dict, MappingProxyType)
+
+#: The methods, each with the types that have it.
+METHODS: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
+    {
+        "get": _MAPPINGS,
+        "keys": _MAPPINGS,
+        "values": _MAPPINGS,
+        "items": _MAPPINGS,
+        "count": (list, tuple, str),
+        "index": (list, tuple, str),
+        "startswith": (str,),
+        "endswith": (str,),
+        "lower": (str,),
+        "upper": (str,),
+    }
+)
+
+
+def call_method(target: Any, name: str, *arguments: Any) -> Any:
+    """Call a read-only method of a plain value.
+
+    Raises:
+        Undefined: The target is a metric that is not available.
+        TypeError: The target has no such method.
+    """
+    if target is UNAVAILABLE:
+        raise Undefined("metric not available")
+    if not isinstance(target, METHODS[name]):
+        raise TypeError(f"a {type(target).__name__} has no method '{name}'")
+    return getattr(target, name)(*arguments)
 
 
 #: The functions that read nothing of a run.

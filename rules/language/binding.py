@@ -16,13 +16,11 @@ from typing import Final
 from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
-from ..functions.family_functions import OF_FAMILIES
-from ..functions.folds import FOLDS
-from ..functions.methods import METHODS
-from ..functions.plain_functions import Function
+from ..functions.plain_functions import METHODS, Function
+from ..functions.reductions import FOLDS
 from ..readings.call import WINDOW_KEYWORDS, Call, constant, literal_text, number
 from ..readings.fact import CONTEXT, ContextValue
-from ..readings.family import FamilyReading, MemberName
+from ..readings.family import OF_FAMILIES, FamilyReading, MemberName
 from ..readings.metric import MetricValue, StateClass
 from ..readings.milestone import Milestone
 from ..readings.param import ParamValue, Variable
@@ -31,9 +29,8 @@ from ..readings.reading import Need, Reading, SeriesKey, ValueType
 from ..readings.series_value import SeriesValue
 from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_FUNCTIONS
 from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
-from .definitions import expand
-from .expressions import Expression, ExpressionFaults
-from .families import is_pattern
+from .expressions import Expression, ExpressionFaults, expand
+from .name_patterns import is_pattern
 
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
 _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})

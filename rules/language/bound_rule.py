@@ -10,7 +10,7 @@ from typing import Final
 from ..readings.fact import CONTEXT
 from ..readings.reading import Need, Param, Reading, SeriesKey
 from .expressions import Expression
-from .families import have_common_names
+from .name_patterns import have_common_names
 
 #: The name of the member that a controller is of.
 MEMBER: Final = "member"

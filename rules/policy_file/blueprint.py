@@ -11,7 +11,7 @@ from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.program import TriggeredRule, decides_at_once, member_program, program
 from ..language.bound_rule import BoundRule, dependencies
-from ..language.timing import StepWindow, Unit
+from ..language.clock import StepWindow, Unit
 from ..readings.fold import STREAK
 from ..readings.milestone import Milestone, MilestoneTracker
 from ..readings.past_decisions import OF_NOW, PastDecisions

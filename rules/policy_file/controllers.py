@@ -19,8 +19,8 @@ from .. import habits
 from ..effects import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
 from ..errors import ExpressionError, kind_suggestion, suggestion
 from ..language.bound_rule import NameScope
-from ..language.families import is_pattern
-from ..language.timing import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
+from ..language.clock import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
+from ..language.name_patterns import is_pattern
 from ..readings.past_decisions import PastDecisions
 from ..readings.reading import SeriesKey
 from .declarations import (

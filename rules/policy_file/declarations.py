@@ -18,7 +18,7 @@ from ...store.errors import require_version
 from ...store.plan import Plan
 from ...store.run_info import Attempt
 from ..language.bound_rule import BoundRule, NameScope
-from ..language.timing import Cooldown, Patience, Span, StepWindow
+from ..language.clock import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
 from .classes import ArgumentValue
 from .document import Place

@@ -28,7 +28,7 @@ from ..functions.expert_loads import (
     token_counts,
 )
 from ..functions.reductions import mean, total
-from ..language.families import matches
+from ..language.name_patterns import matches
 from .classes import Argument, ArgumentType, ArgumentValue, Registry, above_zero, check_arguments, within
 
 #: Kinds at which TrAC refreshes the state of the trainer: all but those inside a step.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError, shortened
 from ..effects import Effect
-from ..functions.text import check_specification, formatted, rendered
+from ..functions.plain_functions import check_specification, formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS
 from .classes import Argument, ArgumentType, ArgumentValue, Registry, check_arguments

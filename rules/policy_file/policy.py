@@ -21,7 +21,7 @@ from .. import habits
 from ..effects import Effect, InvalidCall, is_call, parse_call
 from ..errors import PolicyError, suggestion
 from ..language.bound_rule import NameScope
-from ..language.timing import Span
+from ..language.clock import Span
 from ..readings.reading import Param
 from .blueprint import Blueprint, draw_blueprint
 from .classes import ArgumentValue, Registry

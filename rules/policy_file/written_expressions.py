@@ -17,13 +17,11 @@ import yaml
 from .. import habits
 from ..compiled.compilation import Translator
 from ..errors import ExpressionError, Fault
-from ..functions.text import check_specification
+from ..functions.plain_functions import check_specification
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
-from ..language.definitions import in_order
-from ..language.expression_types import example_values
-from ..language.expressions import Expression, parse
-from ..language.leaves import leaves
+from ..language.expressions import Expression, in_order, parse
+from ..language.rule_parts import example_values, leaves
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.reading import Names
 from ..readings.table import FUNCTIONS

@@ -6,10 +6,10 @@ import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from ..functions import folds
 from ..functions import plain_functions as plain
-from ..functions.folds import EMA, Fold, make_fold
+from ..functions import reductions
 from ..functions.plain_functions import Function
+from ..functions.reductions import EMA, Fold, make_fold
 from .call import EXTENTS, WINDOW_KEYWORDS, Call
 from .first_events import First
 from .generated import attribute, call, name
@@ -30,7 +30,7 @@ FUNCTIONS: Final = (
         "ema(s, n), ema(values, n)",
         "The exponential moving average from the first value on: e + 2/(n+1) * (value - e). Skips non-finite values.",
         plain.ema,
-        folds.ema,
+        reductions.ema,
         least=2,
         most=2,
         keywords=frozenset({"n"}),
@@ -40,16 +40,16 @@ FUNCTIONS: Final = (
         "peak",
         "peak(s), peak(values)",
         "The greatest value so far, of any age. Skips non-finite values.",
-        lambda values: folds.peak(plain.listed(values)),
-        folds.peak,
+        lambda values: reductions.peak(plain.listed(values)),
+        reductions.peak,
         iterates=True,
     ),
     Function(
         "trough",
         "trough(s), trough(values)",
         "The smallest value so far, of any age. Skips non-finite values.",
-        lambda values: folds.trough(plain.listed(values)),
-        reduction=folds.trough,
+        lambda values: reductions.trough(plain.listed(values)),
+        reduction=reductions.trough,
         iterates=True,
     ),
     Function("initial", "initial(s)", "The first finite value of all."),

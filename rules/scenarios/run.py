@@ -17,7 +17,7 @@ from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarnin
 from ..engine.engine import Engine
 from ..engine.waiting_controllers import METRICS_OF_FACTS
 from ..errors import suggestion
-from ..language.families import MetricNames, is_pattern
+from ..language.name_patterns import MetricNames, is_pattern
 from ..policy_file.policy import Policy
 from .file import Expected, ScenarioTest
 
