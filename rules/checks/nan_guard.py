@@ -13,28 +13,19 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
+from ..functions.plain_functions import NAN_TO_NAN
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
-from ..readings.fold import SeriesFold
 from ..readings.param import ParamValue
-from ..readings.reading import Extent, Half, Reading
-from ..readings.series_value import SeriesChange, SeriesValue
-from ..readings.window import Window
+from ..readings.reading import Reading, SeriesReading
 
 #: Parts of the names of metrics where lower is better, so that an upper limit guards against spikes and is not a goal.
 _BETTER_LOW: Final = ("loss", "norm", "perplexity", "ppl", "error", "entropy")
 
 _FALSE_FOR_NAN: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq)
 
-#: Functions that give NaN when an argument, or a value of the window, is NaN. (``ema`` and ``peak`` skip it.)
-_NAN_TO_NAN: Final = frozenset(
-    {
-        *("abs", "sqrt", "math_sqrt", "exp", "log", "float", "mean", "sum", "min", "max", "std", "var", "slope"),
-        *("detrended_std", "median", "quantile", "argmin", "argmax", "mad", "zscore", "rate", "sign", "cos", "tanh"),
-    }
-)
 #: The reach of an expression that does not read the series: a number above the length of any window.
 _ABSENT: Final = 1 << 62
 
@@ -112,24 +103,11 @@ def _reach(rule: BoundRule, name: str, nodes: Iterable[ast.expr]) -> int:
     while waiting:
         node = waiting.pop()
         reference = rule.references.get(node)
-        if isinstance(reference, (SeriesValue, SeriesChange, SeriesFold, Window)) and reference.key.name == name:
-            reach = min(reach, _length_of(reference))
+        if isinstance(reference, SeriesReading) and reference.key.name == name:
+            reach = min(reach, reference.newest_covered or _ABSENT)
         elif reference is None:
             waiting.extend(ast.iter_child_nodes(node))
     return reach
-
-
-def _length_of(look: SeriesValue | SeriesChange | SeriesFold | Window) -> int:
-    """Return how many values a read of a series covers, the newest and the skipped ones included."""
-    match look:
-        case SeriesValue(_, back):
-            return back + 1
-        case SeriesChange():
-            return 1  # A jump of the newest value.
-        case Window(extent=Extent.VALUES):
-            return look.values_read - (int(look.length) // 2 if look.half is Half.RECENT else 0)
-        case _:
-            return 2  # More than the newest alone; how many more is unknown.
 
 
 class _Evaluation:
@@ -163,16 +141,12 @@ class _Evaluation:
                 return self._called(called, arguments)
         return _Value.UNKNOWN
 
-    def _read(self, reference: Reading | None) -> _Value | None:
-        """Return what is known of a reference's value; None if the node's syntax has to be evaluated instead."""
-        match reference:
-            case SeriesValue(key, 0) | SeriesChange(key) if key.name == self._name:
-                return _Value.NAN
-            case Window(function=function, key=key) if key.name == self._name:
-                has_newest = not reference.skip and reference.half is not Half.OLDER
-                return _Value.NAN if has_newest and function.name in (*_NAN_TO_NAN, "last") else _Value.UNKNOWN
-            case ParamValue(value=param):
-                return _known(param)
+    def _read(self, reading: Reading | None) -> _Value | None:
+        """Return what is known of a reading's value; None if the node's syntax has to be evaluated instead."""
+        if isinstance(reading, ParamValue):
+            return _known(reading.value)
+        if isinstance(reading, SeriesReading) and reading.key.name == self._name:
+            return _Value.NAN if reading.is_nan_with_newest else _Value.UNKNOWN
         return None
 
     def _combined(self, values: list[_Value], is_and: bool) -> _Value:
@@ -205,7 +179,7 @@ class _Evaluation:
             return _Value.TRUE
         if function == "isfinite":
             return _Value.FALSE
-        return _Value.NAN if function in _NAN_TO_NAN else _Value.UNKNOWN
+        return _Value.NAN if function in NAN_TO_NAN else _Value.UNKNOWN
 
 
 def _items(node: ast.expr) -> list[ast.expr]:

@@ -301,6 +301,14 @@ def call_method(target: Any, name: str, *arguments: Any) -> Any:
     return getattr(target, name)(*arguments)
 
 
+#: Functions that give NaN when an argument, or a value of the window, is NaN. (``ema`` and ``peak`` skip it.)
+NAN_TO_NAN: Final = frozenset(
+    {
+        *("abs", "sqrt", "math_sqrt", "exp", "log", "float", "mean", "sum", "min", "max", "std", "var", "slope"),
+        *("detrended_std", "median", "quantile", "argmin", "argmax", "mad", "zscore", "rate", "sign", "cos", "tanh"),
+    }
+)
+
 #: The functions that read nothing of a run.
 OF_VALUES: Final = (
     Function("abs", "abs(x)", "The absolute value.", abs),

@@ -15,7 +15,7 @@ from .first_events import First
 from .generated import attribute, call, name
 from .ranges import ANY, Range
 from .reading import Code, Need, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
-from .window import Window
+from .window import Window, window_of
 
 if TYPE_CHECKING:
     from .vectors import Vector
@@ -95,7 +95,7 @@ class SeriesFold(SeriesReading):
         if length is None:
             return None
         if has_window:
-            return Window.of_keywords(call, keywords, (length,) if is_ema else ())
+            return window_of(call, keywords, (length,) if is_ema else ())
         skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
         return None if skip is None else cls(call.function.name, call.key, length, skip)
 
@@ -107,6 +107,10 @@ class SeriesFold(SeriesReading):
     @property
     def values_read(self) -> int:
         return 1
+
+    @property
+    def newest_covered(self) -> int:
+        return 2
 
     @property
     def need(self) -> Need:

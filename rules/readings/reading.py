@@ -613,6 +613,19 @@ class SeriesReading(Reading):
         return None
 
     @property
+    def newest_covered(self) -> int | None:
+        """How many of the newest values it depends on: 1 for the newest alone, 2 where more are not counted.
+
+        None for what depends on no value alone.
+        """
+        return None
+
+    @property
+    def is_nan_with_newest(self) -> bool:
+        """Whether it is surely NaN where the newest value is."""
+        return False
+
+    @property
     def steps_back(self) -> float:
         """How many steps it looks back; 0 for another unit."""
         return 0

@@ -88,6 +88,14 @@ class SeriesValue(SeriesReading):
         return self.back + 1
 
     @property
+    def newest_covered(self) -> int:
+        return self.back + 1
+
+    @property
+    def is_nan_with_newest(self) -> bool:
+        return not self.back
+
+    @property
     def reads_newest(self) -> bool:
         return not self.back
 
@@ -139,6 +147,15 @@ class SeriesChange(SeriesReading):
     @property
     def values_read(self) -> int:
         return self.back + 1
+
+    @property
+    def newest_covered(self) -> int:
+        """One: a jump of the newest value."""
+        return 1
+
+    @property
+    def is_nan_with_newest(self) -> bool:
+        return True
 
     @property
     def need(self) -> Need:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from ..errors import suggestion
 from ..functions import plain_functions as plain
 from ..functions import reductions
-from ..functions.plain_functions import Function
+from ..functions.plain_functions import NAN_TO_NAN, Function
 from ..functions.reductions import SUM_IS_PLAIN, older, recent
 from ..functions.undefined import Undefined
 from ..habits import WINDOW_ARGUMENTS, WINDOW_LENGTHS
@@ -269,25 +269,22 @@ class Window(SeriesReading):
             return None
         shares = [_share(call, keywords.get(name), name) for name in options]
         known_shares = tuple(share for share in shares if share is not None)
-        return cls.of_keywords(call, keywords, known_shares) if len(known_shares) == len(shares) else None
-
-    @classmethod
-    def of_keywords(cls, call: Call, keywords: Mapping[str, ast.expr], options: tuple[float, ...]) -> Window | None:
-        """Return the window that keyword arguments describe. One of them is its length."""
-        name = next(name for name in EXTENTS if name in keywords)
-        length = call.length(keywords[name], EXTENTS[name])
-        skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
-        least = call.whole(keywords["min"], 1, "number of values") if "min" in keywords else None
-        half = _half(call, keywords["half"]) if "half" in keywords else None
-        is_per_step = _is_per_step(call, keywords.get("per"))
-        refused = [half is None and "half" in keywords, least is None and "min" in keywords]
-        if length is None or skip is None or is_per_step is None or any(refused):
-            return None
-        return cls(call.function, call.key, length, EXTENTS[name], skip, half, options, least, is_per_step)
+        return window_of(call, keywords, known_shares) if len(known_shares) == len(shares) else None
 
     @property
     def values_read(self) -> int:
         return int(self.length) + self.skip if self.extent is Extent.VALUES else 1 + self.skip
+
+    @property
+    def newest_covered(self) -> int:
+        if self.extent is not Extent.VALUES:
+            return 2
+        return self.values_read - (int(self.length) // 2 if self.half is Half.RECENT else 0)
+
+    @property
+    def is_nan_with_newest(self) -> bool:
+        has_newest = not self.skip and self.half is not Half.OLDER
+        return has_newest and self.function.name in (*NAN_TO_NAN, "last")
 
     @property
     def reads_newest(self) -> bool:
@@ -428,6 +425,20 @@ class Window(SeriesReading):
             return None
         longest = self.length if self.extent is Extent.VALUES else math.inf
         return PossibleCount(lambda number: seen.values(self.key, number + self.skip if number else 0), longest)
+
+
+def window_of(call: Call, keywords: Mapping[str, ast.expr], options: tuple[float, ...]) -> Window | None:
+    """Return the window that keyword arguments describe. One of them is its length."""
+    name = next(name for name in EXTENTS if name in keywords)
+    length = call.length(keywords[name], EXTENTS[name])
+    skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
+    least = call.whole(keywords["min"], 1, "number of values") if "min" in keywords else None
+    half = _half(call, keywords["half"]) if "half" in keywords else None
+    is_per_step = _is_per_step(call, keywords.get("per"))
+    refused = [half is None and "half" in keywords, least is None and "min" in keywords]
+    if length is None or skip is None or is_per_step is None or any(refused):
+        return None
+    return Window(call.function, call.key, length, EXTENTS[name], skip, half, options, least, is_per_step)
 
 
 def _is_per_step(call: Call, unit: ast.expr | None) -> bool | None:
