@@ -435,8 +435,9 @@ class RunFirings:
             group, place = batch.watches[number].group, batch.watches[number].place
             is_known = refused.isdisjoint(question for _, _, question in group)
             sources.list_watch(number, self._group(group)[place].events if is_known else _NOTHING)
-        for number, variant in enumerate(batch.variants):
-            is_refused = bool(refused) and not refused.isdisjoint(each.question for g in variant.asked for each in g)
+        needs_engine = bool(refused) or any(structure.engine_names for structure in batch.structures)
+        for number, variant in enumerate(batch.variants if needs_engine else ()):
+            is_refused = not refused.isdisjoint(each.question for g in variant.asked for each in g)
             names = variant.structure.engine_names
             if is_refused or names:
                 sources.add_engine(number, self._by_engine(variant, None if is_refused else names), is_refused)

@@ -281,6 +281,21 @@ def _able(batch: VariantBatch, run: Appearances) -> Truths:
     return found
 
 
+def _grouped(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Return the first place of each distinct key, and which of these each place has.
+
+    Args:
+        keys: The parts of the keys, each of shape (variants,).
+    """
+    firsts, groups = np.zeros(min(len(keys[0]), 1), np.int64), np.zeros(len(keys[0]), np.int64)
+    for part in keys:
+        # Most parts follow from the event of the stop: comparing them takes a tenth of the time of sorting them.
+        if not np.array_equal(part, part[firsts][groups]):
+            values, codes = np.unique(part, return_inverse=True)
+            _, firsts, groups = np.unique(groups * len(values) + codes, return_index=True, return_inverse=True)
+    return firsts, groups
+
+
 class _Scores:
     """Scores what variants order of one run. What equal orders come to is computed once.
 
@@ -325,12 +340,11 @@ class _Scores:
         ends = np.array([never - 1 if stop == never else self._ending(stop).event_index for stop in distinct.tolist()])
         endings = ends[place]
         censored = self._censored_from(batch, firings)
-        keys = np.stack(
-            [stops, firings.decisions_until(endings), self._saves_until(firings, endings), censored, able], axis=1
-        )
-        found, rows = np.unique(keys, axis=0, return_inverse=True)
-        of_found = [self._row_with(*map(int, key)) for key in found]
-        return np.array(of_found, np.int64)[rows.reshape(-1)]
+        saved = self._saves_until(firings, endings)
+        keys = (stops, firings.decisions_until(endings), saved, censored, able.astype(np.int64))
+        firsts, groups = _grouped(keys)
+        rows = [self._row_with(*key) for key in zip(*(column[firsts].tolist() for column in keys), strict=True)]
+        return np.array(rows, np.int64)[groups]
 
     def _row_with(self, stop: int, decisions: int, saved: int, censored_from: int, can_fire: int) -> int:
         """Return the row of an outcome, scored unless it was before."""
