@@ -13,7 +13,7 @@ import pytest
 from steptape import Recorder, open_store
 from steptape.store.columns import METRICS_AS_COLUMNS
 from steptape.store.events import KINDS
-from steptape.store.sql.statements import BASELINE, SPIKING_SAMPLES, TOP, VIEWS
+from steptape.store.sql.statements import MOST_SPIKING, SPIKE_BASELINE, SPIKING_SAMPLES, VIEWS
 from steptape.store.sql.views import METRIC_COLUMNS
 from steptape.store.store import Store
 
@@ -173,7 +173,7 @@ def test_the_page_lists_the_arguments_of_every_macro(store: Store) -> None:
     arguments = {name: [part.split(" := ")[0] for part in text.split(", ")] for name, text in signatures.items()}
     assert arguments == {row["function_name"]: row["parameters"] for row in known}
     assert f"spiking_samples({signatures['spiking_samples']})" in SPIKING_SAMPLES
-    assert f"top := {TOP}, baseline := {BASELINE}" in signatures["spiking_samples"]
+    assert f"top := {MOST_SPIKING}, baseline := {SPIKE_BASELINE}" in signatures["spiking_samples"]
 
 
 def test_the_page_lists_every_kind_of_event() -> None:
