@@ -62,6 +62,7 @@ class SeriesAgo(SeriesReading):
     extent: Extent
 
     examples: ClassVar[tuple[str, ...]] = ("lag(loss, steps=2)", "lag(loss, epochs=0.2)")
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     @classmethod
     def bind(cls, call: Call) -> SeriesAgo | None:
@@ -74,8 +75,6 @@ class SeriesAgo(SeriesReading):
         found = call.length(length, extent)
         return None if found is None else cls(call.key, found, extent)
 
-    value_type: ClassVar[ValueType] = ValueType.FLOAT
-
     @property
     def unit(self) -> Extent:
         return self.extent
@@ -86,7 +85,6 @@ class SeriesAgo(SeriesReading):
 
     @property
     def need(self) -> Need:
-        """The values of its length."""
         return Need(reach={self.extent: self.length})
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
@@ -107,7 +105,6 @@ class SeriesAgo(SeriesReading):
         return taken(columns.values(self.key).values, np.where(is_held, first - 1, -1))
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the range of the series."""
         return limits.series(self.key)
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
@@ -122,6 +119,7 @@ class SeriesRise(SeriesReading):
     before: SeriesAgo
 
     examples: ClassVar[tuple[str, ...]] = ("delta(loss, steps=2)", "delta(eval_loss, seconds=1.5)")
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     @classmethod
     def bind(cls, call: Call) -> SeriesRise | None:
@@ -139,8 +137,6 @@ class SeriesRise(SeriesReading):
 
     def of_series(self, key: SeriesKey) -> SeriesRise:
         return SeriesRise(self.before.of_series(key))
-
-    value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     @property
     def steps_back(self) -> float:
@@ -164,7 +160,6 @@ class SeriesRise(SeriesReading):
         return difference(newest, self.before.column(columns, kind))
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the range of the difference of two values of the series."""
         return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
@@ -187,6 +182,7 @@ class SeriesAge(SeriesReading):
     extent: Extent = Extent.STEPS
 
     examples: ClassVar[tuple[str, ...]] = ("age(eval_loss)", "absent(eval_loss, steps=2)")
+    reads_newest: ClassVar[bool] = True
 
     @classmethod
     def bind(cls, call: Call) -> SeriesAge | None:
@@ -210,16 +206,11 @@ class SeriesAge(SeriesReading):
         return self.extent
 
     @property
-    def reads_newest(self) -> bool:
-        return True
-
-    @property
     def steps_back(self) -> float:
         return self.limit if self.limit is not None and self.extent is Extent.STEPS else 0
 
     @property
     def need(self) -> Need:
-        """The positions of values."""
         return Need(reach={self.extent: 0})
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:

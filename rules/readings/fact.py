@@ -76,7 +76,6 @@ class ContextValue(Reading):
 
     @property
     def is_count(self) -> bool:
-        """Whether it is the step."""
         return self.name == "step"
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:

@@ -150,7 +150,6 @@ class FamilyReading(Reading):
 
     @property
     def driver(self) -> SeriesKey:
-        """The family as a whole."""
         return self.key.whole
 
     @property
@@ -203,5 +202,4 @@ class MemberName(Reading):
         """Return None: it is no number."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start."""
         return START

@@ -14,7 +14,7 @@ from .call import EXTENTS, WINDOW_KEYWORDS, Call
 from .first_events import First
 from .generated import attribute, call, name
 from .ranges import ANY, Range
-from .reading import Code, Need, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
+from .reading import Code, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
 from .window import Window, window_of
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class SeriesFold(SeriesReading):
         "initial(loss)",
         "streak(loss > 1)",
     )
+    values_read: ClassVar[int] = 1
+    newest_covered: ClassVar[int] = 2
 
     @classmethod
     def bind(cls, call: Call) -> SeriesFold | Window | None:
@@ -103,19 +105,6 @@ class SeriesFold(SeriesReading):
     def value_type(self) -> ValueType:
         """A whole number for a streak, else a float."""
         return ValueType.WHOLE if self.function == STREAK else ValueType.FLOAT
-
-    @property
-    def values_read(self) -> int:
-        return 1
-
-    @property
-    def newest_covered(self) -> int:
-        return 2
-
-    @property
-    def need(self) -> Need:
-        """Nothing more than the newest value: the fold follows the series."""
-        return Need()
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return call(attribute(name(code.names.reader_of(self, "a")), "read"))

@@ -37,14 +37,11 @@ class MetricValue(Reading):
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
+    is_standing: ClassVar[bool] = True
 
     @property
     def metric_read(self) -> str:
         return self.name
-
-    @property
-    def is_standing(self) -> bool:
-        return True
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return attribute(name(code.names.cell_of(self.name)), "value")
@@ -81,6 +78,8 @@ class StateChange(Reading):
     state: str
 
     examples: ClassVar[tuple[str, ...]] = ('changed("mood")', 'previous("mood")', 'age("mood")')
+    is_of_event_alone: ClassVar[bool] = True
+    changes_within_event: ClassVar[bool] = True
 
     @classmethod
     def bind(cls, call: Call) -> StateChange | None:
@@ -93,9 +92,6 @@ class StateChange(Reading):
             call.faults.refuse(call.node.args[0], "unknown state", fix)
             return None
         return cls(call.function.name, name)
-
-    is_of_event_alone: ClassVar[bool] = True
-    changes_within_event: ClassVar[bool] = True
 
     @property
     def metric_read(self) -> str:
@@ -120,7 +116,6 @@ class StateChange(Reading):
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start: when a state takes a class depends on values."""
         return START
 
 

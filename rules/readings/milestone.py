@@ -108,6 +108,8 @@ class Milestone(Reading):
     owner: str
 
     examples: ClassVar[tuple[str, ...]] = ("milestone(every=0.25)", 'milestone(at=[0.25, 0.5], of="epochs")')
+    is_of_event_alone: ClassVar[bool] = True
+    value_type: ClassVar[ValueType] = ValueType.TRUTH
 
     @classmethod
     def bind(cls, call: Call) -> Milestone | None:
@@ -135,9 +137,6 @@ class Milestone(Reading):
             shares = _listed_shares(keywords[_AT], scope, faults)
         return None if extent is None or shares is None else cls(shares, extent, scope.owner)
 
-    is_of_event_alone: ClassVar[bool] = True
-    value_type: ClassVar[ValueType] = ValueType.TRUTH
-
     @property
     def unit(self) -> Extent:
         return self.extent
@@ -152,11 +151,9 @@ class Milestone(Reading):
         raise NotColumnar("columns count no milestones")
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the range of a truth."""
         return TRUTH
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start."""
         return START
 
 

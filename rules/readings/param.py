@@ -36,10 +36,10 @@ class ParamValue(Reading):
     examples: ClassVar[tuple[str, ...]] = ("limit", "is_on")
     is_constant: ClassVar[bool] = True
     is_shown_by_name: ClassVar[bool] = True
+    is_standing: ClassVar[bool] = True
 
     @property
     def value_type(self) -> ValueType:
-        """That of its value."""
         return ValueType.of(self.value)
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
@@ -50,10 +50,6 @@ class ParamValue(Reading):
 
     def column(self, columns: RunSeries, kind: str) -> Vector:
         raise NotColumnar("each variant has its own")
-
-    @property
-    def is_standing(self) -> bool:
-        return True
 
     def bounds(self, limits: ValueLimits) -> Range | None:
         """Return the one number that it is, if it is one that a float holds."""
@@ -77,6 +73,7 @@ class Variable(Reading):
     examples: ClassVar[tuple[str, ...]] = ("any([value > 1 for value in [1, limit]])",)
     is_of_event_alone: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
+    is_standing: ClassVar[bool] = True
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         assert isinstance(node, ast.Name)
@@ -85,13 +82,8 @@ class Variable(Reading):
     def column(self, columns: RunSeries, kind: str) -> Vector:
         raise NotColumnar("columns run no comprehensions")
 
-    @property
-    def is_standing(self) -> bool:
-        return True
-
     def bounds(self, limits: ValueLimits) -> None:
         """Return None: it may be no number."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start."""
         return START

@@ -78,6 +78,8 @@ class PastDecisions(Reading):
         'fired_now("above")',
         'true_now("above")',
     )
+    is_of_event_alone: ClassVar[bool] = True
+    changes_within_event: ClassVar[bool] = True
 
     @classmethod
     def bind(cls, call: Call) -> PastDecisions | None:
@@ -98,12 +100,8 @@ class PastDecisions(Reading):
             return cls(question, name)
         return None
 
-    is_of_event_alone: ClassVar[bool] = True
-    changes_within_event: ClassVar[bool] = True
-
     @property
     def value_type(self) -> ValueType:
-        """A truth or a whole number."""
         return ValueType.TRUTH if self.question in TRUE_OF_CONTROLLERS else ValueType.WHOLE
 
     @property
@@ -112,7 +110,6 @@ class PastDecisions(Reading):
 
     @property
     def is_count(self) -> bool:
-        """Whether it counts decisions."""
         return self.question == _TIMES
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:

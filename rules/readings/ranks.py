@@ -61,7 +61,6 @@ class AcrossRanks(Reading):
 
     @property
     def value_type(self) -> ValueType:
-        """A truth or a float."""
         return ValueType.TRUTH if self.question == ANY_RANK else ValueType.FLOAT
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
@@ -78,7 +77,6 @@ class AcrossRanks(Reading):
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start: nothing says when other ranks bring values."""
         return START
 
 
@@ -101,7 +99,6 @@ class RankValue(Reading):
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start: nothing says when other ranks bring values."""
         return START
 
 

@@ -618,7 +618,7 @@ class SeriesReading(Reading):
 
         None for what depends on no value alone.
         """
-        return None
+        return self.values_read
 
     @property
     def is_nan_with_newest(self) -> bool:
@@ -639,9 +639,9 @@ class SeriesReading(Reading):
         return terms.of_series(self)
 
     @property
-    @abstractmethod
     def need(self) -> Need:
         """How much of the series must be kept for it."""
+        return Need(self.values_read or 1)
 
     def of_series(self, key: SeriesKey) -> Self:
         """Return the same reading of another series."""

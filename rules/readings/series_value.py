@@ -15,7 +15,6 @@ from .generated import attribute, name
 from .ranges import NATURAL, Range, calculated
 from .reading import (
     Code,
-    Need,
     RunSeries,
     SeriesKey,
     SeriesReading,
@@ -68,6 +67,8 @@ class SeriesValue(SeriesReading):
     back: int = 0
 
     examples: ClassVar[tuple[str, ...]] = ("loss", "eval_loss", 'series("loss", kind="step_end")', "lag(loss, 2)")
+    is_shown_by_name: ClassVar[bool] = True
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
 
     @classmethod
     def bind(cls, call: Call) -> SeriesValue | SeriesAgo | None:
@@ -80,15 +81,8 @@ class SeriesValue(SeriesReading):
         back = call.whole(call.further[0], 0, "window length")
         return None if back is None else cls(call.key, back)
 
-    is_shown_by_name: ClassVar[bool] = True
-    value_type: ClassVar[ValueType] = ValueType.FLOAT
-
     @property
     def values_read(self) -> int:
-        return self.back + 1
-
-    @property
-    def newest_covered(self) -> int:
         return self.back + 1
 
     @property
@@ -98,10 +92,6 @@ class SeriesValue(SeriesReading):
     @property
     def reads_newest(self) -> bool:
         return not self.back
-
-    @property
-    def need(self) -> Need:
-        return Need(self.values_read)
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return value_at(code.names, self.key, self.back)
@@ -114,11 +104,9 @@ class SeriesValue(SeriesReading):
         return Vector(values, None) if is_own and not self.back else taken(values, place - self.back)
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the range of the series."""
         return limits.series(self.key)
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return when the series has had as many values."""
         return seen.values(self.key, self.back + 1)
 
 
@@ -130,6 +118,9 @@ class SeriesChange(SeriesReading):
     back: int
 
     examples: ClassVar[tuple[str, ...]] = ("delta(loss)", "delta(eval_loss, 2)")
+    value_type: ClassVar[ValueType] = ValueType.FLOAT
+    newest_covered: ClassVar[int] = 1
+    is_nan_with_newest: ClassVar[bool] = True
 
     @classmethod
     def bind(cls, call: Call) -> SeriesChange | SeriesRise | None:
@@ -142,24 +133,9 @@ class SeriesChange(SeriesReading):
         back = call.whole(call.further[0], 1, "window length") if call.further else 1
         return None if back is None else cls(call.key, back)
 
-    value_type: ClassVar[ValueType] = ValueType.FLOAT
-
     @property
     def values_read(self) -> int:
         return self.back + 1
-
-    @property
-    def newest_covered(self) -> int:
-        """One: a jump of the newest value."""
-        return 1
-
-    @property
-    def is_nan_with_newest(self) -> bool:
-        return True
-
-    @property
-    def need(self) -> Need:
-        return Need(self.values_read)
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return ast.BinOp(value_at(code.names, self.key, 0), ast.Sub(), value_at(code.names, self.key, self.back))
@@ -171,11 +147,9 @@ class SeriesChange(SeriesReading):
         return difference(taken(values, place), taken(values, place - self.back))
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the range of the difference of two values of the series."""
         return calculated(ast.Sub(), limits.series(self.key), limits.series(self.key))
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return when the series has had as many values."""
         return seen.values(self.key, self.back + 1)
 
 
@@ -186,24 +160,14 @@ class SeriesLength(SeriesReading):
     key: SeriesKey
 
     examples: ClassVar[tuple[str, ...]] = ("len(eval_loss)",)
+    value_type: ClassVar[ValueType] = ValueType.WHOLE
+    is_count: ClassVar[bool] = True
 
     @classmethod
     def bind(cls, call: Call) -> SeriesLength:
         if call.further or call.node.keywords:
             call.faults.refuse(call.node, "len takes one argument")
         return cls(call.key)
-
-    value_type: ClassVar[ValueType] = ValueType.WHOLE
-
-    @property
-    def need(self) -> Need:
-        """Nothing more than the newest value."""
-        return Need()
-
-    @property
-    def is_count(self) -> bool:
-        """Always."""
-        return True
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         dropped = attribute(name(code.names.series_of(self.key)), "dropped")
@@ -215,11 +179,9 @@ class SeriesLength(SeriesReading):
         return Vector((columns.place(kind, self.key)[0] + 1).astype("float64"), None)
 
     def bounds(self, limits: ValueLimits) -> Range:
-        """Return the natural numbers."""
         return NATURAL
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return the start."""
         return START
 
     def counted(self, seen: Sightings) -> PossibleCount:

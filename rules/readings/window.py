@@ -317,7 +317,6 @@ class Window(SeriesReading):
 
     @property
     def is_count(self) -> bool:
-        """Whether it counts values."""
         return self.function.name == "count"
 
     # --- live ---------------------------------------------------------------------------------------------------
