@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,6 +225,11 @@ class Backtest:
         if self.settings.delay_steps:
             first = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
         return (first, SAVES_ASSUMPTIONS[self.settings.saves], *others)
+
+    def validity_counts(self) -> dict[str, int]:
+        """Return the number of decisions by label, over all runs."""
+        labels = Counter(str(judged.validity) for result in self.results for judged in result.decisions)
+        return dict(sorted(labels.items()))
 
     def runs_frame(self) -> pl.DataFrame:
         """Return one row per run: what was recorded, predicted and saved. Empty without runs."""

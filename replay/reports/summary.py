@@ -153,7 +153,7 @@ def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
         absolute_regret=_absolute(results, lambda result: result.regret),
         absolute_deployable_regret=_absolute(results, lambda result: result.deployable_regret),
         median_steps_to_stop=_median_steps_to_stop(able) if len(by_unit) == 1 else None,
-        validity=_validity(results),
+        validity=backtest.validity_counts(),
         by_controller=_by_controller(backtest, able),
         by_family=_by_family(able_runs),
     )
@@ -384,12 +384,6 @@ def _median_steps_to_stop(results: Iterable[RunResult]) -> int | None:
             return steps
         at_risk -= ended[steps]
     return None
-
-
-def _validity(results: Sequence[RunResult]) -> dict[str, int]:
-    """Return the number of decisions by label."""
-    labels = Counter(str(judged.validity) for result in results for judged in result.decisions)
-    return dict(sorted(labels.items()))
 
 
 def _total(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> float | None:
