@@ -145,7 +145,7 @@ def watched(training: Training, rec: Recorder, level: Level, every: int) -> Iter
     with rec.watch(
         training.model, training.optimizer, level=level, every=every, budget=None, check_every=NEVER
     ) as watch:
-        taking = watch.take
+        taking = watch.values_of_update
 
         def timed() -> Any:
             begun = time.perf_counter_ns()
@@ -153,7 +153,7 @@ def watched(training: Training, rec: Recorder, level: Level, every: int) -> Iter
             Hook.spent_ns += time.perf_counter_ns() - begun
             return emission
 
-        watch.take = timed  # type: ignore[method-assign]
+        watch.values_of_update = timed  # type: ignore[method-assign]
         yield lambda: Hook.spent_ns
 
 

@@ -2,7 +2,7 @@
 
     make mutants                          # 200 changes, drawn from store, rules, recorder and replay
     make mutants MUTANTS='--seed 3'       # others
-    .venv/bin/python tests/mutants.py --only rules/language/windows.py --count 40
+    .venv/bin/python tests/mutants.py --only rules/readings/window.py --count 40
 
 ``make mutants`` notes beforehand which test of the quick suite reaches which line, and what it takes.
 """
@@ -132,11 +132,6 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 2)",
     ): "Any descriptor above the standard streams will do.",
     (
-        "store/reading/snapshot.py",
-        "streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)",
-        "streams = itertools.groupby(listing.journals, key=lambda journal: journal[1:4])",
-    ): "More segments than the last two of a stream are looked at. No older one is held.",
-    (
         "store/parquet/tables.py",
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1024",
         "BYTES_PER_ROW_GROUP: Final = 64 * 1024 * 1025",
@@ -152,9 +147,9 @@ EQUIVALENT: Final[dict[tuple[str, str, str], str]] = {
         "pass",
     ): "The wait bounds how many tables are held. All are waited for at the end.",
     (
-        "rules/language/binding.py",
-        "reach.setdefault(ref.Extent.STEPS, 0)",
-        "reach.setdefault(ref.Extent.STEPS, 1)",
+        "rules/readings/window.py",
+        "reach.setdefault(Extent.STEPS, 0)",
+        "reach.setdefault(Extent.STEPS, 1)",
     ): "One step more is kept than is read.",
     (
         "recorder/process/sealing_process.py",
