@@ -1,5 +1,5 @@
-"""The rule language: parsing, binding and the meaning of every function.
+"""The rule language: texts to trees, names to readings, and the clock of a run.
 
-Two interpreters build on this package. ``rules/compiled`` evaluates a rule event by event; ``replay/sweeps`` evaluates
-it over the columns of a run. A property test checks that the two agree.
+Two programs walk bound rules: ``rules/compiled`` makes code that runs event by event, ``replay/columns`` evaluates over
+the columns of a run. Both ask the readings of ``rules/readings``, and one test compares their answers.
 """
