@@ -37,7 +37,7 @@ from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import Replayer, replay_stream
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.parquet.sealing import seal

@@ -22,7 +22,7 @@ from small_trainings import TRAININGS, Training, train
 
 from steptape import backtest, open_run, verify
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steptape.replay.runs.objective import Saves
-from steptape.replay.runs.replaying import Validity, clocked_controllers, replay_events
+from steptape.replay.runs.replaying import clocked_controllers, replay_events
+from steptape.replay.runs.run_result import Validity
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan

@@ -14,8 +14,7 @@ from torch import nn
 from steptape import Policy, Recorder, backtest, open_run, verify
 from steptape.recorder.operations.loop_operations import OperationRequest
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.runs.replaying import Validity
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult, Validity
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

@@ -22,7 +22,7 @@ from steptape.replay.reports.sentences import summary_lines, verdict
 from steptape.replay.reports.summary import summarize
 from steptape.replay.reports.terminal import table_rows
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan

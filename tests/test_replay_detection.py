@@ -22,7 +22,8 @@ from steptape.replay.runs.incidents import (
     read_labels,
     together,
 )
-from steptape.replay.runs.judging import BacktestSettings, RunBackground, judge_stream
+from steptape.replay.runs.judging import RunBackground, judge_stream
+from steptape.replay.runs.run_result import BacktestSettings
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.events import Event

@@ -14,7 +14,7 @@ from steptape import Policy, backtest, open_run, open_store
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan

@@ -15,7 +15,7 @@ from steptape.replay.reports.result import Fate
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.plan import Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from steptape import Policy, Recorder, backtest, open_run, verify
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

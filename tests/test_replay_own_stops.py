@@ -15,7 +15,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.run import Run
 

@@ -24,7 +24,7 @@ from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.history import POINTS, curves_of
 from steptape.replay.runs.incidents import Incident, IncidentLabels
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.runs.results import Excluded
+from steptape.replay.runs.run_result import Excluded
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run_folder import new_run_id

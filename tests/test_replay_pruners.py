@@ -22,7 +22,7 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import Evaluation, declared_objective
-from steptape.replay.runs.results import Outlay, RunResult
+from steptape.replay.runs.run_result import Outlay, RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 

@@ -29,7 +29,7 @@ from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.objective import Objective, declared_objective
-from steptape.replay.runs.results import RunResult
+from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape import Policy, Recorder, load_policy, open_run, verify
-from steptape.replay.runs.replaying import LabelledOutcome, Validity, replay
+from steptape.replay.runs.replaying import replay
+from steptape.replay.runs.run_result import LabelledOutcome, Validity
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 

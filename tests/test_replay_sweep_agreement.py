@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.judging import BacktestSettings, RunBackground, judge_stream
+from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.run_result import BacktestSettings
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.variant_outcomes import Outcomes, outcomes_of_results, sweep_stream

@@ -19,10 +19,10 @@ from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
 from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, facts_of_run, result_of
+from ..runs.judging import facts_of_run, result_of
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
-from ..runs.results import Excluded, RunResult
 from ..runs.run_families import check_family_key
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
 from ..sweeps.column_replay import replay_by_columns
 from .baselines import baseline_outcomes, reads_runs
 from .judged_runs import Backtest, Baseline, LackedMetric

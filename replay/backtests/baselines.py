@@ -25,10 +25,10 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...store.run import Run
 from ..run_pool import RunPool
-from ..runs.judging import BacktestSettings, facts_under, result_of
+from ..runs.judging import facts_under, result_of
 from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best, relative
-from ..runs.results import RunResult
+from ..runs.run_result import BacktestSettings, RunResult
 from ..sweeps.column_replay import replay_by_columns
 from .judged_runs import MERIT, Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
 

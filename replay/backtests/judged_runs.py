@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
-from ..policies.coverage import Conduct, ControllerCoverage
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves, shared_objective
-from ..runs.results import Excluded, RunResult
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Conduct, ControllerCoverage, Excluded, RunResult
 
 if TYPE_CHECKING:
     import polars as pl

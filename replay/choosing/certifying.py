@@ -34,8 +34,8 @@ from ...store.run import Run
 from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.objective import NEAR_ZERO, Declared, Objective, Saves, declared_objectives
-from ..runs.results import Excluded
 from ..runs.run_families import Family
+from ..runs.run_result import Excluded
 from ..sweeps.sweeping import Sweep, sweep
 from ..sweeps.variants import effects_of_controller
 from .population import (

@@ -21,8 +21,8 @@ from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
 from ..intervals import numbers
 from ..runs.objective import FEWEST_EVALUATIONS
-from ..runs.results import Excluded
 from ..runs.run_families import Family, family_of, is_of_one_run
+from ..runs.run_result import Excluded
 from ..sweeps.sweeping import Sweep
 from ..sweeps.variant_outcomes import SweptRun
 

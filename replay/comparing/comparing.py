@@ -24,8 +24,8 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ...store.store import Store
-from ..runs.event_stream import Renames, renamed_columns
-from ..runs.metric_names import Mode
+from ..runs.event_stream import renamed_columns
+from ..runs.metric_names import Mode, Renames
 from ..runs.objective import NEAR_ZERO, Objective, objective_among, objective_of_study, shared_objective
 from .group_comparison import (
     Axis,

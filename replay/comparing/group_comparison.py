@@ -15,8 +15,7 @@ from typing import Final
 from ...store.errors import TelemetryError, counted
 from ...store.events import JsonObject
 from ..documents import document
-from ..runs.event_stream import Renames
-from ..runs.metric_names import Mode
+from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective
 
 ALPHA: Final = 0.05

@@ -23,8 +23,8 @@ from ...store.lineage import DECIDING_RANK
 from ...store.reading.snapshot import Snapshot, events_table_along
 from ...store.reading.tally import NUM_TOKENS
 from ...store.run_info import RunInfo, flattened
-from ..runs.event_stream import Renames, renamed_columns
-from ..runs.metric_names import mode_of
+from ..runs.event_stream import renamed_columns
+from ..runs.metric_names import Renames, mode_of
 from .group_comparison import Axis, Standing
 
 Floats = npt.NDArray[np.float64]

@@ -30,8 +30,8 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..policies.policy_text import gates_of, with_controllers
-from ..runs.event_stream import EventStream, Renames, check_recorded, newest_plan, stream_for
-from ..runs.metric_names import nearest_metric
+from ..runs.event_stream import EventStream, check_recorded, newest_plan, stream_for
+from ..runs.metric_names import Renames, nearest_metric
 from ..runs.replaying import observed_in
 from .health_summary import (
     EVERY_METRIC,

@@ -27,8 +27,10 @@ from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..run_pool import RunPool
-from ..runs.event_stream import EventStream, Renames, read_lineage
+from ..runs.event_stream import EventStream, read_lineage
+from ..runs.metric_names import Renames
 from ..runs.replaying import observed_in
+from ..runs.run_result import ClauseCoverage, Conduct, ControllerConduct, ControllerCoverage
 from .policy_text import timed, with_controllers
 
 
@@ -124,38 +126,6 @@ def _operands(node: ast.expr) -> Iterator[ast.expr]:
 
 def _text(expression: Expression, node: ast.expr) -> str:
     return expression.text[expression.offset(node) : expression.end(node)]
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerConduct:
-    """The counts of one controller in one run.
-
-    Attributes:
-        decisions: How often it fired.
-        flaps: How often it fired again after its rule had turned false since the last time.
-        pending_steps: Updates during which its rule was true but it had not fired yet: patience and ``for`` held it
-            back. They count whether or not it fired in the end.
-    """
-
-    decisions: int = 0
-    flaps: int = 0
-    pending_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """All controllers of a policy in one run.
-
-    Attributes:
-        controllers: One entry per controller, in file order.
-        answered: Names of the probes and controllers that ever fired, also after the run's end under the policy.
-        causes: The clauses that were true at each decision, by event index and controller name. A rule without clauses
-            is its own clause.
-    """
-
-    controllers: tuple[ControllerConduct, ...]
-    answered: frozenset[str]
-    causes: Mapping[tuple[int, str], tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -266,50 +236,6 @@ class Observer:
         controller = self.policy.controllers[number]
         waits = controller.patience is not None or controller.hold is not None
         return step - stretch.since if waits and stretch.since is not None else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ClauseCoverage:
-    """The coverage of one clause.
-
-    Attributes:
-        text: The clause in the rule's text; the whole rule for the rule itself.
-        true_runs, false_runs: Number of runs in which it was ever true, and ever false.
-        runs: Number of all runs.
-    """
-
-    text: str
-    true_runs: int
-    false_runs: int
-    runs: int
-
-    @property
-    def is_evaluable(self) -> bool:
-        """Whether the clause was ever true or false."""
-        return bool(self.true_runs or self.false_runs)
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerCoverage:
-    """The coverage of one controller.
-
-    Attributes:
-        controller: Its name.
-        fired_runs: Number of runs in which it decided anything.
-        rule: Coverage of its rule as a whole.
-        clauses: Coverage of the operands of its ``and``, ``or`` and ``not``, in order; empty for a rule without any.
-        decisions: How often it fired, up to the end of each run under the policy; the next two count likewise.
-        flaps: How often it fired again after its rule had turned false since the last time.
-        pending_steps: Updates during which its rule was true and patience or ``for`` held it back.
-    """
-
-    controller: str
-    fired_runs: int
-    rule: ClauseCoverage
-    clauses: tuple[ClauseCoverage, ...]
-    decisions: int = 0
-    flaps: int = 0
-    pending_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from ...store.errors import counted
 from ...store.events import JsonObject
 from ..backtests.judged_runs import Backtest, LackedMetric
 from ..intervals import FEWEST_FAMILIES
-from ..runs.event_stream import Renames
-from ..runs.metric_names import Mode
+from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
-from ..runs.results import Excluded
 from ..runs.run_families import Family
+from ..runs.run_result import Excluded
 from .amounts import percent, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Part
 

@@ -19,10 +19,8 @@ from ..backtests.judged_runs import Backtest
 from ..choosing.promise import outside_json
 from ..documents import document
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED, TRIMMED
-from ..policies.coverage import Conduct
-from ..runs.replaying import LabelledOutcome, Validity
-from ..runs.results import Outlay, RunResult
 from ..runs.run_families import Family
+from ..runs.run_result import Conduct, LabelledOutcome, Outlay, RunResult, Validity
 from .basis import notices, objectives_json
 from .result import Arming, BacktestResult, BacktestTotals, ComparisonRow, Fate, Ledger, Part, Stops
 from .sentences import NOTES, verdict

@@ -23,9 +23,8 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.objective import asks_for_checkpoints, saving_controllers
-from ..runs.replaying import Validity
-from ..runs.results import Excluded, RunResult
 from ..runs.run_families import Family
+from ..runs.run_result import Excluded, RunResult, Validity
 from .amounts import short_duration
 from .basis import (
     FAMILY_WORDS,

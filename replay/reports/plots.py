@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from ..runs.history import TRAINING_SERIES, Curve
+from ..runs.history import TRAINING_SERIES
 from ..runs.objective import Objective, best
-from ..runs.results import RunResult
+from ..runs.run_result import Curve, RunResult
 
 WIDTH: Final = 480
 _LEFT: Final = 46

@@ -11,12 +11,10 @@ from typing import Final
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
-from ..policies.coverage import ControllerCoverage
 from ..runs.appearances import thinning_note
-from ..runs.history import UPDATES
 from ..runs.objective import FEWEST_EVALUATIONS, Saves, asks_for_checkpoints, saving_controllers
-from ..runs.replaying import Validity
 from ..runs.run_families import SOURCE_FOLDER
+from ..runs.run_result import UPDATES, ControllerCoverage, Validity
 from .amounts import hours, percent, size
 from .basis import (
     all_of,

@@ -17,8 +17,8 @@ from ..backtests.judged_runs import Backtest, BaselineOutcome, BaselineScore, st
 from ..intervals import interval, paired_interval, trimmed_mean
 from ..runs.incidents import middle_and_p90, together
 from ..runs.objective import FEWEST_EVALUATIONS
-from ..runs.results import SECONDS_PER_HOUR, Excluded, Outlay, RunResult
 from ..runs.run_families import Family
+from ..runs.run_result import SECONDS_PER_HOUR, Excluded, Outlay, RunResult
 from .arming import arming_of
 from .result import (
     NOTABLE_REGRET,

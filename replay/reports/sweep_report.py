@@ -18,7 +18,7 @@ from ...store.events import JsonObject
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
 from ..runs.objective import FEWEST_EVALUATIONS, asks_for_checkpoints
-from ..runs.results import SECONDS_PER_HOUR
+from ..runs.run_result import SECONDS_PER_HOUR
 from ..sweeps.sweeping import Sweep
 from ..sweeps.totals import stopped_counts
 from .basis import (

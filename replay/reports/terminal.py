@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ...store.errors import counted
 from ..choosing.promise import outside_lines
 from ..intervals import Interval
-from ..runs.results import RunResult
+from ..runs.run_result import RunResult
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning, rename_hints
 from .result import MEANINGS, Arm, BacktestResult, ComparisonRow, Ledger, RowScore
 from .sentences import summary_lines

@@ -20,7 +20,8 @@ from ...rules.readings.reading import ALSO_CALLED, Appearances, Reading, SeriesK
 from ...store.events import BEFORE_STREAM, LATE_FOR, PLAN, is_loop_kind
 from ...store.plan import Plan, constants_in
 from ...store.reading.snapshot import Snapshot
-from .event_stream import EventStream, Renames, newest_plan, renames_in
+from .event_stream import EventStream, newest_plan, renames_in
+from .metric_names import Renames
 
 _STEP: Final = "step_end"
 

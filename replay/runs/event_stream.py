@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +30,13 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of, rows_along
 from ...store.reading.tally import NewestValues, OwnValues, made_up
 from ...store.run import Run
+from .metric_names import Renames
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 #: The events of each other rank.
 Others = Callable[[], Mapping[int, Iterable[Event]]]
-
-
-#: Pairs of an old and a new name, in the user's order.
-Renames: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class EventStream:

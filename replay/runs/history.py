@@ -21,6 +21,7 @@ from ...store.run_info import Attempt
 from .event_stream import EventStream
 from .metric_names import mode_of
 from .objective import Evaluation, Objective
+from .run_result import UPDATES, Curve
 
 #: Maximum number of points in a curve: about one per pixel of a plot's width.
 POINTS: Final = 600
@@ -28,10 +29,6 @@ POINTS: Final = 600
 
 #: The training series that is drawn with the evaluations.
 TRAINING_SERIES: Final = "loss"
-
-
-#: What the steps of a recorded run count.
-UPDATES: Final = "updates"
 
 
 #: A series of fewer values, or of fewer distinct ones, may equal another training's by chance.
@@ -78,23 +75,6 @@ class EvaluatedValues(NamedTuple):
     steps: tuple[int, ...]
     values: tuple[float, ...]
     times_ns: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One metric of one run, as points.
-
-    Attributes:
-        metric: Name of the metric.
-        kind: Kind of event that carries it.
-        steps: Steps of the points, in event order.
-        values: One value per step; non-finite values are kept as gaps.
-    """
-
-    metric: str
-    kind: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,29 +27,20 @@ from .appearances import StreamAppearances, early_end_note, early_ends, nan_filt
 from .event_stream import (
     NOTHING_ROLLED_BACK,
     EventStream,
-    Renames,
     RolledBack,
     renamed_at_import,
     renamed_columns,
     renames_in,
     stream_under,
 )
-from .history import UPDATES, History, digested, history_of, restored_steps, step_unit_of, stream_digests
-from .incidents import Alarm, Detection, Incident, IncidentLabels, detect, incidents_in, incidents_noted
-from .metric_names import nearest_metric
-from .objective import Objective, Saves, drops_own_checkpoints, objective_among, objective_of_study
-from .replaying import Replay, Replayer, Validity, replay_stream
-from .results import (
-    Outlay,
-    RunResult,
-    RunScorer,
-    identity_of,
-    is_end_stated,
-    is_terminated,
-    lead_over,
-    why_right_censored,
-)
+from .history import History, digested, history_of, restored_steps, step_unit_of, stream_digests
+from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
+from .metric_names import Renames, nearest_metric
+from .objective import Objective, drops_own_checkpoints, objective_among, objective_of_study
+from .replaying import Replay, Replayer, replay_stream
+from .results import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
 from .run_families import UNKNOWN_FAMILY, Family, family_of
+from .run_result import DEFAULT_SETTINGS, UPDATES, BacktestSettings, Outlay, RunResult, Validity
 
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3
@@ -132,30 +123,6 @@ def background_of(snapshot: Snapshot, renames: Renames = (), family: str | None 
         how_stopped=_how_stopped(info.last),
         log_digest=snapshot.log_digest,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class BacktestSettings:
-    """Settings of a backtest.
-
-    Attributes:
-        delay_steps: Updates that the loop still makes between the decision to stop and the stop.
-        labels: Incidents by run; if None, those that annotations label.
-        tolerance_steps: Steps around an incident within which an alarm still counts as true.
-        renames: The metrics to rename, as policies call them.
-        saves: Whether the loop's own checkpoints remain.
-        family: The key of families; None for the default.
-    """
-
-    delay_steps: int = 0
-    labels: IncidentLabels | None = None
-    tolerance_steps: int = 0
-    renames: Renames = ()
-    saves: Saves = Saves.KEEP
-    family: str | None = None
-
-
-DEFAULT_SETTINGS = BacktestSettings()
 
 
 @dataclass(frozen=True, slots=True)

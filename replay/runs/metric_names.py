@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable
 from enum import IntEnum, StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 
 class Mode(StrEnum):
@@ -157,3 +157,7 @@ def _words(metric: str) -> frozenset[str]:
         for begin, length in itertools.product(range(len(pieces)), range(1, _MOST_PIECES + 1)):
             words.add("".join(pieces[begin : begin + length]))
     return frozenset(words)
+
+
+#: Pairs of an old and a new name, in the user's order.
+Renames: TypeAlias = tuple[tuple[str, str], ...]

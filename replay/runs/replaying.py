@@ -9,7 +9,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from math import inf
 from typing import Final, NamedTuple, Protocol
@@ -17,13 +16,12 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from ...rules.effects import Effect
-from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.language.clock import Unit
 from ...rules.policy_file.declarations import ACT, Controller
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.event_json import encoded
 from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, OPERATION_REFUSED, RANKS, SPAN, SYSTEM, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
@@ -32,6 +30,7 @@ from ...store.run import Run
 from .appearances import StreamAppearances, counting_controllers, step_interval
 from .event_stream import EventStream, event_stream, stream_for
 from .objective import Saves, drops_own_checkpoints
+from .run_result import Ending, LabelledOutcome, Validity
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
@@ -62,99 +61,6 @@ _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 #: Actions of steptape's own operations, which leave a run as it is or end it. The recorded run may have decided
 #: operations that the replayed policy does not define. Of these, one with any other action may have diverted the run.
 _KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
-
-
-class Validity(StrEnum):
-    """The degree to which the recorded run supports a decision of a policy that it did not run under.
-
-    Attributes:
-        OBSERVED: The recorded run decided this too.
-        EXACT: A message, log line, notice, checkpoint or evaluation: the trajectory stays the same.
-        PREFIX_EXACT: A stop: the record up to it is exact, and the rest of the record is the cost of not stopping.
-        APPROXIMATE: As for EXACT or PREFIX_EXACT, but live the decision might have come at another step. Either the
-            policy and the recorded run have by then made different checkpoints or evaluations, and the rule reads the
-            clock, which these shift, or the events of the checkpoints. Or the controller counts training steps, and the
-            log holds only some of them. Or it reads all ranks, and the log holds nothing gathered of them.
-        CENSORED: The run would have diverged here or earlier: the record does not show how.
-    """
-
-    OBSERVED = "observed"
-    EXACT = "exact"
-    PREFIX_EXACT = "prefix-exact"
-    APPROXIMATE = "approximate"
-    CENSORED = "censored"
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledOutcome:
-    """One outcome of a replay and its position in the stream.
-
-    Attributes:
-        event_index: Index of the event among the stream's events, outcomes of recorded rules not counted. -1 for
-            ``init_end``.
-        event: That event's kind.
-        outcome: The outcome of a rule.
-        validity: The decision's label; None for any other outcome.
-        elapsed_ns: Training time up to the event, summed over the attempts that led to it; None when the log has none.
-    """
-
-    event_index: int
-    event: str
-    outcome: Outcome
-    validity: Validity | None
-    elapsed_ns: int | None = None
-
-    @property
-    def decided_at(self) -> int:
-        """Updates that the loop had finished by then: more than the outcome's step if values came late."""
-        return self.outcome.step + self.outcome.value_lag
-
-    @property
-    def shown_values(self) -> Mapping[str, object]:
-        """The readings of a decision, or of one that was cleared, as JSON holds them; empty for another outcome."""
-        return encoded(self.outcome.values) if isinstance(self.outcome, Decision | Cleared) else {}
-
-    def to_json(self) -> dict[str, object]:
-        """Return the line that ``steptape replay --json`` prints."""
-        outcome = self.outcome
-        place: dict[str, object] = {"event_index": self.event_index, "event": self.event, "step": outcome.step}
-        if outcome.value_lag:
-            place["value_lag"] = outcome.value_lag
-        if outcome.member:
-            place["member"] = outcome.member
-        if isinstance(outcome, Decision):
-            return {
-                **place,
-                "controller": outcome.controller,
-                "operations": list(outcome.operations),
-                "values": self.shown_values,
-                "validity": str(self.validity),
-                **({} if outcome.acts else {"mode": outcome.mode}),
-                **({"severity": outcome.severity} if outcome.severity else {}),
-                **({"message": outcome.message} if outcome.message else {}),
-                **({"stage": outcome.stage} if outcome.stage else {}),
-            }
-        if isinstance(outcome, Cleared):
-            raised = {"controller": outcome.controller, "raised_at": outcome.raised_at}
-            return {**place, **raised, "values": self.shown_values}
-        if isinstance(outcome, RuleError):
-            return {**place, "controller": outcome.controller, "error": outcome.error}
-        return {**place, "controller": outcome.controller, "warning": outcome.warning}
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A position in a stream. A stop takes effect at the end of an iteration, where loops check their flags.
-
-    Attributes:
-        event_index: Index of the last event that still counts.
-        step: Optimizer updates finished by then.
-        elapsed_ns: Training time up to that event; None when the log has none.
-    """
-
-    event_index: int
-    step: int
-    elapsed_ns: int | None
 
 
 @dataclass(frozen=True)

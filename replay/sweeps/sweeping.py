@@ -22,10 +22,10 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
-from ..runs.event_stream import EventStream, Renames, check_recorded, read_metrics, renamed_columns, stream_under
+from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns, stream_under
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, background_of
-from ..runs.metric_names import mode_of
+from ..runs.judging import background_of
+from ..runs.metric_names import Renames, mode_of
 from ..runs.objective import (
     Declared,
     Objective,
@@ -35,8 +35,8 @@ from ..runs.objective import (
     declared_objectives,
     shared_objective,
 )
-from ..runs.results import Excluded
 from ..runs.run_families import check_family_key, configuration_of
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from .firings import VariantBatch, batches_of
 from .totals import RunFold, Winner, pareto_front, stopped_counts
 from .variant_outcomes import Outcomes, SweptRun, sweep_stream

@@ -26,12 +26,13 @@ from ..columns.rule_firings import kinds_fed
 from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
-from ..runs.history import UPDATES, Knowledge, history_of
-from ..runs.judging import DEFAULT_SETTINGS, BacktestSettings, RunBackground, judge_stream
+from ..runs.history import Knowledge, history_of
+from ..runs.judging import RunBackground, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
-from ..runs.replaying import Ending, ending_after, is_shown
-from ..runs.results import Prediction, RunResult, RunScorer
+from ..runs.replaying import ending_after, is_shown
+from ..runs.results import RunScorer
 from ..runs.run_families import Family
+from ..runs.run_result import DEFAULT_SETTINGS, UPDATES, BacktestSettings, Ending, Prediction, RunResult
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
 from .variants import Structure
 
