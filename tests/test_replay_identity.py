@@ -12,8 +12,8 @@ from steptape import Policy, backtest, open_run
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.results import seq_ranges
 from steptape.replay.runs.run_result import RunResult, SeqRange
+from steptape.replay.runs.scoring import seq_ranges
 from steptape.rules.engine.decisions import decision_digest
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event

@@ -18,7 +18,8 @@ from shipped_rules import RuleFiles
 from steptape import Policy, backtest, open_run, verify
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
-from steptape.replay.runs.replaying import Replay, replay
+from steptape.replay.runs.replaying import replay
+from steptape.replay.runs.run_result import Replay
 from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
 from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION

@@ -11,7 +11,8 @@ from drawing import scaled, seed
 from reference_drawing import drawn_policy, drawn_run
 from reference_driving import late
 
-from steptape.replay.runs.replaying import Replay, replay
+from steptape.replay.runs.replaying import replay
+from steptape.replay.runs.run_result import Replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import LATE_FOR, SPAN, SYSTEM, Event
 

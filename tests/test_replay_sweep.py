@@ -22,7 +22,8 @@ from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.sweeps.firings import batch_of, batches_of
 from steptape.replay.sweeps.sweeping import RunSweeper
-from steptape.replay.sweeps.variant_outcomes import SweptRun, sweep_stream
+from steptape.replay.sweeps.totals import SweptRun
+from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric

@@ -21,7 +21,8 @@ from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings
 from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
 from steptape.replay.sweeps.firings import RunFirings, batches_of
-from steptape.replay.sweeps.variant_outcomes import Outcomes, outcomes_of_results, sweep_stream
+from steptape.replay.sweeps.totals import Outcomes
+from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
 from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies

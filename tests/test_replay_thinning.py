@@ -13,7 +13,8 @@ from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
-from steptape.replay.runs.replaying import Replay, replay_events
+from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.run_result import Replay
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan

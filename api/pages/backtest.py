@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
 from ...replay.reports.html import glossary
-from ...replay.runs.objective import asks_for_checkpoints
+from ...replay.runs.run_result import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ...replay.policies.run_accounts import LearningRatePoint, expert_accounts, learning_rates
 from ...replay.runs import replaying
+from ...replay.runs.run_result import Replay
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...store.errors import counted
 from ...store.events import Event
@@ -95,7 +96,7 @@ def _print_rates(points: Iterable[LearningRatePoint], *, as_json: bool) -> None:
         print_table((*headings, "validity"), rows, numeric=headings)
 
 
-def _print_replay(replayed: replaying.Replay) -> None:
+def _print_replay(replayed: Replay) -> None:
     rows = [
         (
             judged.outcome.step,

@@ -20,7 +20,7 @@ import numpy as np
 from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
 from ..sweeps.sweeping import Sweep
-from ..sweeps.variant_outcomes import SweptRun
+from ..sweeps.totals import SweptRun
 
 if TYPE_CHECKING:
     import polars as pl

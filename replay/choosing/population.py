@@ -24,7 +24,7 @@ from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
 from ..sweeps.sweeping import Sweep
-from ..sweeps.variant_outcomes import SweptRun
+from ..sweeps.totals import SweptRun
 
 #: The family key of a certificate whose user named none.
 DEFAULT_KEY: Final = "group, source folder or configuration"

@@ -18,7 +18,7 @@ from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
 from ..runs.metric_names import Mode
 from ..runs.objective import NEAR_ZERO
-from ..sweeps.variant_outcomes import NO_STEP, Outcomes, SweptRun
+from ..sweeps.totals import NO_STEP, Outcomes, SweptRun
 
 _RISK: Final = re.compile(
     r"(?P<mean>mean\s+)?(?P<deployable>deployable[_ ])?regret(?:\s*>\s*(?P<over>[^\s%]+)\s*(?P<percent>%?))?",

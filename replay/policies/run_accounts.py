@@ -25,8 +25,7 @@ from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Ev
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.run import Run
-from ..runs.replaying import Replay
-from ..runs.run_result import Validity
+from ..runs.run_result import Replay, Validity
 
 #: The metrics that may hold what the loop's schedule gives, best first: the recorder's own, and what loops log.
 BASES: Final = ("lr.base", "lr", "learning_rate")

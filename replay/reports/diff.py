@@ -23,8 +23,8 @@ from ..backtests.judged_runs import Backtest
 from ..documents import document
 from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
-from ..runs.objective import Declared, Objective, Saves, asks_for_checkpoints, declared_objectives
-from ..runs.run_result import UPDATES, BacktestSettings, Excluded, LabelledOutcome, RunResult
+from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
+from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult, asks_for_checkpoints
 from .amounts import duration
 from .basis import family_sentence, objective_sentences, objectives_json, renamed_text, repeated_sentence
 from .result import FamilyCounts

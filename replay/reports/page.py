@@ -22,9 +22,8 @@ from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
-from ..runs.objective import asks_for_checkpoints, saving_controllers
 from ..runs.run_families import Family
-from ..runs.run_result import Excluded, RunResult, Validity
+from ..runs.run_result import Excluded, RunResult, Validity, asks_for_checkpoints, saving_controllers
 from .amounts import short_duration
 from .basis import (
     FAMILY_WORDS,

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from ..runs.history import TRAINING_SERIES
-from ..runs.objective import Objective, best
-from ..runs.run_result import Curve, RunResult
+from ..runs.objective import Curve, Objective, best
+from ..runs.run_result import RunResult
 
 WIDTH: Final = 480
 _LEFT: Final = 46

@@ -17,8 +17,9 @@ from ...rules.certificate import Certificate
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
+from ..runs.objective import UPDATES
 from ..runs.run_families import Family
-from ..runs.run_result import SECONDS_PER_HOUR, UPDATES, Excluded, RunResult
+from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
 from ..sweeps.swept_front import SweptFront
 from .amounts import hours, percent
 

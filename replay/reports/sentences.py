@@ -12,9 +12,9 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
-from ..runs.objective import FEWEST_EVALUATIONS, Saves, asks_for_checkpoints, saving_controllers
+from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
 from ..runs.run_families import SOURCE_FOLDER
-from ..runs.run_result import UPDATES, ControllerCoverage, Validity
+from ..runs.run_result import ControllerCoverage, Validity, asks_for_checkpoints, saving_controllers
 from .amounts import hours, percent, size
 from .basis import (
     all_of,

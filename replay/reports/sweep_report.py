@@ -17,8 +17,8 @@ from ...store.errors import counted
 from ...store.events import JsonObject
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
-from ..runs.objective import FEWEST_EVALUATIONS, asks_for_checkpoints
-from ..runs.run_result import SECONDS_PER_HOUR
+from ..runs.objective import FEWEST_EVALUATIONS
+from ..runs.run_result import SECONDS_PER_HOUR, asks_for_checkpoints
 from ..sweeps.sweeping import Sweep
 from ..sweeps.totals import stopped_counts
 from .basis import (

@@ -20,8 +20,7 @@ from ...store.parquet.event_rows import Numbers
 from ...store.run_info import Attempt
 from .event_stream import EventStream
 from .metric_names import mode_of
-from .objective import Evaluation, Objective
-from .run_result import UPDATES, Curve
+from .objective import UPDATES, Curve, Evaluation, Objective
 
 #: Maximum number of points in a curve: about one per pixel of a plot's width.
 POINTS: Final = 600

@@ -36,11 +36,11 @@ from .event_stream import (
 from .history import History, digested, history_of, restored_steps, step_unit_of, stream_digests
 from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
 from .metric_names import Renames, nearest_metric
-from .objective import Objective, drops_own_checkpoints, objective_among, objective_of_study
-from .replaying import Replay, Replayer, replay_stream
-from .results import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
+from .objective import UPDATES, Objective, objective_among, objective_of_study
+from .replaying import Replayer, replay_stream
 from .run_families import UNKNOWN_FAMILY, Family, family_of
-from .run_result import DEFAULT_SETTINGS, UPDATES, BacktestSettings, Outlay, RunResult, Validity
+from .run_result import DEFAULT_SETTINGS, BacktestSettings, Outlay, Replay, RunResult, Validity, drops_own_checkpoints
+from .scoring import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
 
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3

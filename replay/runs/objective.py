@@ -12,9 +12,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, TypeAlias
 
-from ...rules.effects import Effect
 from ...rules.errors import suggestion
-from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from .metric_names import Mode, Split, is_loss, is_plain_loss, mode_of, rank_of, split_of
 
@@ -239,20 +237,22 @@ class Saves(StrEnum):
     REPLACE = "replace"
 
 
-def saving_controllers(policy: Policy) -> list[int]:
-    """Return the indices of the controllers that save."""
-    return [
-        index
-        for index, controller in enumerate(policy.controllers)
-        if not controller.is_shadow and any(policy.effects(name) is Effect.SAVE for name in controller.operations)
-    ]
+#: What the steps of a recorded run count.
+UPDATES: Final = "updates"
 
 
-def asks_for_checkpoints(policy: Policy) -> bool:
-    """Whether rules of the policy save."""
-    return bool(saving_controllers(policy))
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of one run, as points.
 
+    Attributes:
+        metric: Name of the metric.
+        kind: Kind of event that carries it.
+        steps: Steps of the points, in event order.
+        values: One value per step; non-finite values are kept as gaps.
+    """
 
-def drops_own_checkpoints(policy: Policy, saves: Saves) -> bool:
-    """Whether the policy's checkpoints replace the loop's own."""
-    return saves is Saves.REPLACE and asks_for_checkpoints(policy)
+    metric: str
+    kind: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]

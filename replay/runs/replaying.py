@@ -8,8 +8,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import cached_property
 from math import inf
 from typing import Final, NamedTuple, Protocol
 
@@ -29,8 +27,8 @@ from ...store.plan import Plan
 from ...store.run import Run
 from .appearances import StreamAppearances, counting_controllers, step_interval
 from .event_stream import EventStream, event_stream, stream_for
-from .objective import Saves, drops_own_checkpoints
-from .run_result import Ending, LabelledOutcome, Validity
+from .objective import Saves
+from .run_result import Ending, LabelledOutcome, Replay, Validity, drops_own_checkpoints, effects_of
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
@@ -61,82 +59,6 @@ _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 #: Actions of steptape's own operations, which leave a run as it is or end it. The recorded run may have decided
 #: operations that the replayed policy does not define. Of these, one with any other action may have diverted the run.
 _KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The replay of a policy over one recorded stream.
-
-    Attributes:
-        policy: The policy.
-        outcomes: Outcomes of its rules in stream order; the fold continues after a stop, as the recorded run did.
-        error_counts: Rule errors by controller; ``outcomes`` has the first of each.
-        event_count: Events folded.
-        censored_from: Index of the event after which the record does not show this policy's run; None if it always
-            does.
-        ending: Where the first stop would have taken effect; None without one.
-        approximate_from: Index of the event after which the policy's clock would have differed from the recorded one,
-            because different checkpoints or evaluations take different time. None if it never would, or if no rule
-            reads the clock.
-        horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
-        step_interval: Typical number of steps between two logged training steps; 1 if every step is logged.
-        counting: Names of the controllers whose decisions depend on the number of logged steps; empty if every step is
-            logged.
-        saves: Whether the loop's own checkpoints remain.
-        saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
-            they never do, or if no rule depends on the events of checkpoints.
-        on_made_up_ranks: Names of the controllers that read values of all ranks, where the log holds none gathered.
-    """
-
-    policy: Policy
-    outcomes: tuple[LabelledOutcome, ...]
-    error_counts: dict[str, int] = field(default_factory=dict)
-    event_count: int = 0
-    censored_from: int | None = None
-    ending: Ending | None = None
-    horizon: Ending | None = None
-    approximate_from: int | None = None
-    step_interval: int = 1
-    counting: frozenset[str] = frozenset()
-    saves: Saves = Saves.KEEP
-    saves_differ_from: int | None = None
-    on_made_up_ranks: frozenset[str] = frozenset()
-
-    @cached_property
-    def decisions(self) -> tuple[LabelledOutcome, ...]:
-        """The controllers that fired."""
-        return tuple(judged for judged in self.outcomes if isinstance(judged.outcome, Decision))
-
-    @cached_property
-    def stop(self) -> LabelledOutcome | None:
-        """The first decision that would have ended the run."""
-        return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
-
-    @cached_property
-    def reached(self) -> tuple[LabelledOutcome, ...]:
-        """The decisions up to the end of the run under this policy."""
-        if self.ending is None:
-            return self.decisions
-        return tuple(judged for judged in self.decisions if judged.event_index <= self.ending.event_index)
-
-    @property
-    def is_point(self) -> bool:
-        """Whether the record shows all of the run under this policy."""
-        return is_shown(None if self.stop is None else self.stop.event_index, self.censored_from)
-
-    def effects(self, judged: LabelledOutcome) -> set[Effect]:
-        """Return what a decision would have done to the loop."""
-        return effects_of(self.policy, judged.outcome)
-
-
-def is_shown(stop: int | None, censored_from: int | None) -> bool:
-    """Whether a record shows all of a run: nothing is censored, or the stop comes before the censored part.
-
-    Args:
-        stop: Index of the event of the first stop; None without one.
-        censored_from: Index of the event after which the record does not show the run; None if it always does.
-    """
-    return censored_from is None or (stop is not None and stop < censored_from)
 
 
 def replay(
@@ -318,13 +240,6 @@ def observed_in(
 def is_within_a_step(kind: str) -> bool:
     """Whether events of a kind belong to the iteration whose update precedes them."""
     return kind in _WITHIN_A_STEP or kind.startswith(CUSTOM)
-
-
-def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
-    """Return what an outcome would have done to the loop; a shadow decision does nothing."""
-    if not isinstance(outcome, Decision) or not outcome.acts:
-        return set()
-    return {policy.effects(name) for name in outcome.operations}
 
 
 def ending_after(stop: int, stream: EventStream, delay_steps: int = 0) -> Ending:

@@ -6,21 +6,17 @@ The replay of a policy and its scorer make them; verdicts, tables and pages are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from functools import cached_property
 
+from ...rules.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...rules.policy_file.policy import Policy
 from ...store.event_json import encoded
 from .incidents import Detection, IncidentLabels
 from .metric_names import Renames
-from .objective import (
-    Evaluation,
-    Objective,
-    Saves,
-    regret_of,
-    relative,
-)
+from .objective import UPDATES, Curve, Evaluation, Objective, Saves, regret_of, relative
 from .run_families import UNKNOWN_FAMILY, Family
 
 
@@ -117,25 +113,106 @@ class Ending:
     elapsed_ns: int | None
 
 
-#: What the steps of a recorded run count.
-UPDATES: Final = "updates"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One metric of one run, as points.
+@dataclass(frozen=True)
+class Replay:
+    """The replay of a policy over one recorded stream.
 
     Attributes:
-        metric: Name of the metric.
-        kind: Kind of event that carries it.
-        steps: Steps of the points, in event order.
-        values: One value per step; non-finite values are kept as gaps.
+        policy: The policy.
+        outcomes: Outcomes of its rules in stream order; the fold continues after a stop, as the recorded run did.
+        error_counts: Rule errors by controller; ``outcomes`` has the first of each.
+        event_count: Events folded.
+        censored_from: Index of the event after which the record does not show this policy's run; None if it always
+            does.
+        ending: Where the first stop would have taken effect; None without one.
+        approximate_from: Index of the event after which the policy's clock would have differed from the recorded one,
+            because different checkpoints or evaluations take different time. None if it never would, or if no rule
+            reads the clock.
+        horizon: The position of ``censored_from`` in steps and time; None if nothing is censored.
+        step_interval: Typical number of steps between two logged training steps; 1 if every step is logged.
+        counting: Names of the controllers whose decisions depend on the number of logged steps; empty if every step is
+            logged.
+        saves: Whether the loop's own checkpoints remain.
+        saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
+            they never do, or if no rule depends on the events of checkpoints.
+        on_made_up_ranks: Names of the controllers that read values of all ranks, where the log holds none gathered.
     """
 
-    metric: str
-    kind: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
+    policy: Policy
+    outcomes: tuple[LabelledOutcome, ...]
+    error_counts: dict[str, int] = field(default_factory=dict)
+    event_count: int = 0
+    censored_from: int | None = None
+    ending: Ending | None = None
+    horizon: Ending | None = None
+    approximate_from: int | None = None
+    step_interval: int = 1
+    counting: frozenset[str] = frozenset()
+    saves: Saves = Saves.KEEP
+    saves_differ_from: int | None = None
+    on_made_up_ranks: frozenset[str] = frozenset()
+
+    @cached_property
+    def decisions(self) -> tuple[LabelledOutcome, ...]:
+        """The controllers that fired."""
+        return tuple(judged for judged in self.outcomes if isinstance(judged.outcome, Decision))
+
+    @cached_property
+    def stop(self) -> LabelledOutcome | None:
+        """The first decision that would have ended the run."""
+        return next((judged for judged in self.decisions if Effect.STOP in self.effects(judged)), None)
+
+    @cached_property
+    def reached(self) -> tuple[LabelledOutcome, ...]:
+        """The decisions up to the end of the run under this policy."""
+        if self.ending is None:
+            return self.decisions
+        return tuple(judged for judged in self.decisions if judged.event_index <= self.ending.event_index)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether the record shows all of the run under this policy."""
+        return is_shown(None if self.stop is None else self.stop.event_index, self.censored_from)
+
+    def effects(self, judged: LabelledOutcome) -> set[Effect]:
+        """Return what a decision would have done to the loop."""
+        return effects_of(self.policy, judged.outcome)
+
+
+def is_shown(stop: int | None, censored_from: int | None) -> bool:
+    """Whether a record shows all of a run: nothing is censored, or the stop comes before the censored part.
+
+    Args:
+        stop: Index of the event of the first stop; None without one.
+        censored_from: Index of the event after which the record does not show the run; None if it always does.
+    """
+    return censored_from is None or (stop is not None and stop < censored_from)
+
+
+def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
+    """Return what an outcome would have done to the loop; a shadow decision does nothing."""
+    if not isinstance(outcome, Decision) or not outcome.acts:
+        return set()
+    return {policy.effects(name) for name in outcome.operations}
+
+
+def saving_controllers(policy: Policy) -> list[int]:
+    """Return the indices of the controllers that save."""
+    return [
+        index
+        for index, controller in enumerate(policy.controllers)
+        if not controller.is_shadow and any(policy.effects(name) is Effect.SAVE for name in controller.operations)
+    ]
+
+
+def asks_for_checkpoints(policy: Policy) -> bool:
+    """Whether rules of the policy save."""
+    return bool(saving_controllers(policy))
+
+
+def drops_own_checkpoints(policy: Policy, saves: Saves) -> bool:
+    """Whether the policy's checkpoints replace the loop's own."""
+    return saves is Saves.REPLACE and asks_for_checkpoints(policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from ..columns.stream import Stream
 from ..columns.terms import ComputedReading, Term
 from ..runs.event_stream import EventStream
 from ..runs.objective import Saves
-from ..runs.replaying import Replay, judged_replay, observed_in, replay_stream
+from ..runs.replaying import judged_replay, observed_in, replay_stream
+from ..runs.run_result import Replay
 from .firings import RunFirings
 from .variants import Reader, StructureCompiler, Variant, metrics_of, metrics_read, sole_variant
 

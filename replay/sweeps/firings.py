@@ -39,7 +39,8 @@ from ..columns.rule_firings import (
 )
 from ..columns.stream import Stream
 from ..runs.event_stream import EventStream
-from ..runs.replaying import effects_of, replay_events
+from ..runs.replaying import replay_events
+from ..runs.run_result import effects_of
 from .variants import Structure, Variant, metrics_read
 
 #: Variants laid out together: their answers on one run are all in memory at once.

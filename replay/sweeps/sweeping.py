@@ -38,8 +38,8 @@ from ..runs.objective import (
 from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from .firings import VariantBatch, batches_of
-from .totals import RunFold, Winner, pareto_front, stopped_counts
-from .variant_outcomes import Outcomes, SweptRun, sweep_stream
+from .totals import Outcomes, RunFold, SweptRun, Winner, pareto_front, stopped_counts
+from .variant_outcomes import sweep_stream
 from .variants import Variant, reasons_of, variants_of
 
 if TYPE_CHECKING:

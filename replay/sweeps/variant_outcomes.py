@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,152 +19,24 @@ import numpy.typing as npt
 from ...rules.checks.possible_firings import could_fire
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Appearances
-from ...rules.readings.vectors import Floats, Ints, Truths
-from ...store.errors import TelemetryError
+from ...rules.readings.vectors import Ints, Truths
 from ...store.events import INIT_END, PLAN
 from ..columns.rule_firings import kinds_fed
 from ..columns.stream import Stream
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
-from ..runs.history import Knowledge, history_of
+from ..runs.history import history_of
 from ..runs.judging import RunBackground, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
-from ..runs.replaying import ending_after, is_shown
-from ..runs.results import RunScorer
-from ..runs.run_families import Family
-from ..runs.run_result import DEFAULT_SETTINGS, UPDATES, BacktestSettings, Ending, Prediction, RunResult
+from ..runs.replaying import ending_after
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Ending, Prediction, RunResult, is_shown
+from ..runs.scoring import RunScorer
 from .firings import FiringsOfVariants, RunFirings, VariantBatch
+from .totals import COLUMN_TYPES, NO_STEP, Outcomes, VariantOutcomes
 from .variants import Structure
-
-#: Stop step of a variant that does not stop.
-NO_STEP: Final = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """The outcomes of variants on one run; each array has shape (variants,). Unknown numbers are NaN.
-
-    Attributes:
-        stop_step: Step of the decision that would have ended the run; -1 for none.
-        decisions: Number of decisions up to the run's end under the variant.
-        steps_saved, seconds_saved: Steps and seconds fewer than recorded.
-        checkpoints, checkpoint_bytes: Number and total size of the checkpoints that the run would have written.
-        regret, relative_regret: How much worse the best value up to the stop is than that of the whole run.
-        deployable_regret, relative_deployable_regret: The same among the values at steps that have a checkpoint.
-        is_right_censored: Whether the run might have continued, so that the other numbers are lower bounds.
-        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
-        could_fire: Whether the variant could fire in the run, whatever its values.
-    """
-
-    stop_step: Ints
-    decisions: Ints
-    steps_saved: Floats
-    seconds_saved: Floats
-    checkpoints: Floats
-    checkpoint_bytes: Floats
-    regret: Floats
-    relative_regret: Floats
-    deployable_regret: Floats
-    relative_deployable_regret: Floats
-    is_right_censored: Truths
-    has_few_evaluations: Truths
-    could_fire: Truths
-
 
 #: One row of ``Outcomes``.
 _Row = tuple[Any, ...]
-_TYPES: Final = (*[np.int64] * 2, *[np.float64] * 8, *[np.bool_] * 3)
-
-
-@dataclass(frozen=True, eq=False)
-class VariantOutcomes:
-    """The outcomes of variants on one run; variants with equal outcomes share a row.
-
-    A variant takes two bytes in place of about 80 on runs where the variants have at most 65,536 different outcomes.
-
-    Attributes:
-        codes: The row of each variant. Shape (variants,).
-        rows: The distinct outcomes.
-    """
-
-    codes: npt.NDArray[np.unsignedinteger[Any]]
-    rows: Outcomes
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the arrays."""
-        return int(self.codes.nbytes + sum(column.nbytes for column in vars(self.rows).values()))
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one outcome of each variant, by its name in ``Outcomes``. Shape (variants,)."""
-        found: npt.NDArray[Any] = getattr(self.rows, name)[self.codes]
-        return found
-
-    def of_each(self) -> Outcomes:
-        """Return the outcomes of each variant."""
-        return Outcomes(*(self.column(field.name) for field in fields(Outcomes)))
-
-
-@dataclass(frozen=True, eq=False)
-class SweptRun:
-    """A run with the outcomes of all variants.
-
-    Attributes:
-        run_id, name: The run.
-        steps: Optimizer updates that it made.
-        kept: The outcomes of each variant on it; None if the sweep does not keep them.
-        family: The runs that it is not independent of.
-        series: Digests of the series by which another log of the same training is found.
-        knowledge: How much it knows of the training.
-        objective: The metric that judges the run; None if none of its evaluations says how good it is.
-        evaluated: The metrics that it evaluated, among those that could judge it.
-        engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
-            them.
-        step_unit: What its steps count.
-        best: The best value of its objective; NaN if unknown.
-        started_ns, ended_ns: Wall clock of its beginning and of its end, nanoseconds since 1970; 0 if unknown.
-        configuration: Digest of its configuration without seeds, paths and names; empty without one.
-        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
-        could_fire: Whether any variant could fire in it.
-    """
-
-    run_id: str
-    name: str
-    steps: int
-    kept: VariantOutcomes | None
-    family: Family
-    series: frozenset[str]
-    knowledge: Knowledge
-    objective: Objective | None = None
-    evaluated: frozenset[str] = frozenset()
-    engine_reason: str = ""
-    step_unit: str = UPDATES
-    best: float = math.nan
-    started_ns: int = 0
-    ended_ns: int = 0
-    configuration: str = ""
-    has_few_evaluations: bool = False
-    could_fire: bool = True
-
-    @property
-    def variant_outcomes(self) -> VariantOutcomes:
-        """The outcomes of each variant on the run; variants with equal outcomes share a row.
-
-        Raises:
-            TelemetryError: The sweep did not keep them.
-        """
-        if self.kept is None:
-            raise TelemetryError("this sweep keeps no outcomes of single runs", fix="Pass keep_outcomes=True")
-        return self.kept
-
-    @property
-    def outcomes(self) -> Outcomes:
-        """The outcomes of each variant on the run.
-
-        Raises:
-            TelemetryError: The sweep did not keep them.
-        """
-        return self.variant_outcomes.of_each()
 
 
 def _row(
@@ -192,8 +64,8 @@ def _row(
 
 
 def _outcomes_in(rows: Sequence[_Row]) -> Outcomes:
-    columns = zip(*rows, strict=True) if rows else [()] * len(_TYPES)
-    return Outcomes(*(np.array(column, kind) for column, kind in zip(columns, _TYPES, strict=True)))
+    columns = zip(*rows, strict=True) if rows else [()] * len(COLUMN_TYPES)
+    return Outcomes(*(np.array(column, kind) for column, kind in zip(columns, COLUMN_TYPES, strict=True)))
 
 
 def outcomes_of_results(results: Sequence[RunResult]) -> Outcomes:

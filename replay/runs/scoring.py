@@ -22,8 +22,7 @@ from .event_stream import EventStream
 from .history import History
 from .metric_names import Mode
 from .objective import Evaluation, Objective
-from .replaying import Replay
-from .run_result import Ending, HumanAction, Lead, Outlay, RunIdentity, SeqRange
+from .run_result import Ending, HumanAction, Lead, Outlay, Replay, RunIdentity, SeqRange
 
 #: The attribute of an annotation that names its author's action.
 ACTION: Final = "action"
