@@ -15,11 +15,10 @@ from fastapi import Depends, Request
 from fastapi import Path as InPath
 
 from ..rules.policy_file.policy import shipped_policies
-from ..store.annotations import ANNOTATIONS
 from ..store.reading.snapshot import Snapshot
 from ..store.reading.summary import Entry
 from ..store.run import Run
-from ..store.run_folder import retrying
+from ..store.run_folder import ANNOTATIONS, retrying
 from ..store.store import Store, open_store
 from .problems import NotModified, PolicyNotFound
 

@@ -35,7 +35,8 @@ import numpy.typing as npt
 from public_curves import algoperf_store, dopamine_store
 
 from steptape import open_run
-from steptape.replay.choosing.certifying import OrderOfTests, choose, order_of
+from steptape.replay.choosing.certification_report import OrderOfTests
+from steptape.replay.choosing.certifying import choose, order_of
 from steptape.replay.choosing.risks import Risk, fewest_runs, losses_on, savings, upper_bound_of_count
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.sweeps.sweeping import sweep

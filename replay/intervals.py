@@ -5,6 +5,7 @@ Runs of one family are not independent of each other. Resampled one by one, they
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from ..rules.readings.vectors import Floats
 
 #: Below this many families an interval would overstate the evidence: the runs themselves are shown instead.
 FEWEST_FAMILIES: Final = 8
@@ -137,3 +140,26 @@ def numbers(seed: int) -> Iterator[int]:
         mixed = ((state ^ (state >> 30)) * _FIRST_FACTOR) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * _SECOND_FACTOR) & _MASK
         yield mixed ^ (mixed >> 31)
+
+
+def binomial_tails(runs: int, risk: float) -> Floats:
+    """Return the probability of at most k broken runs for k from 0 to all. Shape (runs + 1,).
+
+    The terms are added in logarithms, so that small tails stay exact.
+
+    Args:
+        runs: Number of independent runs, at least 0.
+        risk: Probability that a run is broken, from 0 to 1.
+
+    >>> binomial_tails(2, 0.5).round(6).tolist()
+    [0.25, 0.75, 1.0]
+    """
+    counts = range(runs + 1)
+    if risk <= 0 or risk >= 1:
+        return np.array([1.0 if risk <= 0 or count == runs else 0.0 for count in counts])
+    broken, kept, whole = math.log(risk), math.log1p(-risk), math.lgamma(runs + 1)
+    ways = [whole - math.lgamma(count + 1) - math.lgamma(runs - count + 1) for count in counts]
+    logs = np.array(ways) + np.arange(runs + 1) * broken + np.arange(runs, -1, -1) * kept
+    tails: Floats = np.minimum(np.exp(np.logaddexp.accumulate(logs)), 1.0)
+    tails[-1] = 1.0
+    return tails

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from ..store.annotations import ANNOTATIONS
 from ..store.columns import Columns, columns_json, columns_of, read_columns
 from ..store.errors import DamagedLog, StoreAway, StoreNotFound, UnsupportedVersion
 from ..store.objects.bucket import Bucket, ObjectChanged
@@ -32,6 +31,7 @@ from ..store.objects.manifest import (
 from ..store.objects.mirror_access import fetch
 from ..store.parquet.digests import FORMAT, Digests, digests_of, read_digests
 from ..store.run_folder import (
+    ANNOTATIONS,
     COLUMNS_JSON,
     DIGESTS_JSON,
     RUN_JSON,

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ..store.annotations import ANNOTATIONS, MAX_BYTES
+from ..store.annotations import MAX_BYTES
 from ..store.columns import read_columns
 from ..store.errors import DamagedLog, require_version
 from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
@@ -23,7 +23,7 @@ from ..store.journal.segment import Frames
 from ..store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
 from ..store.objects.mirror_access import is_live
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import RUN_JSON, Listing, Stream, list_files, read_file
+from ..store.run_folder import ANNOTATIONS, RUN_JSON, Listing, Stream, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import SAME_RELEASE, PushRefused, Recording, StreamDigest, chunk_of, first_time_of
 

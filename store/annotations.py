@@ -18,10 +18,8 @@ from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
-from .run_folder import read_file
+from .run_folder import ANNOTATIONS, read_file
 from .user_cache import require_writable
-
-ANNOTATIONS: Final = "annotations.jsonl"
 
 #: Attribute that makes a note the label of an incident; its value names the incident.
 INCIDENT: Final = "incident"

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from .errors import DamagedLog, NotARun, RunChanging
 
+ANNOTATIONS: Final = "annotations.jsonl"
+
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
 DIGESTS_JSON: Final = "digests.json"

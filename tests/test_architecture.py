@@ -219,6 +219,7 @@ PUBLIC: dict[str, set[str]] = {
         "runs/incidents",
         "runs/objective",
         "runs/replaying",
+        "runs/run_result",
         "runs/verification",
         "sweeps/sweeping",
         "sweeps/swept_front",
@@ -276,8 +277,9 @@ OWNERS = {
     "transformers": {"integrations/transformers"},
 }
 
-#: The most modules that import each other one after the other. The aim is 20; the bound only falls.
-LONGEST_CHAIN = 25
+#: The most modules that import each other one after the other; the bound only falls. Imports within functions and for
+#: types alone count, too. Without these the longest chain is 20.
+LONGEST_CHAIN = 22
 
 #: The classes with more than 25 methods, and why each has them. The list only shrinks.
 WIDE_CLASSES = {

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from steptape import TelemetryError, open_run
 from steptape.cli.app import app
-from steptape.replay.choosing.certifying import Certification, Direction, OrderOfTests, certify, choose
+from steptape.replay.choosing.certification_report import Certification, Direction, OrderOfTests
+from steptape.replay.choosing.certifying import certify, choose
 from steptape.replay.choosing.risks import Risk, risk_of
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy

@@ -26,7 +26,7 @@ from steptape.replay.choosing.out_of_sample import (
     walk_forward_splits,
 )
 from steptape.replay.reports.sweep_report import sample_sentences
-from steptape.replay.sweeps.sweeping import Sweep
+from steptape.replay.sweeps.totals import Sweep
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptape.replay.choosing.risks import (
-    binomial_tails,
     fewest_runs,
     p_values_of_counts,
     p_values_of_means,
@@ -19,6 +18,7 @@ from steptape.replay.choosing.risks import (
     upper_bound_of_count,
     upper_bound_of_mean,
 )
+from steptape.replay.intervals import binomial_tails
 
 
 @pytest.fixture(scope="module")

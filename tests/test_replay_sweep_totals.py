@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from steptape import Recorder, TelemetryError, open_run, sweep
 from steptape.replay.sweeps import totals
-from steptape.replay.sweeps.sweeping import Sweep
-from steptape.replay.sweeps.totals import ExactSums, stopped_counts
+from steptape.replay.sweeps.totals import ExactSums, Sweep, stopped_counts
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from steptape.store.annotations import ANNOTATIONS, Annotation, append_annotation, new_annotation_id, read_annotations
+from steptape.store.annotations import Annotation, append_annotation, new_annotation_id, read_annotations
 from steptape.store.errors import InvalidEvent, NotWritten
+from steptape.store.run_folder import ANNOTATIONS
 
 SAMPLE = Path(__file__).parent / "data" / "annotations"
 

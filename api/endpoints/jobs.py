@@ -13,8 +13,8 @@ from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
-from ...store.annotations import ANNOTATIONS
 from ...store.events import JsonObject
+from ...store.run_folder import ANNOTATIONS
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, file_stamp, find_run, policy_named
 from ..answers import JSON, answer

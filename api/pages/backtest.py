@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
 from ...replay.reports.html import glossary
-from ...replay.runs.run_result import asks_for_checkpoints
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.event_json import encoded
@@ -50,7 +49,7 @@ def show_backtest(
         loaded=loaded,
         problem=problem,
         params=params,
-        saves=loaded is not None and asks_for_checkpoints(loaded),
+        saves=loaded is not None and loaded.asks_for_checkpoints,
         runs=listed,
         total=len(runs),
         chosen=chosen,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from ...replay.choosing.certification_report import certification_json, certification_lines
-from ...replay.choosing.certifying import Certification
+from ...replay.choosing.certification_report import Certification, certification_json, certification_lines
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
 from ...replay.choosing.risks import amount_of, risk_of

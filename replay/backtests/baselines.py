@@ -28,8 +28,8 @@ from ..run_pool import RunPool
 from ..runs.judging import facts_under, result_of
 from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best, relative
+from ..runs.replaying import Replayer
 from ..runs.run_result import BacktestSettings, RunResult
-from ..sweeps.column_replay import replay_by_columns
 from .judged_runs import MERIT, Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
@@ -202,6 +202,7 @@ def baseline_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
+    replayer: Replayer,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
     """Score each baseline on the runs of a backtest, each run by its own objective.
 
@@ -211,12 +212,13 @@ def baseline_outcomes(
         results: The policy's result on each.
         settings: The settings of the backtest.
         readers: The pool to read the runs with.
+        replayer: Replays policies over the runs.
 
     Returns:
         The outcome of each baseline, and the number of events read.
     """
     outcomes, read_events = _policy_outcomes(
-        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers
+        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers, replayer
     )
     for baseline in baselines:
         if baseline.pruner is not None:
@@ -233,6 +235,7 @@ def _policy_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
+    replayer: Replayer,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
     """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
     # None comes first: a reason that concerns an objective says more.
@@ -250,7 +253,7 @@ def _policy_outcomes(
         return outcomes, 0
     by_objective = {each: tuple(policies.get(each) for _, policies in asked) for each in objectives}
     judged_by = [result.objective for result in results]
-    scores = _BaselineScores(by_objective, settings)
+    scores = _BaselineScores(by_objective, settings, replayer)
     answers = list(readers.mapped(scores, list(zip(runs, judged_by, strict=True))))
     by_baseline = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
     for (baseline, policies), standings in zip(asked, by_baseline, strict=False):
@@ -300,6 +303,7 @@ class _BaselineScores:
 
     policies: Mapping[Objective | None, tuple[Policy | None, ...]]
     settings: BacktestSettings
+    replayer: Replayer
 
     def __call__(self, asked: tuple[Run, Objective | None]) -> tuple[tuple[BaselineScore | None, ...], int]:
         run, objective = asked
@@ -307,7 +311,7 @@ class _BaselineScores:
         policies = [policy for policy in own if policy is not None]
         if not policies:
             return (None,) * len(own), 0
-        facts = facts_under(policies, run, self.settings, replayer=replay_by_columns, with_curves=False)
+        facts = facts_under(policies, run, self.settings, replayer=self.replayer, with_curves=False)
         scores = (standing_of(result_of(each, objective)) for each in facts)
         return tuple(None if policy is None else next(scores) for policy in own), facts[0].replayed.event_count
 

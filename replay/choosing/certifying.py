@@ -14,18 +14,15 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from ...rules.certificate import Certificate, CertifiedEvidence, CertifiedPolicy, CertifiedRisk, VariantTests
 from ...rules.effects import Effect
 from ...rules.errors import suggestion
 from ...rules.language.bound_rule import BoundRule
-from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
+from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints
@@ -33,76 +30,32 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
-from ..runs.objective import NEAR_ZERO, Declared, Objective, Saves, declared_objectives
+from ..runs.objective import Declared, Objective, Saves, declared_objectives
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
-from ..sweeps.sweeping import Sweep, sweep
+from ..sweeps.sweeping import sweep
+from ..sweeps.totals import Sweep
 from ..sweeps.variants import effects_of_controller
+from .certification_report import Certification, Choice, Direction, OrderOfTests
 from .population import (
     PopulationMember,
-    described_population,
     draw,
     facts_about,
     families_of,
     members_of,
 )
-from .promise import FIXED_SEQUENCE
 from .risks import (
     Losses,
     PossibleValues,
     Risk,
-    fewest_runs,
     losses_on,
     p_values_of_counts,
     p_values_of_means,
-    runs_needed,
     savings,
-    upper_bound_of_count,
-    upper_bound_of_mean,
 )
 
 #: The seed by which runs are drawn if none is given.
 DEFAULT_SEED: Final = SEED
-
-
-class Direction(StrEnum):
-    """How the values of a param are tested.
-
-    Attributes:
-        ASCENDING: The least value is the most conservative, and comes first.
-        DESCENDING: The greatest value is.
-    """
-
-    ASCENDING = "asc"
-    DESCENDING = "desc"
-
-
-@dataclass(frozen=True, slots=True)
-class OrderOfTests:
-    """The chains of variants, each tested until its first failure.
-
-    Attributes:
-        chains: Indices of variants, the most conservative of each chain first.
-        param: The param along which they are tested; empty if each variant is tested by itself.
-        direction: The direction along it; None if each variant is tested by itself.
-        why: Where the direction comes from, or why there is none.
-    """
-
-    chains: tuple[tuple[int, ...], ...]
-    param: str
-    direction: Direction | None
-    why: str
-
-    def error_of_each(self, error: float) -> float:
-        """Return the probability of error that each chain may use, so that all together use ``error``."""
-        return error / len(self.chains)
-
-    def __str__(self) -> str:
-        if self.direction is None:
-            return "each variant by itself (Bonferroni)"
-        first = "greatest" if self.direction is Direction.DESCENDING else "least"
-        several = f", {len(self.chains)} chains (Bonferroni)" if len(self.chains) > 1 else ""
-        return f"{FIXED_SEQUENCE}{self.param}, {first} first{several}"
 
 
 def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[str, Direction]:
@@ -278,29 +231,6 @@ def _is_negative(node: ast.AST) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The result of the tests of all variants.
-
-    Attributes:
-        chosen: Index of the thriftiest variant that passed; None if none did.
-        passed: Indices of the variants that passed, in the order of their tests.
-        tested: Number of variants that were tested before their chains failed.
-        means: Mean loss of each variant. Shape (variants,).
-        saved: Mean share of a run's steps that each saves. Shape (variants,).
-        p_values: Of each variant. Shape (variants,).
-        error: Probability of error that each chain used.
-    """
-
-    chosen: int | None
-    passed: tuple[int, ...]
-    tested: int
-    means: Floats
-    saved: Floats
-    p_values: Floats
-    error: float
-
-
 def choose(losses: Floats, saved: Floats, order: OrderOfTests, risk: Risk, error: float) -> Choice:
     """Test all variants, and choose the one that saves most among those that pass.
 
@@ -332,149 +262,6 @@ def choose(losses: Floats, saved: Floats, order: OrderOfTests, risk: Risk, error
     mean_saved = saved.sum(axis=0) / max(runs, 1)
     best = max(passed, key=lambda index: (mean_saved[index], -means[index]), default=None)
     return Choice(best, tuple(passed), tested, means, mean_saved, p_values, of_each)
-
-
-@dataclass(frozen=True, eq=False)
-class Certification:
-    """The result of certifying a policy on runs.
-
-    Attributes:
-        policy: The policy with its own params.
-        risk: The risk with its limit.
-        confidence: Probability that the promise holds.
-        sweep: The variants over the runs.
-        order: The order in which they were tested.
-        declared_order: The order that the user declared; empty if the policy decided it.
-        choice: The result of the tests.
-        families: The members of each family.
-        drawn: The run drawn from each.
-        losses: The losses of all variants on each drawn run.
-        outside: The runs that are not in the population, each with its reason.
-        declared: The objectives that the user declared.
-        family_key: The key of families; None for the default.
-        seed: The seed of the draw.
-    """
-
-    policy: Policy
-    risk: Risk
-    confidence: float
-    sweep: Sweep
-    order: OrderOfTests
-    declared_order: str
-    choice: Choice
-    families: Mapping[Family, Sequence[PopulationMember]]
-    drawn: tuple[PopulationMember, ...]
-    losses: tuple[Losses, ...]
-    outside: tuple[Excluded, ...]
-    declared: tuple[Objective, ...]
-    family_key: str | None
-    seed: int
-
-    @property
-    def params(self) -> Mapping[str, Param] | None:
-        """The values of the varied params of the certified variant; None if none is certified."""
-        return None if self.choice.chosen is None else self.sweep.variants[self.choice.chosen].settings
-
-    @property
-    def fewest_families(self) -> int:
-        """The least number of families with which any variant could pass: none of them may lose anything."""
-        if self.risk.is_share:
-            return fewest_runs(self.risk.limit, self.choice.error)
-        return runs_needed(0.0, self.risk.limit, self.choice.error, is_share=False) or 0
-
-    @property
-    def families_needed(self) -> int | None:
-        """About how many families a certificate would take, if further ones are like these; None if none would do.
-
-        The first variant of a chain decides: only if it passes is another one tested.
-        """
-        means = [float(self.choice.means[chain[0]]) if self.drawn else 0.0 for chain in self.order.chains]
-        error, is_share = self.choice.error, self.risk.is_share
-        needed = runs_needed(min(means), self.risk.limit, error, is_share=is_share)
-        return None if needed is None else max(needed, len(self.drawn) + 1, self.fewest_families)
-
-    @property
-    def undefined_regrets(self) -> int:
-        """Number of drawn runs whose best value is zero, so that regret relative to it is not defined."""
-        return sum(abs(one.swept.best) < NEAR_ZERO for one in self.drawn) if self.risk.is_relative else 0
-
-    @property
-    def negative_bests(self) -> int:
-        """Number of drawn runs whose best value is negative: regret is relative to its magnitude."""
-        return sum(one.swept.best <= -NEAR_ZERO for one in self.drawn) if self.risk.is_relative else 0
-
-    def unknown(self, variant: int) -> int:
-        """Return the number of drawn runs in which a variant counts as broken because no record bounds its regret."""
-        return sum(bool(one.is_unknown[variant]) for one in self.losses)
-
-    def could_not_fire(self, variant: int) -> int:
-        """Return the number of drawn runs in which a variant could not fire."""
-        return sum(not one.could_fire[variant] for one in self.losses)
-
-    def certificate(self) -> Certificate:
-        """Return the certificate of the chosen variant.
-
-        Raises:
-            TelemetryError: No variant passed.
-        """
-        index = self.choice.chosen
-        if index is None:
-            raise TelemetryError("no variant is certified, so there is no certificate")
-        variant = self.sweep.variants[index].policy()
-        objectives = {one.swept.objective for one in self.drawn} - {None}
-        read = (key.name for one in variant.controllers for rule in one.bound_rules for key in rule.series)
-        return Certificate(
-            version("steptape"),
-            CertifiedPolicy(variant.source, variant.digest, dict(variant.params), SEMANTICS_VERSION),
-            CertifiedRisk(
-                str(self.risk),
-                self.risk.at_most,
-                self.confidence,
-                self.risk.over,
-                self.risk.cap,
-                self.risk.is_relative,
-                self.risk.is_deployable,
-                tuple(sorted(map(_named, objectives))),
-                tuple(map(_named, self.declared)),
-                dict(self.sweep.renames),
-                str(self.sweep.saves),
-            ),
-            VariantTests(
-                {name: tuple(values) for name, values in self.sweep.axes.items()},
-                str(self.order),
-                self.declared_order,
-                self.order.why,
-                len(self.sweep.variants),
-                self.choice.tested,
-                len(self.choice.passed),
-                self.choice.error,
-            ),
-            self._evidence(index),
-            described_population(
-                self.families,
-                self.drawn,
-                key=self.family_key,
-                seed=self.seed,
-                outside=len(self.outside),
-                read=read,
-            ),
-        )
-
-    def _evidence(self, index: int) -> CertifiedEvidence:
-        runs, mean, error = len(self.drawn), float(self.choice.means[index]), self.choice.error
-        scale = self.risk.cap or 1.0
-        broken = round(mean * runs) if self.risk.is_share else None
-        bound = upper_bound_of_mean(mean, runs, error) if broken is None else upper_bound_of_count(broken, runs, error)
-        return CertifiedEvidence(
-            runs,
-            broken,
-            scale * mean,
-            scale * bound,
-            float(self.choice.p_values[index]),
-            float(self.choice.saved[index]),
-            self.could_not_fire(index),
-            self.unknown(index),
-        )
 
 
 def certify(
@@ -611,7 +398,3 @@ def _number_in(end: BoundRule) -> float | None:
         return float(ast.literal_eval(end.expression.tree))
     except (ValueError, TypeError):
         return None
-
-
-def _named(objective: Objective | None) -> str:
-    return "" if objective is None else f"{objective.metric}:{objective.mode}"

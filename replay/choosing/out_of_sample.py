@@ -19,8 +19,7 @@ import numpy as np
 
 from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
-from ..sweeps.sweeping import Sweep
-from ..sweeps.totals import SweptRun
+from ..sweeps.totals import Sweep, SweptRun
 
 if TYPE_CHECKING:
     import polars as pl

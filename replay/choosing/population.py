@@ -23,8 +23,7 @@ from ..intervals import numbers
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
-from ..sweeps.sweeping import Sweep
-from ..sweeps.totals import SweptRun
+from ..sweeps.totals import Sweep, SweptRun
 
 #: The family key of a certificate whose user named none.
 DEFAULT_KEY: Final = "group, source folder or configuration"

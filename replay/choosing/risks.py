@@ -16,6 +16,7 @@ import numpy as np
 
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
+from ..intervals import binomial_tails
 from ..runs.metric_names import Mode
 from ..runs.objective import NEAR_ZERO
 from ..sweeps.totals import NO_STEP, Outcomes, SweptRun
@@ -234,29 +235,6 @@ def savings(outcomes: Outcomes, steps: int) -> Floats:
     """Return the share of a run's steps that each variant saves; 0 where it cannot fire, or where it is unknown."""
     shares = outcomes.steps_saved / max(steps, 1)
     return np.where(outcomes.could_fire & ~np.isnan(shares), shares, 0.0)
-
-
-def binomial_tails(runs: int, risk: float) -> Floats:
-    """Return the probability of at most k broken runs for k from 0 to all. Shape (runs + 1,).
-
-    The terms are added in logarithms, so that small tails stay exact.
-
-    Args:
-        runs: Number of independent runs, at least 0.
-        risk: Probability that a run is broken, from 0 to 1.
-
-    >>> binomial_tails(2, 0.5).round(6).tolist()
-    [0.25, 0.75, 1.0]
-    """
-    counts = range(runs + 1)
-    if risk <= 0 or risk >= 1:
-        return np.array([1.0 if risk <= 0 or count == runs else 0.0 for count in counts])
-    broken, kept, whole = math.log(risk), math.log1p(-risk), math.lgamma(runs + 1)
-    ways = [whole - math.lgamma(count + 1) - math.lgamma(runs - count + 1) for count in counts]
-    logs = np.array(ways) + np.arange(runs + 1) * broken + np.arange(runs, -1, -1) * kept
-    tails: Floats = np.minimum(np.exp(np.logaddexp.accumulate(logs)), 1.0)
-    tails[-1] = 1.0
-    return tails
 
 
 def p_values_of_counts(broken: Ints, runs: int, at_most: float) -> Floats:

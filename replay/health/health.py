@@ -30,9 +30,9 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..policies.policy_text import gates_of, with_controllers
-from ..runs.event_stream import EventStream, check_recorded, newest_plan, stream_for
+from ..runs.event_stream import EventStream, check_recorded, newest_plan
 from ..runs.metric_names import Renames, nearest_metric
-from ..runs.replaying import observed_in
+from ..runs.replaying import observed_in, stream_for
 from .health_summary import (
     EVERY_METRIC,
     GroupHealth,

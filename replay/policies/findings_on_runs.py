@@ -31,8 +31,8 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import EventStream, stream_for
-from ..runs.replaying import replay_stream
+from ..runs.event_stream import EventStream
+from ..runs.replaying import replay_stream, stream_for
 from ..runs.run_result import LabelledOutcome
 
 _INIT: Final = "on_init_end"

@@ -15,7 +15,7 @@ from ...rules.effects import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
 from ..choosing.promise import grounds_of, promise
-from ..choosing.risks import binomial_tails
+from ..intervals import binomial_tails
 from ..runs.run_result import RunResult
 from .basis import family_heading
 from .result import CONFIDENCE, NOTABLE_REGRET, Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun

@@ -24,7 +24,7 @@ from ..documents import document
 from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
 from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
-from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult, asks_for_checkpoints
+from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult
 from .amounts import duration
 from .basis import family_sentence, objective_sentences, objectives_json, renamed_text, repeated_sentence
 from .result import FamilyCounts
@@ -447,7 +447,7 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     if repeated := repeated_sentence(difference.new.repeated):
         notes.append(f"- {repeated}")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
-    if any(asks_for_checkpoints(policy) for policy in (difference.old.policy, difference.new.policy)):
+    if any(policy.asks_for_checkpoints for policy in (difference.old.policy, difference.new.policy)):
         notes.append(f"- {SAVES[difference.old.settings.saves]}")
     said = objective_sentences([run.old.objective for run in difference.runs])
     if not said:

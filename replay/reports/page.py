@@ -23,7 +23,7 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.run_families import Family
-from ..runs.run_result import Excluded, RunResult, Validity, asks_for_checkpoints, saving_controllers
+from ..runs.run_result import Excluded, RunResult, Validity
 from .amounts import short_duration
 from .basis import (
     FAMILY_WORDS,
@@ -126,7 +126,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         swept=result.choice.front,
         rules=_rules(backtest),
         verdict=verdict(result),
-        checkpoints=SAVES[backtest.settings.saves] if asks_for_checkpoints(backtest.policy) else "",
+        checkpoints=SAVES[backtest.settings.saves] if backtest.policy.asks_for_checkpoints else "",
         sums=sum_sentences(result),
         judged_by=_judged_by(backtest, totals),
         renamed=renamed_text(backtest.settings.renames),
@@ -165,7 +165,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
 def _rules(backtest: Backtest) -> list[tuple[str, str, str, str]]:
     """Return the name, what it does when, the rule and the patience of the controllers that decide and that save."""
     policy = backtest.policy
-    indices = dict.fromkeys([*deciding_controllers(policy), *saving_controllers(policy)])
+    indices = dict.fromkeys([*deciding_controllers(policy), *policy.saving_controllers])
     controllers = [policy.controllers[index] for index in islice(indices, _RULES)]
     return [(one.name, _does(policy, one), " ".join(one.rule.text.split()), _patience(one)) for one in controllers]
 

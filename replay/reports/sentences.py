@@ -14,7 +14,7 @@ from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
 from ..runs.run_families import SOURCE_FOLDER
-from ..runs.run_result import ControllerCoverage, Validity, asks_for_checkpoints, saving_controllers
+from ..runs.run_result import ControllerCoverage, Validity
 from .amounts import hours, percent, size
 from .basis import (
     all_of,
@@ -269,7 +269,7 @@ def _price(backtest: Backtest, totals: BacktestTotals) -> Iterator[str]:
     """Yield how many checkpoints the policy adds, and by which rules: they take time and disk space."""
     added = -(totals.checkpoints_saved or 0)
     if added > 0:
-        named = [backtest.policy.controllers[index].name for index in saving_controllers(backtest.policy)]
+        named = [backtest.policy.controllers[index].name for index in backtest.policy.saving_controllers]
         who = " and ".join(named) if len(named) < _NAMED_CONTROLLERS else "Rules that save"
         recorded = totals.checkpoints
         than = f" more than the {recorded:,} recorded" if recorded else "; the logs record none of the loop's own"
@@ -365,7 +365,7 @@ def _checkpoints_line(totals: BacktestTotals, backtest: Backtest) -> str:
     sizes = f" ({change} {size(known)})" if known else ""
     loops = f"The loop saved {counted(recorded, 'checkpoint', ',')}"
     kept = f"{loops}; under the policy it would have saved {predicted:,}{sizes}."
-    if asks_for_checkpoints(backtest.policy):
+    if backtest.policy.asks_for_checkpoints:
         kept += f" {SAVES[backtest.settings.saves]}"
     restored = recorded - totals.checkpoints_never_restored
     is_now = predicted - (totals.checkpoints_never_restored_predicted or 0)

@@ -18,9 +18,8 @@ from ...store.events import JsonObject
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
 from ..runs.objective import FEWEST_EVALUATIONS
-from ..runs.run_result import SECONDS_PER_HOUR, asks_for_checkpoints
-from ..sweeps.sweeping import Sweep
-from ..sweeps.totals import stopped_counts
+from ..runs.run_result import SECONDS_PER_HOUR
+from ..sweeps.totals import Sweep, stopped_counts
 from .basis import (
     families_text,
     family_notice,
@@ -81,7 +80,7 @@ def sweep_lines(result: Sweep, judged: Optimism | None) -> Iterator[str | Table]
         yield "Each variant is judged over the runs in which it could fire, whatever their values."
     yield from _of_families(result)
     yield from sample_sentences(result, judged)
-    if asks_for_checkpoints(result.policy):
+    if result.policy.asks_for_checkpoints:
         yield SAVES[result.saves]
     if result.renames:
         yield f"Metrics were renamed: {renamed_text(result.renames)}."

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...rules.errors import suggestion
-from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.events import AWAITED, LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event, awaited_names
 from ...store.lineage import DECIDING_RANK
@@ -331,23 +330,6 @@ def read_lineage(
 
     info = snapshot.info
     return event_stream(renamed_events(events, called), others, ranks, info.last.plan, info.earlier_plans), rolled_back
-
-
-def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
-    """Return the effective events of the deciding rank over which a policy is folded."""
-    return stream_under([policy], snapshot, renames)[0]
-
-
-def stream_under(
-    policies: Sequence[Policy], snapshot: Snapshot, renames: Renames = ()
-) -> tuple[EventStream, RolledBack]:
-    """Return the effective events of the deciding rank with all that some policies read, and what was rolled back."""
-    return read_lineage(
-        snapshot,
-        samples=any(policy.reads_samples for policy in policies),
-        renames=renames,
-        ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
-    )
 
 
 def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> EventStream:

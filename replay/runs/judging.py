@@ -24,20 +24,12 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt
 from .appearances import StreamAppearances, early_end_note, early_ends, nan_filtered_in, thinning_note
-from .event_stream import (
-    NOTHING_ROLLED_BACK,
-    EventStream,
-    RolledBack,
-    renamed_at_import,
-    renamed_columns,
-    renames_in,
-    stream_under,
-)
+from .event_stream import NOTHING_ROLLED_BACK, EventStream, RolledBack, renamed_at_import, renamed_columns, renames_in
 from .history import History, digested, history_of, restored_steps, step_unit_of, stream_digests
 from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
 from .metric_names import Renames, nearest_metric
 from .objective import UPDATES, Objective, objective_among, objective_of_study
-from .replaying import Replayer, replay_stream
+from .replaying import Replayer, replay_stream, stream_under
 from .run_families import UNKNOWN_FAMILY, Family, family_of
 from .run_result import DEFAULT_SETTINGS, BacktestSettings, Outlay, Replay, RunResult, Validity, drops_own_checkpoints
 from .scoring import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored

@@ -20,13 +20,25 @@ from ...rules.language.clock import Unit
 from ...rules.policy_file.declarations import ACT, Controller
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
-from ...store.events import BEFORE_STREAM, CUSTOM, INIT_END, NOTE_KINDS, OPERATION_REFUSED, RANKS, SPAN, SYSTEM, Event
+from ...store.events import (
+    BEFORE_STREAM,
+    CUSTOM,
+    INIT_END,
+    NOTE_KINDS,
+    OPERATION_REFUSED,
+    RANKS,
+    SPAN,
+    SYSTEM,
+    Event,
+)
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
 from ...store.plan import Plan
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from .appearances import StreamAppearances, counting_controllers, step_interval
-from .event_stream import EventStream, event_stream, stream_for
+from .event_stream import EventStream, RolledBack, event_stream, read_lineage
+from .metric_names import Renames
 from .objective import Saves
 from .run_result import Ending, LabelledOutcome, Replay, Validity, drops_own_checkpoints, effects_of
 
@@ -505,3 +517,20 @@ class ValidityLabeler:
 
     def _reads_evaluations(self, controller: str) -> bool:
         return "evaluate" in self._kinds_read(controller)
+
+
+def stream_for(policy: Policy, snapshot: Snapshot, renames: Renames = ()) -> EventStream:
+    """Return the effective events of the deciding rank over which a policy is folded."""
+    return stream_under([policy], snapshot, renames)[0]
+
+
+def stream_under(
+    policies: Sequence[Policy], snapshot: Snapshot, renames: Renames = ()
+) -> tuple[EventStream, RolledBack]:
+    """Return the effective events of the deciding rank with all that some policies read, and what was rolled back."""
+    return read_lineage(
+        snapshot,
+        samples=any(policy.reads_samples for policy in policies),
+        renames=renames,
+        ranks=frozenset[str]().union(*(policy.reads_ranks for policy in policies)),
+    )

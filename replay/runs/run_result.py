@@ -196,23 +196,9 @@ def effects_of(policy: Policy, outcome: Outcome) -> set[Effect]:
     return {policy.effects(name) for name in outcome.operations}
 
 
-def saving_controllers(policy: Policy) -> list[int]:
-    """Return the indices of the controllers that save."""
-    return [
-        index
-        for index, controller in enumerate(policy.controllers)
-        if not controller.is_shadow and any(policy.effects(name) is Effect.SAVE for name in controller.operations)
-    ]
-
-
-def asks_for_checkpoints(policy: Policy) -> bool:
-    """Whether rules of the policy save."""
-    return bool(saving_controllers(policy))
-
-
 def drops_own_checkpoints(policy: Policy, saves: Saves) -> bool:
     """Whether the policy's checkpoints replace the loop's own."""
-    return saves is Saves.REPLACE and asks_for_checkpoints(policy)
+    return saves is Saves.REPLACE and policy.asks_for_checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
-from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
-from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns, stream_under
+from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
 from ..runs.judging import background_of
-from ..runs.metric_names import Renames, mode_of
+from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
     Objective,
@@ -33,118 +30,14 @@ from ..runs.objective import (
     best_value,
     check_evaluated,
     declared_objectives,
-    shared_objective,
 )
+from ..runs.replaying import stream_under
 from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from .firings import VariantBatch, batches_of
-from .totals import Outcomes, RunFold, SweptRun, Winner, pareto_front, stopped_counts
+from .totals import RunFold, Sweep, SweptRun
 from .variant_outcomes import sweep_stream
 from .variants import Variant, reasons_of, variants_of
-
-if TYPE_CHECKING:
-    import polars as pl
-
-
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """Variants of a policy over runs.
-
-    Attributes:
-        policy: The policy with its own params.
-        axes: The varied params, with their values.
-        variants: Every combination, the last axis varying fastest.
-        runs: The runs that were judged.
-        excluded: The runs that were not, each with its reason.
-        repeated: The runs that repeat another's series and are counted once, each with the run that counts.
-        engine_reasons: What the event engine had to decide, and why: by controller, or by run.
-        totals: The totals of each variant over the runs where the number is known. Each has shape (variants,), NaN
-            where no run knows the number. ``could_fire``, ``stopped``, ``fired`` and ``not_known`` count runs.
-            ``steps`` is the length of the runs in which the variant could fire. ``decisions``, ``steps_saved``,
-            ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums; steps of several units have none.
-            ``share_saved`` is the mean share of a run's steps, over the runs in which the variant could fire. The mean
-            and the worst of regret and of deployable regret are relative, over those of these runs that ran as long as
-            planned and have at least ``FEWEST_EVALUATIONS`` evaluations.
-        winners: The best run of each family of several runs, with the variants that would have stopped it earlier.
-        renames: The metrics that were renamed.
-        saves: Whether the loop's own checkpoints remain when rules order some.
-    """
-
-    policy: Policy
-    axes: Mapping[str, tuple[Param, ...]]
-    variants: tuple[Variant, ...]
-    runs: tuple[SweptRun, ...]
-    excluded: tuple[Excluded, ...]
-    repeated: tuple[Excluded, ...]
-    engine_reasons: Mapping[str, str]
-    totals: Mapping[str, Floats]
-    winners: tuple[Winner, ...] = ()
-    renames: Renames = ()
-    saves: Saves = Saves.KEEP
-
-    @property
-    def objective(self) -> Objective | None:
-        """The objective of every run that has one; None if they differ, or no run has one."""
-        return shared_objective(run.objective for run in self.runs)
-
-    @property
-    def step_units(self) -> tuple[str, ...]:
-        """The units of the judged runs' steps."""
-        return tuple(sorted({run.step_unit for run in self.runs}))
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of all judged runs; None if they are of several units."""
-        return sum(run.steps for run in self.runs) if len(self.step_units) < 2 else None
-
-    @cached_property
-    def front(self) -> tuple[int, ...]:
-        """The Pareto front of steps saved and mean regret: indices of variants, most steps saved first.
-
-        Where steps are of several units, the mean share of a run's steps decides. Of equal variants the first one
-        counts. Empty if no regret is known.
-        """
-        saved = self.totals["share_saved" if self.steps is None else "steps_saved"]
-        return pareto_front(saved, self.totals["mean_regret"])
-
-    def frame(self) -> pl.DataFrame:
-        """Return one row per variant: settings, totals, number of winners that it stops, whether it is on the front."""
-        import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
-
-        settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
-        counts = {"could_fire", "stopped", "fired", "not_known", "decisions"}
-        if self.steps is not None:
-            counts.add("steps")
-        totals = {name: total.astype(np.int64) if name in counts else total for name, total in self.totals.items()}
-        count = len(self.variants)
-        last = {
-            "winners_stopped": stopped_counts(self.winners, count),
-            "on_front": np.isin(np.arange(count), self.front),
-        }
-        return pl.DataFrame({"variant": np.arange(count), **settings, **totals, **last})
-
-    def runs_frame(self) -> pl.DataFrame:
-        """Return one row per variant and run, with the outcomes of the variant on the run.
-
-        Raises:
-            TelemetryError: The sweep did not keep the outcomes.
-        """
-        import polars as pl
-
-        count = len(self.variants)
-        frames = [
-            pl.DataFrame(
-                {
-                    "variant": np.arange(count),
-                    "run_id": [run.run_id] * count,
-                    "name": [run.name] * count,
-                    "objective": [None if run.objective is None else run.objective.metric] * count,
-                    **{field.name: getattr(run.outcomes, field.name) for field in fields(Outcomes)},
-                }
-            )
-            for run in self.runs
-        ]
-        return pl.concat(frames) if frames else pl.DataFrame()
 
 
 def sweep(

@@ -20,7 +20,6 @@ from ..language.expressions import links_of
 from ..language.rule_parts import gives_float, gives_truth
 from ..policy_file.declarations import Controller
 from ..policy_file.policy import Policy
-from ..readings.ago import AGE
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.family import FamilyReading, MemberName
 from ..readings.fold import STREAK
@@ -28,7 +27,7 @@ from ..readings.metric import MetricValue
 from ..readings.milestone import Milestone
 from ..readings.param import ParamValue
 from ..readings.reading import Extent, Reading, SeriesReading, ValueType
-from ..readings.series_value import SeriesValue
+from ..readings.series_value import AGE, SeriesValue
 from ..readings.table import FUNCTIONS
 from ..readings.window import Window
 from .finding_codes import FindingCode

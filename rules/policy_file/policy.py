@@ -147,6 +147,20 @@ class Policy:
                     return effect
         raise TelemetryError("no such operation", where=self.source, got=operation)
 
+    @property
+    def saving_controllers(self) -> list[int]:
+        """Indices of the controllers that save."""
+        return [
+            index
+            for index, controller in enumerate(self.controllers)
+            if not controller.is_shadow and any(self.effects(name) is Effect.SAVE for name in controller.operations)
+        ]
+
+    @property
+    def asks_for_checkpoints(self) -> bool:
+        """Whether rules of the policy save."""
+        return bool(self.saving_controllers)
+
     def trigger_log_level(self, name: str, trigger: str, operations: Sequence[str]) -> str:
         """Return the level at which the live side logs a decision.
 

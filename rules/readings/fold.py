@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -10,12 +11,11 @@ from ..functions import plain_functions as plain
 from ..functions import reductions
 from ..functions.plain_functions import Function
 from ..functions.reductions import EMA, Fold, make_fold
-from .call import EXTENTS, WINDOW_KEYWORDS, Call
+from .call import EXTENTS, Call
 from .first_events import First
 from .generated import attribute, call, name
 from .ranges import ANY, Range
 from .reading import Code, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
-from .window import Window, window_of
 
 if TYPE_CHECKING:
     from .vectors import Vector
@@ -82,24 +82,13 @@ class SeriesFold(SeriesReading):
     newest_covered: ClassVar[int] = 2
 
     @classmethod
-    def bind(cls, call: Call) -> SeriesFold | Window | None:
-        """Return a fold of a series from its first value on, or of a window if one is given."""
-        is_ema, is_window = call.function.name == EMA, call.function.reduction is not None
-        keywords, lengths = call.keywords, call.further
-        if "n" in keywords:
-            lengths = [*lengths, keywords.pop("n")]
-        has_window = is_window and len(keywords.keys() & EXTENTS.keys()) == 1
-        known = WINDOW_KEYWORDS - {"per"} if has_window else {"skip"}
-        if not known.issuperset(keywords) or len(lengths) != is_ema:
-            call.refuse_arguments("A window is given by last=, steps= or the like. " if is_window else "")
-            return None
-        length = call.whole(lengths[0], 1, "window length") if is_ema else 1
+    def bind(cls, call: Call) -> SeriesFold | None:
+        """Return a fold of a series from its first value on."""
+        length, skip = length_of(call, frozenset({"skip"})), call.keywords.get("skip")
         if length is None:
             return None
-        if has_window:
-            return window_of(call, keywords, (length,) if is_ema else ())
-        skip = call.whole(keywords["skip"], 0, "skip") if "skip" in keywords else 0
-        return None if skip is None else cls(call.function.name, call.key, length, skip)
+        skipped = 0 if skip is None else call.whole(skip, 0, "skip")
+        return None if skipped is None else cls(call.function.name, call.key, length, skipped)
 
     @property
     def value_type(self) -> ValueType:
@@ -133,3 +122,18 @@ class SeriesFold(SeriesReading):
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return when the series has a value that is not skipped."""
         return seen.values(self.key, 1 + self.skip)
+
+
+def is_over_window(call: Call) -> bool:
+    """Whether a call of a fold names a window, over which it begins anew."""
+    return call.function.reduction is not None and len(call.keywords.keys() & EXTENTS.keys()) == 1
+
+
+def length_of(call: Call, known: Set[str]) -> int | None:
+    """Return the length of an average, and 1 for any other fold; refuse arguments besides it that are not known."""
+    is_average, lengths = call.function.name == EMA, call.further
+    lengths += [node for name, node in call.keywords.items() if name == "n"]
+    if not known >= call.keywords.keys() - {"n"} or len(lengths) != is_average:
+        call.refuse_arguments("A window is given by last=, steps= or the like. " if call.function.reduction else "")
+        return None
+    return call.whole(lengths[0], 1, "window length") if is_average else 1

@@ -7,22 +7,22 @@ from types import MappingProxyType
 from typing import Final
 
 from ..functions.plain_functions import OF_VALUES, Function
-from . import ago, fold, metric, milestone, past_decisions, ranks, series_value, window
-from .ago import SeriesAge
-from .call import Call
-from .fold import SeriesFold
+from ..functions.reductions import EMA
+from . import fold, metric, milestone, past_decisions, ranks, series_value, window
+from .call import WINDOW_KEYWORDS, Call
+from .fold import SeriesFold, is_over_window, length_of
 from .metric import StateChange
 from .milestone import Milestone
 from .past_decisions import PastDecisions
 from .reading import Reading, SeriesReading
-from .series_value import SeriesChange, SeriesLength, SeriesValue
-from .window import Window
+from .series_value import SeriesAge, SeriesChange, SeriesLength, SeriesValue
+from .window import Window, window_of
 
 _ROWS: Final[tuple[tuple[Function, ...], ...]] = (
     window.FUNCTIONS,
     fold.FUNCTIONS,
     series_value.OF_OLDER,
-    ago.FUNCTIONS,
+    series_value.OF_WHEN,
     series_value.OF_WHOLE,
     past_decisions.FUNCTIONS,
     metric.FUNCTIONS,
@@ -34,15 +34,24 @@ _ROWS: Final[tuple[tuple[Function, ...], ...]] = (
 #: Every function by name, in the order of the reference.
 FUNCTIONS: Final[Mapping[str, Function]] = MappingProxyType({row.name: row for rows in _ROWS for row in rows})
 
+
+def _fold_or_window(call: Call) -> SeriesFold | Window | None:
+    """Return a fold of a series from its first value on, or of a window if one is given."""
+    if not is_over_window(call):
+        return SeriesFold.bind(call)
+    length = length_of(call, WINDOW_KEYWORDS - {"per"})
+    return None if length is None else window_of(call, call.keywords, (length,) if call.function.name == EMA else ())
+
+
 #: What binds a call of a function of a series.
 OF_SERIES: Final[Mapping[str, Callable[[Call], SeriesReading | None]]] = MappingProxyType(
     {
         **{row.name: Window.bind for row in window.FUNCTIONS},
-        **{row.name: SeriesFold.bind for row in fold.FUNCTIONS},
+        **{row.name: _fold_or_window for row in fold.FUNCTIONS},
         "lag": SeriesValue.bind,
         "delta": SeriesChange.bind,
         "len": SeriesLength.bind,
-        **{row.name: SeriesAge.bind for row in ago.FUNCTIONS},
+        **{row.name: SeriesAge.bind for row in series_value.OF_WHEN},
     }
 )
 
@@ -56,7 +65,7 @@ OF_NAMES: Final[Mapping[str, Callable[[Call], Reading | None]]] = MappingProxyTy
 )
 #: The same where the argument is a text, which functions of a series take as well.
 OF_NAMES_TOO: Final[Mapping[str, Callable[[Call], Reading | None]]] = MappingProxyType(
-    {**OF_NAMES, fold.STREAK: PastDecisions.bind, ago.AGE: StateChange.bind}
+    {**OF_NAMES, fold.STREAK: PastDecisions.bind, series_value.AGE: StateChange.bind}
 )
 
 #: Functions that read the newest values of all ranks.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ..annotations import ANNOTATIONS
 from ..errors import DamagedLog, require_version
 from ..run_folder import (
+    ANNOTATIONS,
     COLUMNS_JSON,
     DIGESTS_JSON,
     MOST_SMALL_BYTES,
