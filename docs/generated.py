@@ -1,6 +1,8 @@
 """Generates the reference pages of the command line, of the HTTP API and of metrics while mkdocs builds the site.
 
-The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue.
+The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue. The
+table of functions in LANGUAGE.md, which people also read without the site, comes from the rows of the readings:
+``python docs/generated.py`` writes it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,14 @@ from typer.cli import get_docs_for_click
 
 from steptape.cli.app import app
 from steptape.rules.metric_catalogue import CATALOGUE, CatalogueEntry, MetricSource
+from steptape.rules.readings.table import FUNCTIONS
 
 _OPENAPI: Final = Path(__file__).parents[1] / "api" / "openapi.json"
+
+#: The reference of the rule language.
+LANGUAGE: Final = Path(__file__).parent / "reference" / "LANGUAGE.md"
+
+_FUNCTION_TABLE: Final = re.compile(r"(?<=\n\| function \| meaning \|\n\| --- \| --- \|\n)(\|.*\n)+")
 
 _CLI_HEAD: Final = """# Command line
 
@@ -115,6 +123,12 @@ def command_line() -> str:
         commands = commands.replace(name, link)
     commands = _OPTION.sub(lambda found: found[0] if found[0].startswith("`") else f"`{found[0]}`", commands)
     return _CLI_HEAD + "\n## " + commands
+
+
+def with_functions(page: str) -> str:
+    """Return the page with the table of functions that the language has."""
+    rows = "".join(f"| `{row.signature.replace('), ', ')`, `')}` | {row.meaning} |\n" for row in FUNCTIONS.values())
+    return _FUNCTION_TABLE.sub(lambda _: rows, page, count=1)
 
 
 def metrics() -> str:
@@ -247,3 +261,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
         text = schema.get("type", "any")
     default = schema.get("default")
     return text if default is None else f"{text}; default `{json.dumps(default)}`"
+
+
+if __name__ == "__main__":
+    LANGUAGE.write_text(with_functions(LANGUAGE.read_text(encoding="utf-8")), encoding="utf-8")

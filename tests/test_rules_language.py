@@ -43,7 +43,7 @@ def rows(title: str, page: str = PAGE) -> list[list[str]]:
 
 
 def test_the_function_table_is_the_table_of_the_code() -> None:
-    """Every function has its signature and its meaning."""
+    """Every function has its signature and its meaning; ``python docs/generated.py`` writes them."""
     documented = [(cells[0].replace("`", ""), cells[1]) for cells in rows("Functions")]
 
     assert documented == [(function.signature, function.meaning) for function in FUNCTIONS.values()]
