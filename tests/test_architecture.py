@@ -8,6 +8,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -293,9 +294,15 @@ def source_files() -> list[Path]:
     return sorted(path for path in paths if ROOT / "examples" / "scripts" not in path.parents)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a module; each is read once for all tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[tuple[int, int, str, tuple[str, ...]]]:
     """Yield line, level, dotted name and imported names of every import, also in functions and ``if TYPE_CHECKING``."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, 0, alias.name, ()
@@ -366,6 +373,7 @@ def violations(path: Path) -> Iterator[str]:
                 yield f"{where}: {wrong}"
 
 
+@pytest.mark.only_one
 def test_every_module_imports_only_what_its_room_and_sub_room_may() -> None:
     """Arrows point one way, rooms import only public modules, and each heavy dependency has its owner."""
     assert [found for path in source_files() for found in violations(path)] == []
@@ -416,6 +424,7 @@ def test_allowed_arrows_make_no_circle(arrows: dict[str, set[str]]) -> None:
     assert all(place not in reachable(arrows, place) for place in arrows)
 
 
+@pytest.mark.only_one
 def test_modules_do_not_import_in_a_circle_or_a_long_chain() -> None:
     """No module reaches itself by following imports, and none needs more modules one after the other than the bound."""
     graph = {
@@ -445,7 +454,7 @@ def test_no_class_is_wide_but_those_with_a_reason() -> None:
     """A class has 25 methods at most, its bases included: inheritance splits no file. Frameworks set their hooks."""
     classes: dict[str, tuple[set[str], list[str]]] = {}
     for path in (path for path in source_files() if path.parent.name != "integrations"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 own = {each.name for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
                 classes[node.name] = own, [ast.unparse(base).partition("[")[0] for base in node.bases]
@@ -485,7 +494,7 @@ def test_rooms_and_sub_rooms_offer_no_names_of_their_own() -> None:
     """Module paths are the API: an ``__init__.py`` holds only a docstring, except in the front door."""
     for path in source_files():
         if path.name == "__init__.py" and path.parent != ROOT / "steptape":
-            (only,) = ast.parse(path.read_text(encoding="utf-8")).body
+            (only,) = tree_of(path).body
             assert isinstance(only, ast.Expr), path
 
 
@@ -494,11 +503,12 @@ def test_no_module_stands_at_the_root() -> None:
     assert list(ROOT.glob("*.py")) == []
 
 
+@pytest.mark.only_one
 def test_no_two_classes_share_a_name() -> None:
     """A name means one thing in the whole package. Each framework's callback may have the same name."""
     places: dict[str, list[str]] = {}
     for path in (path for path in source_files() if path.parent.name != "integrations"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
 
@@ -539,7 +549,7 @@ def test_no_public_function_shares_its_name_with_a_sub_room() -> None:
     functions = {
         (path.relative_to(ROOT).parts[0], node.name)
         for path in source_files()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in tree_of(path).body
         if isinstance(node, ast.FunctionDef)
     }
 
