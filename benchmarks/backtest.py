@@ -33,12 +33,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from steptape import Policy, Recorder, load_policy, open_store
+from steptape.replay.columns.column_replay import replay_by_columns
 from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import Replayer, replay_stream
 from steptape.replay.runs.run_result import RunResult
-from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.parquet.sealing import seal
 from steptape.store.run import Run

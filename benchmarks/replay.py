@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Policy, Recorder, load_policy, open_store
+from steptape.replay.columns.column_replay import replay_by_columns
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.replaying import observed_in, replay
-from steptape.replay.sweeps.column_replay import replay_by_columns
 from steptape.rules.engine.engine import Engine
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.events import Event

@@ -37,16 +37,16 @@ import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Recorder, open_store, sweep
 from steptape.replay.columns.stream import Stream
+from steptape.replay.columns.variant_firings import RunFirings, batches_of
+from steptape.replay.columns.variants import Variant, variants_of
 from steptape.replay.run_pool import Progress
 from steptape.replay.runs.event_stream import EventStream, read_metrics
 from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.totals import NO_STEP, Outcomes
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
-from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.parquet.sealing import seal

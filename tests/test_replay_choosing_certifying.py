@@ -7,7 +7,7 @@ import pytest
 from steptape import TelemetryError
 from steptape.replay.choosing.certification_report import Direction
 from steptape.replay.choosing.certifying import conservative_end, order_of
-from steptape.replay.sweeps.variants import variants_of
+from steptape.replay.columns.variants import variants_of
 from steptape.rules.policy_file.policy import Policy, parse_policy
 
 POLICY = """

@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from shipped_rules import RuleFiles
 
 from steptape import Policy, Recorder, open_run, verify
+from steptape.replay.columns.variant_firings import RunFirings, batches_of
+from steptape.replay.columns.variants import variants_of
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
-from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.totals import Outcomes
 from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
-from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION

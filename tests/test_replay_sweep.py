@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, backtest, open_run, sweep
 from steptape.cli.app import app
+from steptape.replay.columns.variant_firings import batch_of, batches_of
+from steptape.replay.columns.variants import variants_of
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
 from steptape.replay.run_pool import RunPool, can_share_work
@@ -20,11 +22,9 @@ from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
-from steptape.replay.sweeps.firings import batch_of, batches_of
 from steptape.replay.sweeps.sweeping import RunSweeper
 from steptape.replay.sweeps.totals import SweptRun
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
-from steptape.replay.sweeps.variants import variants_of
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy

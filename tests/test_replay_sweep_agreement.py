@@ -13,17 +13,17 @@ from drawn_readings import EXPRESSION_FORMS, EXPRESSIONS, FACTS, FORMS, PLAN, RE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptape.replay.columns.column_replay import is_columnar, replay_by_columns
+from steptape.replay.columns.variant_firings import RunFirings, batches_of
+from steptape.replay.columns.variants import Variant, variants_of
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings
-from steptape.replay.sweeps.column_replay import is_columnar, replay_by_columns
-from steptape.replay.sweeps.firings import RunFirings, batches_of
 from steptape.replay.sweeps.totals import Outcomes
 from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
-from steptape.replay.sweeps.variants import Variant, variants_of
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event

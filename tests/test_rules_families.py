@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from test_rules_late_values import stream
 
 from steptape import Recorder, open_run, verify
+from steptape.replay.columns.variants import reasons_of, variants_of
 from steptape.replay.policies.coverage import probed
 from steptape.replay.policies.policy_text import with_controllers
-from steptape.replay.sweeps.variants import reasons_of, variants_of
 from steptape.rules.checks.findings import findings_of
 from steptape.rules.engine.decisions import (
     Cleared,

@@ -14,12 +14,12 @@ from drawn_readings import EXPRESSION_FORMS, FACTS, FORMS, PLAN, readings_of, st
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steptape.replay.columns import column_replay as column_replay
+from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.columns.variants import StructureCompiler
 from steptape.replay.runs.appearances import StreamAppearances
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps import column_replay
-from steptape.replay.sweeps.column_replay import replay_by_columns
-from steptape.replay.sweeps.variants import StructureCompiler
 from steptape.rules import readings
 from steptape.rules.checks.dead_conditions import Dead, RuleVerdicts
 from steptape.rules.checks.possible_firings import RuleSurroundings, RuleTruth

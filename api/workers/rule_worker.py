@@ -13,10 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ...replay.columns.variants import MAX_VARIANTS
 from ...replay.health.health import health_of
 from ...replay.health.health_summary import health_json
 from ...replay.policies.findings_on_runs import compared_with
-from ...replay.sweeps.variants import MAX_VARIANTS
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy

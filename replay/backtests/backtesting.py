@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
+from ..columns.column_replay import replay_by_columns
 from ..policies.coverage import Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
@@ -23,7 +24,6 @@ from ..runs.judging import facts_of_run, result_of
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
 from ..runs.run_families import check_family_key
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
-from ..sweeps.column_replay import replay_by_columns
 from .baselines import baseline_outcomes, reads_runs
 from .judged_runs import Backtest, Baseline, LackedMetric
 
@@ -103,7 +103,7 @@ class Request:
     with_curves: bool = False
 
 
-def backtest_runs(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
+def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Run]]:
     """Return the backtest of a policy alone, in one pass over the runs, and the runs that could be judged."""
     check_recorded(request.runs, request.settings.renames)
     judged: list[_JudgedRun] = []
@@ -172,7 +172,7 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     """Return the backtest with its comparisons. Baselines and coverage read the runs once more each."""
     passes = 1 + reads_runs(baselines) + with_coverage
     readers.expect(passes * len(request.runs))
-    report, runs = backtest_runs(request, readers)
+    report, runs = backtest_once(request, readers)
     readers.expect((passes - 1) * (len(runs) - len(request.runs)))
     results = report.results
     outcomes, for_baselines = baseline_outcomes(baselines, runs, results, request.settings, readers, replay_by_columns)

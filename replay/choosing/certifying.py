@@ -28,6 +28,7 @@ from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
 from ...store.run import Run
+from ..columns.variants import effects_of_controller
 from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.objective import Declared, Objective, Saves, declared_objectives
@@ -35,7 +36,6 @@ from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..sweeps.sweeping import sweep
 from ..sweeps.totals import Sweep
-from ..sweeps.variants import effects_of_controller
 from .certification_report import Certification, Choice, Direction, OrderOfTests
 from .population import (
     PopulationMember,

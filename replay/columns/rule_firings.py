@@ -1,7 +1,7 @@
 """Controllers over columns: the questions that they ask, their answers, and the events at which they fire.
 
 Firings need only the few true answers. Patience is arithmetic on streaks of true answers: here for one controller, in
-``sweeps/firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at
+``variant_firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at
 several triggers) goes through the engine's own gates, which receive the true answers and the end of each streak. What
 rules ask of past decisions (``fired``, ``steps_since``, ``holding``) is a vector over the rows of the rule that asks:
 they see what happened at earlier events, and of controllers above them also what happens at the same event.

@@ -104,7 +104,7 @@ class SeriesReadings:
         is_per_step: bool,
         newest: Ints | None,
     ) -> tuple[Floats, Truths]:
-        """Return a function of each slice of a series, and where it is defined; see ``Columns.sliced``."""
+        """Return a function of each slice of a series, and where it is defined; see ``RunSeries.sliced``."""
         steps = self.value_positions(key, Extent.STEPS) if is_per_step else None
         sums = self._sums_of(key)
         return reduced(function, sums, begins, ends, options=options, least=least, steps=steps, newest=newest)

@@ -18,7 +18,7 @@ from ...rules.policy_file.policy import Policy, shipped_policies
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.run import Run
-from ..backtests.backtesting import Request, backtest_runs
+from ..backtests.backtesting import Request, backtest_once
 from ..backtests.judged_runs import Backtest
 from ..documents import document
 from ..intervals import Interval, interval
@@ -235,8 +235,8 @@ def diff_policies(
         readers.expect(2 * len(chosen))
         settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves), family=family)
         request = Request(old, chosen, settings, declared_objectives(objective))
-        before, _ = backtest_runs(request, readers)
-        after, _ = backtest_runs(replace(request, policy=new), readers)
+        before, _ = backtest_once(request, readers)
+        after, _ = backtest_once(replace(request, policy=new), readers)
     return diff_backtests(before, after)
 
 

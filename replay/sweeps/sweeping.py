@@ -18,6 +18,8 @@ from ...store.errors import TelemetryError
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
+from ..columns.variant_firings import VariantBatch, batches_of
+from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
 from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
@@ -34,10 +36,8 @@ from ..runs.objective import (
 from ..runs.replaying import stream_under
 from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
-from .firings import VariantBatch, batches_of
 from .totals import RunFold, Sweep, SweptRun
 from .variant_outcomes import sweep_stream
-from .variants import Variant, reasons_of, variants_of
 
 
 def sweep(

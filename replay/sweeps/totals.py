@@ -20,12 +20,12 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
+from ..columns.variants import Variant
 from ..runs.history import Knowledge
 from ..runs.metric_names import Renames
 from ..runs.objective import UPDATES, Objective, Saves, shared_objective
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
-from .variants import Variant
 
 if TYPE_CHECKING:
     import polars as pl

@@ -23,6 +23,8 @@ from ...rules.readings.vectors import Ints, Truths
 from ...store.events import INIT_END, PLAN
 from ..columns.rule_firings import kinds_fed
 from ..columns.stream import Stream
+from ..columns.variant_firings import FiringsOfVariants, RunFirings, VariantBatch
+from ..columns.variants import Structure
 from ..runs.appearances import StreamAppearances
 from ..runs.event_stream import EventStream
 from ..runs.history import history_of
@@ -31,9 +33,7 @@ from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import ending_after
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Ending, Prediction, RunResult, is_shown
 from ..runs.scoring import RunScorer
-from .firings import FiringsOfVariants, RunFirings, VariantBatch
 from .totals import COLUMN_TYPES, NO_STEP, Outcomes, VariantOutcomes
-from .variants import Structure
 
 #: One row of ``Outcomes``.
 _Row = tuple[Any, ...]

@@ -22,7 +22,7 @@ from .gates import FiringGate, FiringLimits, Ladder, RaisedState, SpanTimer
 Ask = Callable[[Event], list[tuple[int, object]]]
 
 #: A condition, or what it reads.
-Reading = Callable[[Event], Any]
+CompiledPart = Callable[[Event], Any]
 
 
 class ControllerState:
@@ -59,7 +59,7 @@ class ControllerState:
     def __init__(
         self,
         declaration: Controller,
-        function: Callable[[CodeType], Reading],
+        function: Callable[[CodeType], CompiledPart],
         restraint: FiringLimits,
         whole: ControllerState | None = None,
     ) -> None:
@@ -70,8 +70,8 @@ class ControllerState:
         self.member = ""
         self.own: Mapping[str, Any] = {}
         self.rule, self.readings = _functions(declaration.rule, function)
-        self.clear: Reading | None = None
-        self.clear_readings: dict[str, Reading] = {}
+        self.clear: CompiledPart | None = None
+        self.clear_readings: dict[str, CompiledPart] = {}
         if declaration.clear is not None:
             self.clear, self.clear_readings = _functions(declaration.clear, function)
         self.message = [function(field.code) for field in fields]
@@ -85,12 +85,14 @@ class ControllerState:
         self.unseen: tuple[Series, ...] = unseen
 
 
-def _functions(rule: Rule, function: Callable[[CodeType], Reading]) -> tuple[Reading, dict[str, Reading]]:
+def _functions(
+    rule: Rule, function: Callable[[CodeType], CompiledPart]
+) -> tuple[CompiledPart, dict[str, CompiledPart]]:
     """Return a condition as a function of the event, and the readings that explain it, by their text."""
     return function(rule.code), {text: function(code) for text, code in rule.leaf_codes.items()}
 
 
-def readings_at(readings: Mapping[str, Reading], event: Event) -> dict[str, Scalar]:
+def readings_at(readings: Mapping[str, CompiledPart], event: Event) -> dict[str, Scalar]:
     """Return what readings give at an event, as far as it can be recorded."""
     values: dict[str, Scalar] = {}
     for text, reading in readings.items():

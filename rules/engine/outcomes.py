@@ -31,7 +31,7 @@ from ..policy_file.declarations import (
 )
 from ..policy_file.operations import LogControl
 from ..readings.reading import Param, SeriesKey
-from .controller_states import Reading, TriggeredController, readings_at
+from .controller_states import CompiledPart, TriggeredController, readings_at
 from .decisions import Cleared, Decision, LogMessage, Outcome, OutcomeFields, RuleError, failure_text, outcome_fields
 
 #: Most characters of a rendered message.
@@ -184,7 +184,7 @@ class OutcomeMaker:
         return self._log_messages.of(watch.state.declaration.name, watch.trigger, event, operations, cells)
 
     def _failure(
-        self, watch: TriggeredController, event: Event, answer: object, key: str, rule: Rule, function: Reading
+        self, watch: TriggeredController, event: Event, answer: object, key: str, rule: Rule, function: CompiledPart
     ) -> RuleError | None:
         """Count a failure; return an error for the controller's first, with its place in the policy file.
 

@@ -26,15 +26,15 @@ from ...rules.readings.reading import NotColumnar, SeriesKey, ValueType
 from ...rules.readings.vectors import Ints
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.plan import Plan
-from ..columns.metric_readings import ListReading, ValueReading
-from ..columns.rule_firings import SharedRule, kinds_fed
-from ..columns.stream import Stream
-from ..columns.terms import ComputedReading, Term
 from ..runs.event_stream import EventStream
 from ..runs.objective import Saves
 from ..runs.replaying import judged_replay, observed_in, replay_stream
 from ..runs.run_result import Replay
-from .firings import RunFirings
+from .metric_readings import ListReading, ValueReading
+from .rule_firings import SharedRule, kinds_fed
+from .stream import Stream
+from .terms import ComputedReading, Term
+from .variant_firings import RunFirings
 from .variants import Reader, StructureCompiler, Variant, metrics_of, metrics_read, sole_variant
 
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -70,7 +70,7 @@ def _suits(stream: EventStream, plan: Plan) -> bool:
     return not (declares or stream.recorded or stream.gathered or stream.facts.mentions_late_values)
 
 
-class _Reading(NamedTuple):
+class _ShownTerm(NamedTuple):
     """A part of a rule, or of a message, whose value is recorded.
 
     Attributes:
@@ -95,7 +95,7 @@ class _Form:
     """
 
     variant: Variant
-    readings: tuple[tuple[Mapping[str, _Reading], tuple[_Reading, ...]], ...]
+    readings: tuple[tuple[Mapping[str, _ShownTerm], tuple[_ShownTerm, ...]], ...]
     metrics: frozenset[str]
     log_messages: LogMessages
 
@@ -124,7 +124,7 @@ def _form_of(policy: Policy) -> _Form | None:
 
 def _readings_of(
     number: int, controller: Controller, read: Reader
-) -> tuple[Mapping[str, _Reading], tuple[_Reading, ...]]:
+) -> tuple[Mapping[str, _ShownTerm], tuple[_ShownTerm, ...]]:
     """Return what a decision of a controller records, by text, and what its message shows.
 
     Raises:
@@ -132,23 +132,23 @@ def _readings_of(
     """
     rule = controller.rule.bound
     terms = {text: read(number, node, rule) for text, node in leaves(rule).items()}
-    own = {text: _reading(term) for text, term in terms.items() if term is not None}
+    own = {text: _shown_term(term) for text, term in terms.items() if term is not None}
     fields = () if controller.message is None else controller.message.fields
     shown = [read(number, field.bound.expression.tree, field.bound) for field in fields]
     if None in shown:
         raise NotColumnar("a message that shows a list")
-    return own, tuple(_reading(term) for term in shown if term is not None)
+    return own, tuple(_shown_term(term) for term in shown if term is not None)
 
 
-def _reading(term: Term) -> _Reading:
+def _shown_term(term: Term) -> _ShownTerm:
     if term.operation == "param" or _is_told(term):
-        return _Reading(term, None)
+        return _ShownTerm(term, None)
     if term.is_truth:
-        return _Reading(term, bool)
+        return _ShownTerm(term, bool)
     if term.is_float:
-        return _Reading(term, float)
+        return _ShownTerm(term, float)
     if _is_whole(term):
-        return _Reading(term, _whole)
+        return _ShownTerm(term, _whole)
     raise NotColumnar("a float or a whole number")
 
 
@@ -333,7 +333,7 @@ class _ByColumns:
             made.append((logged, "" if template is None else render(template, fields, event)))
         return made
 
-    def _read(self, reading: _Reading, kind: str, at: Ints) -> list[Any]:
+    def _read(self, reading: _ShownTerm, kind: str, at: Ints) -> list[Any]:
         """Return the values of a reading at those events of a kind; None where it is undefined."""
         payload = reading.term.payload
         if reading.term.operation == "param":

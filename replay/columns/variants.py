@@ -24,8 +24,8 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import ALSO_CALLED, NotColumnar, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
-from ..columns.metric_readings import ListReading, MetricReadings, ValueReading
-from ..columns.rule_firings import (
+from .metric_readings import ListReading, MetricReadings, ValueReading
+from .rule_firings import (
     OF_ANSWERS,
     OF_FIRINGS,
     OF_TRUTH,
@@ -35,9 +35,9 @@ from ..columns.rule_firings import (
     Watcher,
     asking_of,
 )
-from ..columns.rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
-from ..columns.series_readings import COUNTED_BY
-from ..columns.terms import Term, Terms
+from .rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
+from .series_readings import COUNTED_BY
+from .terms import Term, Terms
 
 #: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000

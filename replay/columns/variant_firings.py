@@ -18,9 +18,12 @@ from ...rules.checks.possible_firings import limiting_params
 from ...rules.effects import Effect
 from ...rules.readings.reading import NotColumnar, Param
 from ...rules.readings.vectors import Ints, Truths, Vector, both
-from ..columns.conditions import Conditions
-from ..columns.metric_values import MetricValues
-from ..columns.rule_firings import (
+from ..runs.event_stream import EventStream
+from ..runs.replaying import replay_events
+from ..runs.run_result import effects_of
+from .conditions import Conditions
+from .metric_values import MetricValues
+from .rule_firings import (
     OF_ANSWERS,
     Answers,
     AskedPast,
@@ -37,10 +40,7 @@ from ..columns.rule_firings import (
     plain_firings,
     starts_anew,
 )
-from ..columns.stream import Stream
-from ..runs.event_stream import EventStream
-from ..runs.replaying import replay_events
-from ..runs.run_result import effects_of
+from .stream import Stream
 from .variants import Structure, Variant, metrics_read
 
 #: Variants laid out together: their answers on one run are all in memory at once.
