@@ -187,3 +187,12 @@ def test_a_digest_depends_on_both_expressions() -> None:
     digests = [policy(admitted(value, admit), "clean > 1").digest for value, admit in texts]
 
     assert (len(set(digests)), digests[0]) == (3, digests[3])
+
+
+def test_a_condition_sees_what_a_controller_did_where_no_controller_reads_the_definition() -> None:
+    """Only another definition reads it."""
+    define = admitted("loss", 'not true_now("a")', "kept") + admitted("loss", "1 / kept > 0")
+
+    made = outcomes(policy(define, "loss == loss"), [0.0, 1.0])
+
+    assert not [each for each in made if isinstance(each, RuleError)]

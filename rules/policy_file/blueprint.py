@@ -154,7 +154,7 @@ def draw_blueprint(
         )
         for series in admitted
     ]
-    asked = {kind: _asked(kind, controllers, entries, names) for kind, entries in _watched(controllers)}
+    asked = {kind: _asked(kind, controllers, entries, names, rules) for kind, entries in _watched(controllers)}
     for name in dict.fromkeys(controller.name for controller in controllers):
         names.past_of(name)
     for state in states:
@@ -222,10 +222,11 @@ def _asked(
     controllers: Sequence[Controller],
     entries: Sequence[tuple[int, str]],
     names: Names,
+    rules: Iterable[BoundRule],
 ) -> RulesAtKind:
     indices, triggers = tuple(index for index, _ in entries), tuple(trigger for _, trigger in entries)
     asked: dict[str, set[str]] = {}
-    for rule in (rule for controller in controllers for rule in controller.bound_rules):
+    for rule in rules:
         for reference in rule.references.values():
             if isinstance(reference, PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
                 asked.setdefault(reference.controller, set()).add(reference.question)
