@@ -166,6 +166,7 @@ PUBLIC: dict[str, set[str]] = {
         "policy_file/declarations",
         "policy_file/metrics",
         "policy_file/policy",
+        "readings/first_events",
         "readings/milestone",
         "readings/past_decisions",
         "readings/reading",

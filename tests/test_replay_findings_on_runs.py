@@ -87,7 +87,7 @@ def test_what_no_run_has_is_found(rule: str, message: str, runs: list[Run]) -> N
 def test_what_rules_can_read_beside_plain_series_is_no_finding(rule: str, tmp_path: Path, runs: list[Run]) -> None:
     """The cases: constants of the run, another name of the learning rate, windows by steps, series of expressions."""
     with Recorder(tmp_path, plan=Plan(constants={"num_params": 1e6})) as rec:
-        rec.log(learning_rate=0.1)
+        rec.step(learning_rate=0.1, loss=1.0)
 
     assert told(rule, [*runs, open_run(rec.folder)]) == []
 
@@ -153,7 +153,7 @@ def test_patience_and_triggers_are_measured_by_how_often_the_trigger_comes(runs:
         "patience waits for 5 true answers, but on_evaluate occurs at most 4 times in any of the 2 runs given"
     ]
     assert told("loss > 1", runs, trigger="on_save") == ["on_save never occurs in any of the 2 runs given"]
-    assert told("len(loss) > 1", runs, trigger="on_init_end") == []
+    assert told("len(loss) < 1", runs, trigger="on_init_end") == []
 
 
 def test_decisions_that_contradict_each_other_are_found_once_and_only_up_to_the_stop(runs: list[Run]) -> None:

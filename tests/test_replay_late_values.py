@@ -138,8 +138,10 @@ def test_what_is_decided_late_says_so_in_the_log(record: Callable[..., Run]) -> 
 
 def test_a_policy_is_checked_against_the_steps_and_values_that_there_are(record: Callable[..., Run]) -> None:
     """A step with a late value is one answer for patience."""
-    text = "controllers:\n  - {name: c, triggers: [on_step_end], rule: len(loss) > 7, operations: [], patience: %s}\n"
+    text = "controllers:\n  - {name: c, triggers: [on_step_end], rule: %s, operations: []%s}\n"
     run = record(OnDevice)
 
-    assert compared_with(parse_policy(text % "{patience_threshold: 7}"), [run]).findings == []
-    assert len(compared_with(parse_policy(text % "{patience_threshold: 8}"), [run]).findings) == 1
+    assert compared_with(parse_policy(text % ("len(loss) > 7", "")), [run]).findings == []
+    for threshold, findings in ((7, 0), (8, 1)):
+        policy = parse_policy(text % ("step > 0", f", patience: {{patience_threshold: {threshold}}}"))
+        assert len(compared_with(policy, [run]).findings) == findings

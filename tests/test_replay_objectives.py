@@ -283,8 +283,9 @@ def test_a_report_says_which_rename_would_let_the_rules_see_more_runs(mixed: lis
     policy = parse_policy(text)
     report = backtest(policy, mixed)
     (hint,) = report_json(summarize(report))["lacking"]
+    nearest = {"val_loss": 1, "validation/loss": 1}
 
-    assert hint == {"name": "eval_loss", "runs": 5, "of": 6, "nearest": {"val_loss": 1, "validation/loss": 1}}
+    assert hint == {"name": "eval_loss", "runs": 5, "of": 6, "nearest": nearest, "judging": {}}
     assert (
         "5 of 6 runs lack eval_loss, which the rules read; nearest: val_loss (1), validation/loss (1)"
         in report_page(summarize(report))

@@ -16,11 +16,13 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.column_replay import replay_by_columns
 from ..policies.coverage import Coverage, coverage_of
+from ..policies.mute_rules import mute_rules
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
 from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
 from ..runs.judging import facts_of_run, result_of
+from ..runs.metric_names import is_held_out, mode_of
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
 from ..runs.run_families import check_family_key
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
@@ -137,25 +139,35 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
-        lacking=_lacked_in([judged[index].lacked for index in counted]),
+        lacking=_lacked_in(request.policy, [judged[index] for index in counted]),
         read_events=read_events,
     )
     return report, [judged_runs[index] for index in counted]
 
 
-def _lacked_in(lacked: Sequence[Mapping[str, str]]) -> tuple[LackedMetric, ...]:
-    """Return the metrics for which a rename would help, in the order of their names.
-
-    Args:
-        lacked: For each run the metrics that it lacks, each with its own metric that comes closest.
-    """
+def _lacked_in(policy: Policy, judged: Sequence[_JudgedRun]) -> tuple[LackedMetric, ...]:
+    """Return the metrics for which a rename would help, in the order of their names."""
+    mute = mute_rules(policy, [one.result.unable for one in judged])
+    needed = {name for rule in mute for name in rule.metrics}
     found = []
-    for name in sorted(set[str]().union(*lacked)):
-        nearest = [one[name] for one in lacked if name in one]
-        known = Counter(sorted(filter(None, nearest)))
-        if known:
-            found.append(LackedMetric(name, len(nearest), len(lacked), dict(known.most_common())))
+    for name in sorted(set[str]().union(*(one.lacked for one in judged))):
+        lacking = [one for one in judged if name in one.lacked]
+        known = _by_runs(one.lacked[name] for one in lacking)
+        judging = _by_runs(_judging(name, one.result.objective) for one in lacking if name in needed and not known)
+        if known or judging:
+            found.append(LackedMetric(name, len(lacking), len(judged), known, judging))
     return tuple(found)
+
+
+def _by_runs(names: Iterable[str]) -> dict[str, int]:
+    """Return the number of runs by name, the commonest name first."""
+    return dict(Counter(sorted(filter(None, names))).most_common())
+
+
+def _judging(name: str, objective: Objective | None) -> str:
+    """Return the metric that judges a run, if it may be another name of an evaluation; empty if not."""
+    is_alike = objective is not None and is_held_out(name) and mode_of(name) == objective.mode
+    return objective.metric if objective is not None and is_alike else ""
 
 
 def _knowledge(result: RunResult) -> Knowledge:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
+from ..policies.mute_rules import MuteRule, mute_rules
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves, shared_objective
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Conduct, ControllerCoverage, Excluded, RunResult
 
@@ -46,19 +47,22 @@ SAVES_ASSUMPTIONS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class LackedMetric:
-    """A metric that rules read and that some runs lack, though they recorded the same under another name.
+    """A metric that rules read and that some runs lack, though they may have recorded the same under another name.
 
     Attributes:
         name: Its name in the rules.
         runs: Number of runs that lack it.
         of: Number of runs.
         nearest: The names under which the runs recorded it, the commonest first, each with its number of runs.
+        judging: Where no name is near, and a rule could fire in no run for want of it: the metrics that judge these
+            runs, alike.
     """
 
     name: str
     runs: int
     of: int
     nearest: dict[str, int]
+    judging: dict[str, int] = field(default_factory=dict)
 
 
 class Earlier(NamedTuple):
@@ -172,7 +176,7 @@ class Backtest:
         repeated: The runs that repeat another's series and are counted once, each with the run that counts.
         settings: The settings of the backtest.
         declared: The objectives that the user declared, the preferred one first; empty if they were not.
-        lacking: The metrics that rules read and many runs lack.
+        lacking: The metrics that rules read and runs lack, which a rename may settle.
         cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
         baselines: Scores of simpler policies on the same runs; empty if none were requested.
         coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
@@ -195,6 +199,11 @@ class Backtest:
     conduct: tuple[Conduct, ...] = ()
     read_events: int = field(default=0, compare=False)
     took_s: float | None = field(default=None, compare=False)
+
+    @property
+    def mute_rules(self) -> tuple[MuteRule, ...]:
+        """The rules that could fire in no run."""
+        return mute_rules(self.policy, [result.unable for result in self.results])
 
     @property
     def policy_digest(self) -> str:

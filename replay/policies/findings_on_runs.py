@@ -25,6 +25,7 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.language.clock import Unit
 from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.first_events import Never
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey, SeriesReading
 from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind
 from ...store.reading.snapshot import Snapshot
@@ -34,6 +35,7 @@ from ..runs.appearances import StreamAppearances, nan_filtered_in
 from ..runs.event_stream import EventStream
 from ..runs.replaying import replay_stream, stream_for
 from ..runs.run_result import LabelledOutcome
+from .mute_rules import mute_rules
 
 _INIT: Final = "on_init_end"
 
@@ -41,6 +43,11 @@ _INIT: Final = "on_init_end"
 #: similar to ``eval_loss``.
 _NEAREST: Final = 3
 _SIMILARITY: Final = 0.58
+
+#: Findings that say why a rule cannot fire.
+_REASONS: Final = frozenset(
+    (FindingCode.UNRECORDED, FindingCode.PATIENCE, FindingCode.WINDOW, FindingCode.LENGTH, FindingCode.RANGE)
+)
 
 #: Pseudo-kind of a constant that the loop declared.
 _DECLARED: Final = "plan"
@@ -143,7 +150,8 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
     places = PolicyPlaces(policy)
     facts: list[Recorded] = []
     contradictions: dict[tuple[str, ...], Finding] = {}
-    unable: list[tuple[str, ...]] = []
+    unable: list[tuple[Never | None, ...]] = []
+    lacking: list[tuple[Never | None, ...]] = []
     most_steps, is_planned = 0.0, True
     for run in runs:
         info, stream, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
@@ -153,21 +161,36 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
         is_planned = is_planned and info.last.newest_plan.max_steps() is not None
         places_in_run = StreamAppearances(stream, info.last.plan, filtered)
         unable.append(could_not_fire(policy, places_in_run))
+        # What a longer run would have is not lacking for good.
+        is_whole = steps_of(info, stream) <= stream.last_step
+        lacking.append(tuple(why if why and (why.is_absent or is_whole) else None for why in unable[-1]))
         for pair, finding in _contradictions(policy, places, info, stream):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
     found.update(long_spans(policy, places, most_steps, is_planned=is_planned))
+    found.update(_mute(policy, places, lacking, found))
     return PolicyOnRuns(sorted(found), list(_lacked(policy, facts)), _reach(policy, unable))
 
 
-def _reach(policy: Policy, unable: Sequence[tuple[str, ...]]) -> FiringReach:
+def _mute(
+    policy: Policy, places: PolicyPlaces, lacking: Sequence[tuple[Never | None, ...]], known: Collection[Finding]
+) -> Iterator[Finding]:
+    """Yield findings for rules that could fire in no run, but for those whose reason is known already."""
+    for rule in mute_rules(policy, lacking):
+        is_known = any(finding.code in _REASONS and finding.is_about(rule.name) for finding in known)
+        if rule.is_unplanned or not is_known:
+            controller = policy.controllers[rule.index]
+            yield places.finding(controller.rule.place_at(0), FindingCode.UNRECORDED, controller, rule.why)
+
+
+def _reach(policy: Policy, unable: Sequence[tuple[Never | None, ...]]) -> FiringReach:
     """Return where a policy could fire, given for each run why its controllers could not."""
     reasons = Counter(why_policy_could_not_fire(policy, found) for found in unable)
     able = reasons.pop("", 0)
     controllers: Counter[str] = Counter()
     for index in deciding_controllers(policy):
-        controllers[policy.controllers[index].name] += sum(not found[index] for found in unable)
+        controllers[policy.controllers[index].name] += sum(found[index] is None for found in unable)
     return FiringReach(len(unable), able, dict(reasons.most_common()), dict(controllers))
 
 

@@ -5,19 +5,20 @@ Takes the runs with their fates and how the policy was chosen. ``result.RULE`` s
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ...rules.certificate import Certificate
+from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.effects import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
+from ..backtests.judged_runs import Backtest, LackedMetric
 from ..choosing.promise import grounds_of, promise
 from ..intervals import binomial_tails
 from ..runs.run_result import RunResult
-from .basis import family_heading
+from .basis import family_heading, rename_flags
 from .result import CONFIDENCE, NOTABLE_REGRET, Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
 
 #: The share of families that may lose by a policy.
@@ -32,27 +33,25 @@ _NAMED: Final = 3
 #: What regret is, for readers who see the word first in a promise.
 _REGRET: Final = " (how far the model at the stop is from the run's best)"
 
-#: A metric in the reason why a policy could not fire.
-_LACKED: Final = re.compile(r"\bno '([^']+)'")
 
-
-def arming_of(policy: Policy, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> Arming:
+def arming_of(backtest: Backtest, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> Arming:
     """Return whether to arm a policy after a backtest.
 
     Args:
-        policy: The policy.
+        backtest: The backtest.
         runs: The runs with what it does to each.
         ledger: The sums over those in which it could fire.
         choice: How it was chosen.
     """
-    return _Case(policy, runs, ledger, choice).answer()
+    return _Case(backtest, runs, ledger, choice).answer()
 
 
 class _Case:
     """A backtest with what the answer rests on."""
 
-    def __init__(self, policy: Policy, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> None:
-        self._policy, self._ledger, self._choice = policy, ledger, choice
+    def __init__(self, backtest: Backtest, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> None:
+        self._policy, self._ledger, self._choice = backtest.policy, ledger, choice
+        self._lacking = backtest.lacking
         self._results = [run.result for run in runs]
         self._able = [(run.result, run.fate) for run in runs if not run.result.could_not_fire]
         judged = [(result.family, fate) for result, fate in self._able if result.objective is not None]
@@ -69,7 +68,7 @@ class _Case:
         if not self._results:
             return self._said(Arm.NOT_ENOUGH, "No run could be judged.")
         if not self._able:
-            return self._said(Arm.CANNOT_JUDGE, _why_unable(self._results))
+            return self._said(Arm.CANNOT_JUDGE, _why_unable(self._policy, self._results, self._lacking))
         for arm, reason in self._by_firing():
             return self._said(arm, reason)
         if reason := self._refusal():
@@ -191,14 +190,18 @@ def _params(policy: Policy) -> str:
     return ", ".join([*named[:_NAMED], *more])
 
 
-def _why_unable(results: Sequence[RunResult]) -> str:
+def _why_unable(policy: Policy, results: Sequence[RunResult], lacking: Sequence[LackedMetric]) -> str:
     """Return why a policy could fire in none of the runs, and what that says of it."""
     count, which = len(results), _these(len(results))
     reasons = Counter(result.could_not_fire for result in results).most_common()
-    lacked = ", ".join(dict.fromkeys(name for reason, _ in reasons for name in _LACKED.findall(reason)))
+    nevers = [result.unable[index] for result in results for index in deciding_controllers(policy)]
+    metrics = dict.fromkeys(name for never in nevers if never is not None for name in never.metrics)
+    lacked = ", ".join(metrics)
     have = "; ".join(f"{runs:,} of {counted(count, 'run', ',')} have {reason}" for reason, runs in reasons[:_NAMED])
     said = f"{which[0].upper()}{which[1:]} never logged {lacked}, which its rules read, so it" if lacked else "It"
+    flags = " ".join(rename_flags(one) for one in lacking if one.name in metrics)
     how = f" To judge it, log {lacked} in new runs, then backtest those." if lacked else ""
+    how = f" To judge it over the names that they have: {flags}." if flags else how
     return (
         f"{said} could not fire: {have}. They say nothing for or against it.{how} "
         "Armed, it would do nothing, but only as long as logging stays the same."

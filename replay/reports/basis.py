@@ -219,14 +219,20 @@ def renamed_sentences(backtest: Backtest) -> Iterator[str]:
 def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:
     """Yield a sentence for each metric that runs recorded under other names than the rules read."""
     for one in lacking:
-        counts = [f"{name} ({runs:,})" for name, runs in one.nearest.items()]
+        counts = [f"{name} ({runs:,})" for name, runs in (one.nearest or one.judging).items()]
         more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
-        options = " ".join(f"--rename {shlex.quote(f'{old}={one.name}')}" for old in list(one.nearest)[:_LISTED])
+        what = "nearest" if one.nearest else "no name is near; judged by"
         lack = "lacks" if one.runs == 1 else "lack"
         yield (
             f"{one.runs:,} of {counted(one.of, 'run', ',')} {lack} {one.name}, which the rules read; "
-            f"nearest: {', '.join(counts[:_LISTED])}{more}. To replay over these: {options}"
+            f"{what}: {', '.join(counts[:_LISTED])}{more}. To replay over these: {rename_flags(one)}"
         )
+
+
+def rename_flags(lacked: LackedMetric) -> str:
+    """Return the options that let rules read the metrics which a run has in place of one that it lacks."""
+    olds = list(lacked.nearest or lacked.judging)[:_LISTED]
+    return " ".join(f"--rename {shlex.quote(f'{old}={lacked.name}')}" for old in olds)
 
 
 def _named(objective: Objective, runs: str) -> str:

@@ -81,6 +81,7 @@ def report_json_but_runs(result: BacktestResult) -> JsonObject:
         "objectives": objectives_json(one.objective for one in backtest.results),
         "renames": dict(backtest.settings.renames),
         "lacking": document(backtest.lacking),
+        "mute_rules": document(backtest.mute_rules),
         "assumptions": list(backtest.assumptions),
         "delay_steps": backtest.settings.delay_steps,
         "saves": str(backtest.settings.saves),
@@ -193,9 +194,9 @@ def _run_json(result: RunResult, backtest: Backtest, conduct: Conduct | None) ->
         "right_censored": result.right_censored or None,
         "could_not_fire": result.could_not_fire or None,
         "controllers_that_could_not_fire": {
-            controller.name: reason
+            controller.name: reason.reason
             for controller, reason in zip(backtest.policy.controllers, result.unable, strict=True)
-            if reason
+            if reason is not None
         },
         "log_interval_steps": result.log_interval_steps,
         "planned_steps": result.planned_steps,

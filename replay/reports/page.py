@@ -22,6 +22,7 @@ from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
+from ..policies.mute_rules import mute_sentences
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded, RunResult, Validity
 from .amounts import short_duration
@@ -130,7 +131,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         sums=sum_sentences(result),
         judged_by=_judged_by(backtest, totals),
         renamed=renamed_text(backtest.settings.renames),
-        hints=list(rename_hints(backtest.lacking)),
+        hints=[*rename_hints(backtest.lacking), *mute_sentences(backtest.mute_rules)],
         words=[term for term in glossary() if term.anchor in _WORDS],
         family_headings=(family_heading(totals.families), *FAMILY_WORDS[1:]),
         family_rows=family_rows(totals),

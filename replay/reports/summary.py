@@ -73,7 +73,7 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         detection=_detection(backtest),
         human=_human(backtest.results),
         choice=choice,
-        arming=arming_of(backtest.policy, runs, ledger, choice),
+        arming=arming_of(backtest, runs, ledger, choice),
     )
 
 
@@ -205,7 +205,7 @@ def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> tuple[Contr
     stops = Counter(result.stop.outcome.controller for result in able if result.stop is not None)
     found = []
     for index in deciding_controllers(backtest.policy):
-        own, name = [one for one in able if not one.unable[index]], backtest.policy.controllers[index].name
+        own, name = [one for one in able if one.unable[index] is None], backtest.policy.controllers[index].name
         ends = [(one.early_ends[index], one.recorded.steps) for one in own]
         shares = [end[1] / steps for end, steps in ends if end is not None]
         found.append(ControllerCounts(name, len(own), len(shares), max(shares, default=None), stops[name]))

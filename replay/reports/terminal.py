@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from ...store.errors import counted
 from ..choosing.promise import outside_lines
 from ..intervals import Interval
+from ..policies.mute_rules import mute_sentences
 from ..runs.run_result import RunResult
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning, rename_hints
 from .result import MEANINGS, Arm, BacktestResult, ComparisonRow, Ledger, RowScore
@@ -57,6 +58,7 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
     backtest, arming = result.backtest, result.arming
     is_judged, is_whole = arming.arm is not Arm.CANNOT_JUDGE, bool(backtest.baselines or backtest.coverage)
     answer = [*rename_hints(backtest.lacking), f"{arming.headline}. {arming.because}", *arming.grounds]
+    answer += mute_sentences(backtest.mute_rules)
     if is_judged:
         answer += filter(None, [guess_warning([one.objective for one in backtest.results])])
         answer += ["", *bar_lines(result.ledger)]

@@ -54,6 +54,11 @@ class StreamAppearances:
         return any(event.samples for event in self._stream.facts)
 
     @property
+    def has_clock(self) -> bool:
+        """Whether any time passes in the stream."""
+        return bool((self._stream.elapsed_ns > 0).any())
+
+    @property
     def vector_names(self) -> frozenset[str]:
         """The names of all vectors of its events."""
         return frozenset(name for event in self._stream.facts for name in event.vectors)

@@ -17,6 +17,7 @@ from ...rules.checks.possible_firings import could_not_fire, why_policy_could_no
 from ...rules.effects import Effect
 from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.first_events import Never
 from ...rules.readings.reading import ALSO_CALLED
 from ...store.own_process import collection_paused
 from ...store.plan import Plan
@@ -398,9 +399,11 @@ def _notes(
     yield from _notes_of_resumes(facts.record.rolled_back)
 
 
-def _early_end_notes(ends: Sequence[tuple[str, int] | None], unable: Sequence[str], steps: int) -> Iterable[str]:
+def _early_end_notes(
+    ends: Sequence[tuple[str, int] | None], unable: Sequence[Never | None], steps: int
+) -> Iterable[str]:
     """Return the notes on series that end early, of the controllers that could fire."""
-    read = [end for end, reason in zip(ends, unable, strict=True) if end is not None and not reason]
+    read = [end for end, reason in zip(ends, unable, strict=True) if end is not None and reason is None]
     return [early_end_note(*end, steps) for end in dict.fromkeys(read)]
 
 

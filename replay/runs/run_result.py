@@ -13,6 +13,7 @@ from functools import cached_property
 from ...rules.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.first_events import Never
 from ...store.event_json import encoded
 from .incidents import Detection, IncidentLabels
 from .metric_names import Renames
@@ -435,7 +436,7 @@ class RunResult(Prediction):
         family: The runs that it is not independent of.
         could_not_fire: Why the policy could not fire, whatever the values in the run; empty if it could. A policy that
             stops or steers could fire if one of the controllers that do could.
-        unable: For each controller of the policy, why it could not fire; empty if it could.
+        unable: For each controller of the policy, why it could not fire; None if it could.
         early_ends: For each controller the series that ends before half of the run, and its last step; None if none
             does.
         log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
@@ -465,7 +466,7 @@ class RunResult(Prediction):
     identity: RunIdentity = UNKNOWN
     family: Family = UNKNOWN_FAMILY
     could_not_fire: str = ""
-    unable: tuple[str, ...] = ()
+    unable: tuple[Never | None, ...] = ()
     early_ends: tuple[tuple[str, int] | None, ...] = ()
     log_interval_steps: int = 1
     step_unit: str = UPDATES

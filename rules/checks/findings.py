@@ -48,6 +48,10 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}: warning: {self.message} [{self.code}]"
 
+    def is_about(self, controller: str) -> bool:
+        """Whether it is about the controller of that name."""
+        return self.message.startswith(f"controller '{controller}': ")
+
 
 class PolicyPlaces:
     """Locates the keys of a policy's controllers in its file.

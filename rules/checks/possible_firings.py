@@ -163,8 +163,12 @@ class RuleTruth:
             if count is not None:
                 return self._counted(count, own, limit)
             reference = self._rule.references.get(counted)
+            is_above = own is ast.Gt
             if reference == ContextValue("step") and own in (ast.Gt, ast.GtE):
-                return self._step_reached(limit, is_above=own is ast.Gt)
+                return self._step_reached(limit, is_above=is_above)
+            if reference == ContextValue("elapsed_s") and own in (ast.Gt, ast.GtE) and not self.run.has_clock:
+                stays = Never("no clock, so 'elapsed_s' stays 0", is_absent=True)
+                return stays if limit > 0 or (is_above and limit == 0) else START
         return all_of((self.first(left, None), self.first(right, None)))
 
     def _count(self, node: ast.expr) -> PossibleCount | None:
@@ -214,17 +218,27 @@ class RuleTruth:
         of = f" of {key.kind} events" if key.kind else ""
         if len(found):
             return Never(f"fewer than {count:,} values of '{key.name}'{of}")
-        return Never(f"no '{key.name}'{of}", is_absent=True)
+        if key.is_derived:
+            return self._why_not_computed(key)
+        return Never(f"no '{key.name}'{of}", is_absent=True, metrics=(key.name,))
 
     def _positions(self, key: SeriesKey) -> Sequence[int]:
         if not key.is_derived:
             return self.run.values(key)
         if key not in self._computed:
-            derived = self._rule.derived[key]
-            inner = RuleTruth(self._around, self._rule, takes_whole_windows=True)
-            first, driven = inner.first(derived.node, None), self._positions(derived.driver)
+            first, driven = self._defined_from(key), self._positions(self._rule.derived[key].driver)
             self._computed[key] = [] if isinstance(first, Never) else driven[bisect_left(driven, first) :]
         return self._computed[key]
+
+    def _defined_from(self, key: SeriesKey) -> First:
+        """Return when the expression of a computed series may first be defined."""
+        inner = RuleTruth(self._around, self._rule, takes_whole_windows=True)
+        return inner.first(self._rule.derived[key].node, None)
+
+    def _why_not_computed(self, key: SeriesKey) -> Never:
+        """Return why a computed series has no value: what its expression lacks, or else its driver."""
+        lacked = all_of((self._defined_from(key), self.values(self._rule.derived[key].driver, 1)))
+        return lacked if isinstance(lacked, Never) else Never(f"no '{key.name}'", is_absent=True)
 
     # --- controller metrics -------------------------------------------------------------------------------------
 
@@ -292,8 +306,8 @@ class RuleTruth:
         return PossibleCount(lambda count: self.values(evaluated, max(count, 1)), longest)
 
 
-def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()) -> tuple[str, ...]:
-    """Return for each controller why it could not fire in a run; empty for those that could.
+def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()) -> tuple[Never | None, ...]:
+    """Return for each controller why it could not fire in a run; None for those that could.
 
     Args:
         policy: The policy.
@@ -301,10 +315,10 @@ def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()
         fired: Names of controllers that fired in the run: of these, nothing is asked unless others ask about them.
     """
     firsts = _Possible(policy, run, {}).firsts_but_of(fired)
-    return tuple(found.reason if isinstance(found, Never) else "" for found in firsts)
+    return tuple(found if isinstance(found, Never) else None for found in firsts)
 
 
-def why_policy_could_not_fire(policy: Policy, reasons: Sequence[str]) -> str:
+def why_policy_could_not_fire(policy: Policy, reasons: Sequence[Never | None]) -> str:
     """Return why a policy could not fire in a run; empty if it could.
 
     A policy that stops or steers could fire if one of the controllers that do could; any other if any controller could.
@@ -314,7 +328,8 @@ def why_policy_could_not_fire(policy: Policy, reasons: Sequence[str]) -> str:
         reasons: For each controller why it could not fire, as ``could_not_fire`` returns them.
     """
     asked = [reasons[index] for index in deciding_controllers(policy)]
-    return "; ".join(dict.fromkeys(asked)) if all(asked) else ""
+    lacked = [found.reason for found in asked if found is not None]
+    return "; ".join(dict.fromkeys(lacked)) if len(lacked) == len(asked) else ""
 
 
 def could_fire(policy: Policy, run: Appearances, params: Mapping[str, Param]) -> bool:
@@ -435,6 +450,8 @@ class _Possible:
     def _held(self, controller: Controller, events: Sequence[int], place: int, needed: int) -> First:
         """Return the event at which patience ends, unless ``for`` asks for more steps than are left."""
         hold = controller.hold
+        if hold is not None and hold.unit is Unit.SECONDS and hold.length > 0 and not self._run.has_clock:
+            return Never("no clock, so 'for' never ends", is_absent=True)
         if hold is not None and hold.unit is Unit.STEPS:
             steps = [self._step(index) for index in events[place:]]
             if max(steps) - min(steps) < hold.length:

@@ -124,13 +124,13 @@ class ContextValue(Reading):
         plan = seen.run.plan
         match self.name:
             case "max_steps":
-                return START if plan.max_steps() is not None else Never("no planned number of steps")
+                return START if plan.max_steps() is not None else self._unplanned()
             case "world_size":
                 return START if plan.world_size is not None else Never("no declared world size")
             case "progress" if plan.max_steps():
                 return START
             case "progress" if plan.total_epochs is None:
-                return Never("no planned length")
+                return self._unplanned()
             case "epoch" | "progress":
                 first = seen.run.first_epoch()
                 return Never("no epoch", is_absent=True) if first is None else first
@@ -138,6 +138,9 @@ class ContextValue(Reading):
                 keys = (SeriesKey("samples_seen"), SeriesKey("batch_size", "step_end"))
                 return any_of(seen.values(key, 1) for key in keys)
         return START
+
+    def _unplanned(self) -> Never:
+        return Never(f"no plan, so '{self.name}' is unknown", is_absent=True, is_unplanned=True)
 
 
 def _declared(value: int | None, rows: int) -> Vector:

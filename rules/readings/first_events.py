@@ -15,11 +15,15 @@ class Never:
 
     Attributes:
         reason: What the run lacks.
-        is_absent: Whether it lacks a series or a kind of event altogether.
+        is_absent: Whether it lacks a series, a kind of event, a plan or a clock altogether.
+        metrics: The metrics that it lacks altogether.
+        is_unplanned: Whether it lacks a plan.
     """
 
     reason: str
     is_absent: bool = False
+    metrics: tuple[str, ...] = ()
+    is_unplanned: bool = False
 
 
 #: The index of the first event at which something may be so, or why there is none.
@@ -49,7 +53,12 @@ def any_of(parts: Iterable[First]) -> First:
     nevers = [part for part in found if isinstance(part, Never)]
     # A rule that one side of an `or` can never make true lacks what the other sides lack.
     absent = [part for part in nevers if part.is_absent] or nevers
-    return Never(" and ".join(dict.fromkeys(part.reason for part in absent)), any(part.is_absent for part in absent))
+    return Never(
+        " and ".join(dict.fromkeys(part.reason for part in absent)),
+        any(part.is_absent for part in absent),
+        tuple(dict.fromkeys(name for part in absent for name in part.metrics)),
+        any(part.is_unplanned for part in absent),
+    )
 
 
 def of_constant(value: bool, wanted: bool) -> First:

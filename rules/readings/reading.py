@@ -429,6 +429,10 @@ class Appearances(Protocol):
         """Whether any event has sample losses."""
 
     @property
+    def has_clock(self) -> bool:
+        """Whether any time passes in it."""
+
+    @property
     def vector_names(self) -> frozenset[str]:
         """The names of all vectors of its events."""
 
