@@ -71,6 +71,16 @@ RenameOption = Annotated[
         help="Rename a metric as policies call it, such as val_loss=eval_loss; repeatable.",
     ),
 ]
+#: The same where a policy says which metrics are lacking.
+RuleRenameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW|auto",
+        help="Rename a metric as policies call it, such as val_loss=eval_loss; 'auto' takes each nearest name that is "
+        "the only one. Repeatable.",
+    ),
+]
 SavesOption = Annotated[
     Literal["keep", "replace"],
     typer.Option(
@@ -132,7 +142,7 @@ class JudgingOptions(NamedTuple):
     """The options of commands that judge runs: by what, how runs belong together, and what reads them."""
 
     objective: ObjectiveOption = None
-    renames: RenameOption = None
+    renames: RuleRenameOption = None
     family: FamilyOption = None
     processes: ProcessesOption = None
 
@@ -460,7 +470,7 @@ class HealthArguments(NamedTuple):
         str, typer.Option("--policy", metavar="POLICY", help="A policy file, or the name of a shipped policy.")
     ] = "nano_train"
     settings: SetOption = None
-    renames: RenameOption = None
+    renames: RuleRenameOption = None
     as_json: JsonOption = False
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypedDict
 
 import typer
 
+from ..replay.policies.automatic_renames import near_names
 from ..replay.ray_pool import RayPool
 from ..replay.runs.objective import Objective, Saves, declared_objective
 from ..rules.policy_file.policy import Policy
@@ -21,6 +22,10 @@ from .lookup import complain_of, runs_chosen
 from .options import JudgingOptions, ReplayingOptions
 from .output import check_output
 from .policy_lookup import policy_named, setting_value
+from .streams import complain
+
+#: The value of --rename that takes the nearest names.
+_AUTO: Final = "auto"
 
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
@@ -30,7 +35,7 @@ def judging_of(options: JudgingOptions) -> Judging:
     """Return what the options mean."""
     return Judging(
         objective=objectives_of(options.objective),
-        renames=renames_of(options.renames),
+        renames=renames_of(rename for rename in options.renames or () if rename != _AUTO),
         family=options.family,
         processes=options.processes,
     )
@@ -55,6 +60,17 @@ def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
         if not old or not new:
             raise typer.BadParameter(f"--rename takes OLD=NEW; got {old or new!r}")
     return {old: new for old, _, new in pairs}
+
+
+def renames_over(renames: Sequence[str] | None, policies: Iterable[Policy], runs: Sequence[Run]) -> dict[str, str]:
+    """Return the renames of ``--rename``, with those that its ``auto`` finds for policies on runs. Print the found."""
+    found = renames_of(rename for rename in renames or () if rename != _AUTO)
+    if _AUTO not in (renames or ()):
+        return found
+    near = list(near_names(policies, runs, tuple(found.items())))
+    for sentence in [one.sentence() for one in near] or ["no metric that the rules read and runs lack has a near name"]:
+        complain(f"--rename auto: {sentence}")
+    return found | {old: one.name for one in near if one.is_alone for old in one.runs}
 
 
 def ray_pool(address: str | None, processes: int | None = None) -> RayPool | None:

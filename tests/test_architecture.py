@@ -206,6 +206,7 @@ PUBLIC: dict[str, set[str]] = {
         "comparing/group_comparison",
         "health/health",
         "health/health_summary",
+        "policies/automatic_renames",
         "policies/findings_on_runs",
         "policies/run_accounts",
         "ray_pool",

@@ -265,6 +265,18 @@ def test_an_import_ends_with_the_names_of_the_evaluation_losses(call: Call, tmp_
     assert shipped.stdout.splitlines()[-1] == "1 run: 1 unchanged"
 
 
+def test_the_only_evaluation_loss_of_all_runs_comes_with_a_rename_whatever_its_name(call: Call, tmp_path: Path) -> None:
+    """Of several, none is preferred."""
+    for name, column in enumerate(["validation/avg loss", "val_ce_loss"]):
+        (tmp_path / f"{name}.csv").write_text(f"step,loss,{column}\n1,0.5,0.5\n")
+
+    alone = call("import", "auto", tmp_path / "0.csv", "--store", "alone")
+    both = call("import", "auto", tmp_path / "0.csv", tmp_path / "1.csv", "--store", "both")
+
+    assert alone.stdout.splitlines()[-1].endswith("backtest': --rename 'validation/avg loss=eval_loss'")
+    assert both.stdout.splitlines()[-1].endswith("Shipped rules read eval_loss.")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

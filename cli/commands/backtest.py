@@ -29,7 +29,7 @@ from ..lookup import complain_of, open_store_named, runs_chosen
 from ..options import BacktestArguments
 from ..output import check_output, output_file, print_blocks, print_json_with_list, reading_runs, say
 from ..policy_lookup import params_of, policy_named
-from ..policy_options import replaying_of
+from ..policy_options import renames_over, replaying_of
 from ..streams import complain
 
 #: Prefix of a baseline's name in place of a policy.
@@ -51,6 +51,7 @@ def backtest(asked: BacktestArguments) -> None:
     if not chosen and not asked.as_json and asked.html is None:
         say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
         return
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, [loaded], chosen)
     labelled = _labels(asked, chosen)
     compared = asked.baselines or (["all"] if asked.html else [])
     if unknown := [name for name in compared if name not in ("all", *BASELINES)]:

@@ -15,7 +15,7 @@ from ...store.errors import counted
 from ..lookup import complain_of, runs_chosen
 from ..options import CertifyArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
-from ..policy_options import replaying_of, variants_asked
+from ..policy_options import renames_over, replaying_of, variants_asked
 from ..streams import FINDINGS, complain
 
 
@@ -29,6 +29,7 @@ def certify(asked: CertifyArguments) -> None:
     limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)
     with reading_runs() as on_progress:
         found = certify_runs(
             *variants,

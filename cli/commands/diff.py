@@ -12,7 +12,7 @@ from ..lookup import complain_of, runs_chosen
 from ..options import DiffArguments
 from ..output import print_json, reading_runs, say
 from ..policy_lookup import policy_named
-from ..policy_options import judging_of
+from ..policy_options import judging_of, renames_over
 from ..streams import FINDINGS
 
 
@@ -22,6 +22,7 @@ def diff(asked: DiffArguments) -> None:
     policies = policy_named(asked.old, asked.old_settings), policy_named(asked.new, asked.new_settings)
     chosen, problems = runs_chosen(asked.runs, asked.store)
     complain_of(problems)
+    judging["renames"] = renames_over(asked.judging.renames, policies, chosen)
     with reading_runs() as on_progress:
         found = diff_policies(
             *policies,

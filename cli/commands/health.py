@@ -12,17 +12,14 @@ from ..lookup import run_named
 from ..options import HealthArguments
 from ..output import print_json, print_table, say
 from ..policy_lookup import policy_named
-from ..policy_options import renames_of
+from ..policy_options import renames_over
 from ..streams import FINDINGS, NO_ANSWER
 
 
 def health(asked: HealthArguments) -> None:
     """Print what is wrong with a run, one line for each group of metrics."""
-    found = health_of(
-        run_named(asked.run, asked.store),
-        policy_named(asked.policy, asked.settings),
-        tuple(renames_of(asked.renames).items()),
-    )
+    run, policy = run_named(asked.run, asked.store), policy_named(asked.policy, asked.settings)
+    found = health_of(run, policy, tuple(renames_over(asked.renames, [policy], [run]).items()))
     if asked.as_json:
         print_json(health_json(found))
     else:

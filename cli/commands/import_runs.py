@@ -154,7 +154,9 @@ def evaluation_losses(outcomes: Iterable[Outcome]) -> Iterator[str]:
     told = [f"{first[0]} ({counted(first[1], 'run')})", *(f"{name} ({count})" for name, count in others)]
     more = f" and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
     yield f"Evaluation losses: {', '.join(told[:_LISTED])}{more}. Shipped rules read {SHIPPED}."
-    same = (name for name, _ in losses.most_common() if name != SHIPPED and _SAME.fullmatch(name))
+    same = [name for name, _ in losses.most_common() if name != SHIPPED and _SAME.fullmatch(name)]
+    if not same and len(losses) == 1:  # Its name says more than that it is of held-out data, but nothing else is meant.
+        same = list(losses)
     if renames := [f"--rename {shlex.quote(f'{name}={SHIPPED}')}" for name in same]:
         yield f"To judge these runs by them, add to 'steptape backtest': {' '.join(renames)}"
 

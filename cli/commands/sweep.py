@@ -12,7 +12,7 @@ from ...replay.reports.sweep_report import limits, sweep_lines, sweep_page, vari
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ..options import SweepArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
-from ..policy_options import replaying_of, variants_asked
+from ..policy_options import renames_over, replaying_of, variants_asked
 from ..streams import complain
 
 _FEWEST_FOLDS: Final = 2
@@ -23,6 +23,7 @@ def sweep(asked: SweepArguments) -> None:
     replaying = replaying_of(asked.replaying)
     split = None if asked.split is None else _split_of(asked.split)
     variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.html)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)
     with reading_runs() as on_progress:
         result = sweep_runs(
             *variants,

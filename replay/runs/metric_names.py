@@ -132,16 +132,23 @@ def measure_of(metric: str) -> tuple[str, ...]:
 def nearest_metric(metric: str, names: Iterable[str]) -> str:
     """Return the name that measures the same on the same data, in other words; empty if none does.
 
-    Any word for held-out data is as good as another, and a name without a word for the data is of the training data.
-
-    >>> nearest_metric("eval_loss", ["train/loss", "test/loss", "validation/loss"])
-    'validation/loss'
     >>> nearest_metric("loss", ["val_loss"])
     ''
     """
+    return next(iter(near_metrics(metric, names)), "")
+
+
+def near_metrics(metric: str, names: Iterable[str]) -> list[str]:
+    """Return the names that measure the same on the same data, in other words, the nearest first.
+
+    Any word for held-out data is as good as another, and a name without a word for the data is of the training data.
+
+    >>> near_metrics("eval_loss", ["train/loss", "test/loss", "validation/loss"])
+    ['validation/loss', 'test/loss']
+    """
     asked, is_evaluation = measure_of(metric), is_held_out(metric)
     alike = [name for name in names if is_held_out(name) == is_evaluation and measure_of(name) == asked]
-    return min(alike, key=lambda name: (split_of(name), rank_of(name), name), default="")
+    return sorted(alike, key=lambda name: (split_of(name), rank_of(name), name))
 
 
 def _is_loss(word: str) -> bool:

@@ -1,0 +1,90 @@
+"""``--rename auto`` takes the nearest name of a metric where it is the only one, and says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import call
+
+from steptape import Recorder
+
+STOP = """
+controllers:
+  - {name: stop, triggers: [on_evaluate], rule: eval_loss > 0.5, operations: [hfcontrols.should_training_stop]}
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """Return a policy that reads the evaluation loss."""
+    file = tmp_path / "stop.yaml"
+    file.write_text(STOP, encoding="utf-8")
+    return file
+
+
+def record(store: Path, *names: str) -> Path:
+    """Record a run whose evaluations have these metrics."""
+    with Recorder(store, quiet=True) as rec:
+        for step in range(1, 4):
+            rec.step(loss=1.0)
+            rec.evaluate(dict.fromkeys(names, 1.0 / step))
+    return store
+
+
+def test_the_only_near_name_is_taken_and_said(policy: Path, tmp_path: Path) -> None:
+    """The metric that a run has under the rules' own name stays."""
+    store = record(record(tmp_path / "runs", "val/loss"), "eval_loss")
+
+    found = call("backtest", policy, "--store", store, "--rename", "auto", "--json")
+
+    assert found.returncode == 0
+    assert "--rename auto: val/loss (1 run) is read as eval_loss, the nearest name" in found.stderr
+    assert json.loads(found.stdout)["renames"] == {"val/loss": "eval_loss"}
+
+
+def test_where_two_names_are_as_near_none_is_taken(policy: Path, tmp_path: Path) -> None:
+    """A test loss is farther than a validation loss, and no other name for one."""
+    store = record(record(tmp_path / "runs", "val_loss", "test_loss"), "valid/loss")
+
+    found = call("backtest", policy, "--store", store, "--rename", "auto", "--json")
+
+    assert "eval_loss may be val_loss (1 run) or valid/loss (1 run): none is taken" in found.stderr
+    assert "--rename OLD=eval_loss" in found.stderr
+    assert json.loads(found.stdout)["renames"] == {}
+
+
+def test_a_rename_by_hand_comes_first(policy: Path, tmp_path: Path) -> None:
+    """Then nothing is lacking."""
+    store = record(tmp_path / "runs", "val_loss", "test_loss")
+
+    found = call("backtest", policy, "--store", store, "--rename", "test_loss=eval_loss", "--rename", "auto", "--json")
+
+    assert "no metric that the rules read and runs lack has a near name" in found.stderr
+    assert json.loads(found.stdout)["renames"] == {"test_loss": "eval_loss"}
+
+
+@pytest.mark.parametrize("command", [("sweep", "tolerance=1,2"), ("diff", None), ("health", None)])
+def test_other_commands_that_judge_runs_by_rules_take_it_too(command: tuple[str, str | None], tmp_path: Path) -> None:
+    """They print the same line."""
+    name, values = command
+    store = record(tmp_path / "runs", "val_loss")
+    (run,) = store.glob("*/run.json")
+    told = {
+        "sweep": ("sweep", "overfitting", "--set", values, "--store", store),
+        "diff": ("diff", "overfitting", "overfitting", "--store", store),
+        "health": ("health", run.parent, "--policy", "overfitting"),
+    }[name]
+
+    found = call(*told, "--rename", "auto")
+
+    assert "--rename auto: val_loss (1 run) is read as eval_loss, the nearest name" in found.stderr
+
+
+def test_an_import_has_no_rules_and_refuses_it(tmp_path: Path) -> None:
+    """The error says what it takes."""
+    found = call("import", "auto", tmp_path, "--store", tmp_path / "runs", "--rename", "auto")
+
+    assert found.returncode == 2
+    assert "--rename takes OLD=NEW; got 'auto'" in " ".join(found.stderr.split())
