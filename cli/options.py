@@ -81,6 +81,15 @@ RuleRenameOption = Annotated[
         "the only one. Repeatable.",
     ),
 ]
+PlanOption = Annotated[
+    Literal["last"] | None,
+    typer.Option(
+        "--plan",
+        parser=one_of("last"),
+        metavar="last",
+        help="Take the last step of a completed run for its planned length, where it has no plan.",
+    ),
+]
 SavesOption = Annotated[
     Literal["keep", "replace"],
     typer.Option(
@@ -169,6 +178,7 @@ class BacktestArguments(NamedTuple):
     runs: RunsArgument = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
+    plan: PlanOption = None
     history: Annotated[
         list[Path] | None,
         typer.Option(
@@ -221,6 +231,7 @@ class SweepArguments(NamedTuple):
     settings: ValuesOption = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
+    plan: PlanOption = None
     split: Annotated[
         str | None,
         typer.Option(
@@ -382,6 +393,7 @@ class CheckArguments(NamedTuple):
     ] = None
     store: StoreOption = None
     settings: SetOption = None
+    plan: PlanOption = None
     ignored: Annotated[
         list[FindingCode] | None,
         typer.Option("--ignore", parser=one_of(*FindingCode), metavar="WARNING", help="Leave out one kind of warning."),

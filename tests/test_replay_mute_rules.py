@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from steptape.replay.reports.terminal import terminal_report
 from steptape.replay.runs.objective import declared_objective
 from steptape.rules.policy_file.policy import Policy, parse_policy
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 LATE = """
 controllers:
@@ -43,7 +45,9 @@ def judged(store_record: Callable[..., Path]) -> Callable[..., Backtest]:
 
     def judge(policy: Policy, metric: str, **clock: Any) -> Backtest:
         runs = [
-            store_record(events_of(metric, 3, 2, offset, **clock), run_id=f"run-{offset}{len(clock)}", sealed=True)
+            store_record(
+                events_of(metric, 3, 2, offset, **clock), run_id=f"run-{offset}{len(clock)}", sealed=True, steps=3
+            )
             for offset in (1, 0.5)
         ]
         return backtest(policy, map(open_run, runs))
@@ -59,7 +63,10 @@ def lines(report: Backtest) -> Sequence[str]:
 def test_a_rule_that_waits_for_a_plan_is_named_though_others_could_fire(judged: Callable[..., Backtest]) -> None:
     """Terminal, JSON and page name it."""
     report = judged(parse_policy(LATE), "val_loss")
-    said = "late could fire in none of 2 runs: no plan, so 'progress' is unknown."
+    said = (
+        "late could fire in none of 2 runs: no plan, so 'progress' is unknown. "
+        "'--plan last' takes the length of completed runs."
+    )
     (mute,) = report_json(summarize(report))["mute_rules"]
 
     assert said in lines(report)
@@ -77,7 +84,7 @@ def test_a_check_names_it_and_is_not_fine(store_record: Callable[..., Path], tmp
     printed = checked.stdout
 
     assert checked.returncode == 1
-    assert "controller 'late': could fire in none of 1 run: no plan, so 'progress' is unknown [unrecorded]" in printed
+    assert "controller 'late': could fire in none of 1 run: no plan, so 'progress' is unknown. '--plan last'" in printed
     assert "'broken'" not in printed
     assert "fine" not in printed
 
@@ -137,3 +144,40 @@ def test_the_verdict_on_a_baseline_names_the_metric_and_not_an_expression(
     assert because.startswith("These 2 runs never logged eval_loss, which its rules read")
     assert "--rename val_loss=eval_loss." in because
     assert "in new runs" not in because
+
+
+def test_plan_last_takes_the_length_of_completed_runs(judged: Callable[..., Backtest], tmp_path: Path) -> None:
+    """Check, backtest and sweep read it, and say so; a run that did not complete has no plan."""
+    report = judged(parse_policy(LATE), "val_loss")
+    (tmp_path / "late.yaml").write_text(f"params: {{limit: 0.5}}\n{LATE.replace('0.1', 'limit')}", encoding="utf-8")
+    told, store = tmp_path / "late.yaml", tmp_path / "runs"
+
+    unplanned, planned = (
+        call("backtest", told, "--store", store, "--json", *options) for options in ((), ("--plan", "last"))
+    )
+    checked = call("check", told, "--store", store, "--plan", "last")
+    swept = call("sweep", told, "--store", store, "--set", "limit=0.3,0.9", "--plan", "last")
+
+    assert "'--plan last' takes the length of completed runs" in " ".join(lines(report))
+    assert [run["stop"] for run in json.loads(unplanned.stdout)["runs"]] == [None, None]
+    assert [run["stop"]["step"] for run in json.loads(planned.stdout)["runs"]] == [2, 2]
+    assert [run["planned_steps"] for run in json.loads(planned.stdout)["runs"]] == [3, 3]
+    assert json.loads(planned.stdout)["mute_rules"] == []
+    assert ": fine against 2 runs" in checked.stdout
+    assert "A completed run without a plan counts as planned for its length (--plan last)." in swept.stdout
+
+
+def test_plan_last_is_silent_about_runs_that_did_not_complete_or_have_a_plan(
+    store_record: Callable[..., Path],
+) -> None:
+    """Nobody knows how long a crashed run was meant to be."""
+    policy, events = parse_policy(LATE), events_of("val_loss", 3, 2, 1)
+    crashed = open_run(store_record(events, run_id="crashed", status="crashed", sealed=True, steps=3))
+    planned = open_run(store_record(events, run_id="planned", plan=Plan(total_steps=30), sealed=True, steps=3))
+
+    stops = [
+        result.stop and result.stop.outcome.step
+        for result in backtest(policy, [crashed, planned], plans_by_length=True).results
+    ]
+
+    assert stops == [None, None]

@@ -64,6 +64,7 @@ def backtest(asked: BacktestArguments) -> None:
             on_progress=on_progress,
             delay_steps=asked.delay,
             cost_per_hour=asked.cost_per_hour,
+            plans_by_length=asked.plan is not None,
             labels=labelled,
             tolerance_steps=asked.tolerance,
             baselines=baselines_named(compared),

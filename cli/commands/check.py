@@ -5,18 +5,16 @@ Errors and warnings are lines of ``path:line:column: message``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from ...rules.checks.finding_codes import FindingCode
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem, excerpt
 from ...rules.policy_file.policy import Policy, load_policy, policy_path, tests_path
-from ...rules.readings.reading import Param
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError, counted
@@ -54,7 +52,7 @@ def check(asked: CheckArguments) -> None:
             complain(f"error: {error}")
             status = CANNOT_OPEN
             continue
-        status = max(status, _checked(path, params_of(asked.settings), runs, set(asked.ignored or ()), asked.as_json))
+        status = max(status, _checked(path, asked, runs))
     raise typer.Exit(status)
 
 
@@ -62,14 +60,12 @@ def _is_run(name: str) -> bool:
     return "/" in name and (Path(name) / "run.json").is_file()
 
 
-def _checked(
-    path: Path, params: Mapping[str, Param], runs: Sequence[Run], ignored: set[FindingCode], as_json: bool
-) -> int:
+def _checked(path: Path, asked: CheckArguments, runs: Sequence[Run]) -> int:
     """Check one file, print the findings, and return the exit status."""
     try:
-        policy = load_policy(path, params=params)
+        policy = load_policy(path, params=params_of(asked.settings))
     except PolicyError as error:
-        if as_json:
+        if asked.as_json:
             print_json(_check_json(str(path), None, error.problems, ()))
         else:
             _print_with_carets(error.problems)
@@ -80,9 +76,11 @@ def _checked(
     if runs:
         from ...replay.policies.findings_on_runs import compared_with
 
-        on_runs, lacked, reach = compared_with(policy, runs)
-    findings = sorted({finding for finding in (*findings_of(policy), *on_runs) if finding.code not in ignored})
-    if as_json:
+        on_runs, lacked, reach = compared_with(policy, runs, plans_by_length=asked.plan is not None)
+    findings = sorted(
+        {finding for finding in (*findings_of(policy), *on_runs) if finding.code not in (asked.ignored or ())}
+    )
+    if asked.as_json:
         print_json(_check_json(policy.source, policy, (), findings, lacked, reach))
         return FINDINGS if findings else 0
     _print_with_carets(findings)

@@ -47,6 +47,7 @@ def backtest(
     processes: int | None = 1,
     pool: Pool | None = None,
     family: str | None = None,
+    plans_by_length: bool = False,
     with_curves: bool = True,
 ) -> Backtest:
     """Replay a policy over recorded runs, and compute what it would have saved and cost.
@@ -72,13 +73,14 @@ def backtest(
         with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
             of the configuration. By default the first of a run's group, source folder and configuration.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
 
     Raises:
         TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
             renamed, or lack the key of families. Or they are no runs, or the policy is none.
     """
     renaming = tuple((renames or {}).items())
-    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves), family)
+    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves), family, plans_by_length)
     chosen = tuple(checked_runs("backtest", policy, runs))
     request = Request(policy, chosen, settings, declared_objectives(objective), with_curves)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
@@ -191,7 +193,7 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     endings = [None if one.ending is None else one.ending.event_index for one in results]
     covered = Coverage()
     if with_coverage:
-        covered = coverage_of(request.policy, runs, readers, endings, request.settings.renames)
+        covered = coverage_of(request.policy, runs, readers, endings, request.settings)
     return replace(
         report,
         baselines=outcomes,

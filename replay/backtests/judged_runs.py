@@ -34,6 +34,9 @@ ASSUMPTIONS = (
     "Several logs of one training count once: they hold the same series of losses or scores.",
 )
 
+#: Printed with them where the plans of completed runs are their lengths.
+PLANS_BY_LENGTH: Final = "A completed run without a plan counts as planned for its length (--plan last)."
+
 #: Printed with them: what becomes of the checkpoints.
 SAVES_ASSUMPTIONS: Final = MappingProxyType(
     {
@@ -231,7 +234,8 @@ class Backtest:
         first, *others = ASSUMPTIONS
         if self.settings.delay_steps:
             first = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
-        return (first, SAVES_ASSUMPTIONS[self.settings.saves], *others)
+        planned = [PLANS_BY_LENGTH] if self.settings.plans_by_length else []
+        return (first, SAVES_ASSUMPTIONS[self.settings.saves], *planned, *others)
 
     def validity_counts(self) -> dict[str, int]:
         """Return the number of decisions by label, over all runs."""

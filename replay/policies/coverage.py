@@ -27,10 +27,16 @@ from ...store.own_process import collection_paused
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..run_pool import RunPool
-from ..runs.event_stream import EventStream, read_lineage
-from ..runs.metric_names import Renames
+from ..runs.event_stream import EventStream, plan_of, read_lineage
 from ..runs.replaying import observed_in
-from ..runs.run_result import ClauseCoverage, Conduct, ControllerConduct, ControllerCoverage
+from ..runs.run_result import (
+    DEFAULT_SETTINGS,
+    BacktestSettings,
+    ClauseCoverage,
+    Conduct,
+    ControllerConduct,
+    ControllerCoverage,
+)
 from .policy_text import timed, with_controllers
 
 
@@ -258,7 +264,7 @@ def coverage_of(
     runs: Sequence[Run],
     readers: RunPool,
     endings: Sequence[int | None] | None = None,
-    renames: Renames = (),
+    settings: BacktestSettings = DEFAULT_SETTINGS,
 ) -> Coverage:
     """Return the coverage of a policy's controllers and their clauses over runs.
 
@@ -267,10 +273,10 @@ def coverage_of(
         runs: Readable runs.
         readers: The pool to read them with.
         endings: For each run, the index of its last event under the policy; None for all events.
-        renames: The metrics to rename.
+        settings: The settings of the backtest.
     """
     asked = list(zip(runs, endings or [None] * len(runs), strict=True))
-    found = list(readers.mapped(_Conducts(policy, *probed(policy), renames), asked))
+    found = list(readers.mapped(_Conducts(policy, *probed(policy), settings), asked))
     conducts = tuple(conduct for conduct, _ in found)
     seen = Counter(name for conduct in conducts for name in conduct.answered)
     controllers = []
@@ -299,13 +305,13 @@ class _Conducts:
     Attributes:
         policy: The policy.
         with_probes, probes: The policy with its probes, which takes longer to parse than a small run to read.
-        renames: The metrics to rename.
+        settings: The settings of the backtest.
     """
 
     policy: Policy
     with_probes: Policy
     probes: Mapping[str, Probe]
-    renames: Renames
+    settings: BacktestSettings
 
     def __call__(self, asked: tuple[Run, int | None]) -> tuple[Conduct, int]:
         run, until = asked
@@ -314,7 +320,8 @@ class _Conducts:
 
     def _conduct(self, snapshot: Snapshot, until: int | None) -> tuple[Conduct, int]:
         stream = self._stream(snapshot)
-        engine = Engine(self.with_probes, snapshot.info.last.plan, stream.plans)
+        plan = plan_of(snapshot.info, by_length=self.settings.plans_by_length)
+        engine = Engine(self.with_probes, plan, stream.plans)
         observer = Observer(self.policy, self.probes, until)
         observer.observe(BEFORE_STREAM, 0, engine.start())
         for index, event, outcomes in observed_in(engine, stream, everything=True):
@@ -323,7 +330,7 @@ class _Conducts:
 
     def _stream(self, snapshot: Snapshot) -> EventStream:
         return read_lineage(
-            snapshot, samples=self.policy.reads_samples, renames=self.renames, ranks=self.policy.reads_ranks
+            snapshot, samples=self.policy.reads_samples, renames=self.settings.renames, ranks=self.policy.reads_ranks
         )[0]
 
 

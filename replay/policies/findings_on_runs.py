@@ -28,11 +28,12 @@ from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey, SeriesReading
 from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind
+from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import EventStream
+from ..runs.event_stream import EventStream, plan_of
 from ..runs.replaying import replay_stream, stream_for
 from ..runs.run_result import LabelledOutcome
 from .mute_rules import mute_rules
@@ -138,7 +139,7 @@ class PolicyOnRuns(NamedTuple):
     reach: FiringReach
 
 
-def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
+def compared_with(policy: Policy, runs: Sequence[Run], *, plans_by_length: bool = False) -> PolicyOnRuns:
     """Compare a policy with recorded runs.
 
     Reads the deciding rank's events of each run once.
@@ -146,6 +147,7 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
     Args:
         policy: A policy that loads.
         runs: The runs; at least one.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
     """
     places = PolicyPlaces(policy)
     facts: list[Recorded] = []
@@ -159,12 +161,13 @@ def compared_with(policy: Policy, runs: Sequence[Run]) -> PolicyOnRuns:
         facts.append(recorded([*stream.facts, *made_up], info.last.newest_plan.constants))
         most_steps = max(most_steps, steps_of(info, stream))
         is_planned = is_planned and info.last.newest_plan.max_steps() is not None
-        places_in_run = StreamAppearances(stream, info.last.plan, filtered)
+        plan = plan_of(info, by_length=plans_by_length)
+        places_in_run = StreamAppearances(stream, plan, filtered)
         unable.append(could_not_fire(policy, places_in_run))
         # What a longer run would have is not lacking for good.
         is_whole = steps_of(info, stream) <= stream.last_step
         lacking.append(tuple(why if why and (why.is_absent or is_whole) else None for why in unable[-1]))
-        for pair, finding in _contradictions(policy, places, info, stream):
+        for pair, finding in _contradictions(policy, places, info.run_id, stream, plan):
             contradictions.setdefault(pair, finding)
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
@@ -279,13 +282,13 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
 
 
 def _contradictions(
-    policy: Policy, places: PolicyPlaces, info: RunInfo, stream: EventStream
+    policy: Policy, places: PolicyPlaces, run_id: str, stream: EventStream, plan: Plan
 ) -> Iterator[tuple[tuple[str, ...], Finding]]:
     """Yield findings for contradictory decisions of two controllers at one event, with the pair as key."""
-    replayed = replay_stream(policy, stream, info.last.plan)
+    replayed = replay_stream(policy, stream, plan)
     for _, together in groupby(replayed.reached, key=lambda judged: judged.event_index):
         for first, second in combinations(together, 2):
-            yield from _contradiction(policy, places, info.run_id, first, second)
+            yield from _contradiction(policy, places, run_id, first, second)
 
 
 def _contradiction(

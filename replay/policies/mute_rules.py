@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
 from ...store.errors import counted
+
+#: The option that settles a missing plan.
+_PLAN_LAST: Final = "'--plan last' takes the length of completed runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,14 @@ class MuteRule:
 
     @property
     def why(self) -> str:
-        """In how many runs it could not fire, with the reasons, as the end of a sentence."""
+        """In how many runs it could not fire, with the reasons and the option that helps, as the end of a sentence."""
         runs = sum(self.reasons.values())
         of = "none of 1 run" if runs == 1 else f"none of {runs:,} runs"
         reasons = [
             why if count == runs else f"{why} ({counted(count, 'run', ',')})" for why, count in self.reasons.items()
         ]
-        return f"could fire in {of}: {'; '.join(reasons)}"
+        fix = f". {_PLAN_LAST}" if self.is_unplanned else ""
+        return f"could fire in {of}: {'; '.join(reasons)}{fix}"
 
 
 def mute_rules(policy: Policy, unable: Sequence[Sequence[Never | None]]) -> tuple[MuteRule, ...]:

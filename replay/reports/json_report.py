@@ -80,6 +80,7 @@ def report_json_but_runs(result: BacktestResult) -> JsonObject:
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(one.objective for one in backtest.results),
         "renames": dict(backtest.settings.renames),
+        "plans_by_length": backtest.settings.plans_by_length,
         "lacking": document(backtest.lacking),
         "mute_rules": document(backtest.mute_rules),
         "assumptions": list(backtest.assumptions),

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import counted
-from ..backtests.judged_runs import Backtest
+from ..backtests.judged_runs import PLANS_BY_LENGTH, Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
@@ -291,6 +291,7 @@ def sum_sentences(result: BacktestResult) -> list[str]:
     backtest, totals = result.backtest, result.totals
     lines = [f"Rules fired in {counted(totals.fired, 'run', ',')}."]
     lines += renamed_sentences(backtest)
+    lines += [PLANS_BY_LENGTH] if backtest.settings.plans_by_length else []
     if any(one.steps for one in totals.steps_by_unit):
         lines.append(_cut_line(totals))
     if totals.checkpoints or totals.checkpoints_saved:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ...store.errors import counted
 from ...store.events import JsonObject
+from ..backtests.judged_runs import PLANS_BY_LENGTH
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
 from ..runs.objective import FEWEST_EVALUATIONS
@@ -84,6 +85,8 @@ def sweep_lines(result: Sweep, judged: Optimism | None) -> Iterator[str | Table]
         yield SAVES[result.saves]
     if result.renames:
         yield f"Metrics were renamed: {renamed_text(result.renames)}."
+    if result.plans_by_length:
+        yield PLANS_BY_LENGTH
     said = objective_sentences([run.objective for run in result.runs])
     if not said:
         yield "No metric judges the runs, so no best variants are known: name one with --objective."
@@ -229,6 +232,7 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         "mode": str(declared.mode) if declared else None,
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
+        "plans_by_length": result.plans_by_length,
         "saves": str(result.saves),
         "sample": "in",
         "split": None if judged is None else judged.to_json(),
@@ -249,6 +253,7 @@ def sweep_json(result: Sweep) -> JsonObject:
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(run.objective for run in result.runs),
         "renames": dict(result.renames),
+        "plans_by_length": result.plans_by_length,
         "saves": str(result.saves),
         "families": document(FamilyCounts.of(run.family for run in result.runs)),
         "runs": [

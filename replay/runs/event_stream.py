@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot, deciding_stream, events_along, ranks_of, rows_along
 from ...store.reading.tally import NewestValues, OwnValues, made_up
 from ...store.run import Run
+from ...store.run_info import RunInfo
 from .metric_names import Renames
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
@@ -211,6 +212,20 @@ def last_step_at(steps: npt.NDArray[np.int64], updates: npt.NDArray[np.int64]) -
     rises = np.flatnonzero(steps > np.maximum.accumulate(np.append(0, steps[:-1]))) if len(steps) else steps
     found = [int(places.max()) for places in (rises, updates) if len(places)]
     return max(found, default=None)
+
+
+def plan_of(info: RunInfo, *, by_length: bool = False) -> Plan:
+    """Return what a run declared at its start.
+
+    Args:
+        info: The run.
+        by_length: Whether a completed run that never declared its length counts as planned for the steps that it made.
+    """
+    plan, newest, steps = info.last.plan, info.last.newest_plan, info.last.steps
+    is_unplanned = newest.max_steps() is None and newest.total_epochs is None
+    if by_length and is_unplanned and steps and info.last.status == "completed":
+        return replace(plan, total_steps=steps)
+    return plan
 
 
 def newest_plan(plan: Plan, stream: EventStream) -> Plan:

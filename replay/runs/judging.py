@@ -25,7 +25,15 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt
 from .appearances import StreamAppearances, early_end_note, early_ends, nan_filtered_in, thinning_note
-from .event_stream import NOTHING_ROLLED_BACK, EventStream, RolledBack, renamed_at_import, renamed_columns, renames_in
+from .event_stream import (
+    NOTHING_ROLLED_BACK,
+    EventStream,
+    RolledBack,
+    plan_of,
+    renamed_at_import,
+    renamed_columns,
+    renames_in,
+)
 from .history import History, digested, history_of, restored_steps, step_unit_of, stream_digests
 from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
 from .metric_names import Renames, nearest_metric
@@ -90,21 +98,15 @@ class RunBackground:
         return why_right_censored(self.status, steps, plan, is_end_stated=self.is_end_stated, how=self.how_stopped)
 
 
-def background_of(snapshot: Snapshot, renames: Renames = (), family: str | None = None) -> RunBackground:
-    """Return what is known of a run apart from its events.
-
-    Args:
-        snapshot: The run.
-        renames: The metrics to rename.
-        family: The key of families; None for the default.
-    """
-    info = snapshot.info
+def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackground:
+    """Return what is known of a run apart from its events."""
+    info, renames, family = snapshot.info, settings.renames, settings.family
     study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
     return RunBackground(
         run_id=info.run_id,
         name=info.name,
         status=snapshot.status,
-        plan=info.last.plan,
+        plan=plan_of(info, by_length=settings.plans_by_length),
         is_end_stated=is_end_stated(info.source),
         is_terminated=is_terminated(info.last),
         nan_filtered=nan_filtered_in(snapshot, renames),
@@ -217,7 +219,7 @@ def _facts_at(
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
     stream, rolled_back = stream_under(policies, snapshot, settings.renames)
-    background, noted = background_of(snapshot, settings.renames, settings.family), incidents_noted(snapshot.folder)
+    background, noted = background_of(snapshot, settings), incidents_noted(snapshot.folder)
     record = _record_of(background, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
         _replayed_run(policy, record, settings, replayer, lacked_metrics(policy, snapshot, settings.renames))

@@ -213,6 +213,7 @@ class BacktestSettings:
         renames: The metrics to rename, as policies call them.
         saves: Whether the loop's own checkpoints remain.
         family: The key of families; None for the default.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
     """
 
     delay_steps: int = 0
@@ -221,6 +222,7 @@ class BacktestSettings:
     renames: Renames = ()
     saves: Saves = Saves.KEEP
     family: str | None = None
+    plans_by_length: bool = False
 
 
 DEFAULT_SETTINGS = BacktestSettings()

@@ -52,6 +52,7 @@ def sweep(
     processes: int | None = 1,
     pool: Pool | None = None,
     family: str | None = None,
+    plans_by_length: bool = False,
     keep_outcomes: bool = True,
 ) -> Sweep:
     """Compute what each variant of a policy would have done to recorded runs.
@@ -67,6 +68,7 @@ def sweep(
         processes: Number of processes, as for ``backtest``.
         pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         family: The key of the families of runs, as for ``backtest``.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
         keep_outcomes: Whether the result has the outcomes of each variant on each run, for ``runs_frame`` and splits.
             A pair takes 1 to 4 bytes, and about 80 more for each distinct outcome of a run. Without them, memory does
             not grow with the runs.
@@ -80,7 +82,7 @@ def sweep(
     variants, saves = variants_of(policy, axes), Saves(saves)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
-    settings = BacktestSettings(renames=renaming, saves=saves, family=family)
+    settings = BacktestSettings(renames=renaming, saves=saves, family=family, plans_by_length=plans_by_length)
     work = RunSweeper(policy, axes, declared, settings, variants)
     numbered, fold = dict(enumerate(chosen)), RunFold(len(variants), keeps_outcomes=keep_outcomes)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
@@ -109,6 +111,7 @@ def sweep(
         winners,
         renaming,
         saves,
+        plans_by_length,
     )
 
 
@@ -179,7 +182,7 @@ class RunSweeper:
 
     def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
-        background = background_of(snapshot, self.settings.renames, self.settings.family)
+        background = background_of(snapshot, self.settings)
         renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in self._batches))
         names = renamed_columns(snapshot, renames)
         judging, compared = self._could_judge(names, background.of_study), digested(names)

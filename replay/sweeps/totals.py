@@ -473,6 +473,7 @@ class Sweep:
         winners: The best run of each family of several runs, with the variants that would have stopped it earlier.
         renames: The metrics that were renamed.
         saves: Whether the loop's own checkpoints remain when rules order some.
+        plans_by_length: Whether completed runs without a plan counted as planned for their length.
     """
 
     policy: Policy
@@ -486,6 +487,7 @@ class Sweep:
     winners: tuple[Winner, ...] = ()
     renames: Renames = ()
     saves: Saves = Saves.KEEP
+    plans_by_length: bool = False
 
     @property
     def objective(self) -> Objective | None:
