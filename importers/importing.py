@@ -69,6 +69,7 @@ class Outcome:
         updates: Number of its events with a value of the training; None for an unchanged run.
         rolled_back: How many of them its resumes rolled back.
         rewritten: Folder of the unchanged run whose values the source no longer holds.
+        plan_from: The key of its configuration that is its plan; empty where none is.
     """
 
     state: State
@@ -83,6 +84,7 @@ class Outcome:
     updates: int | None = None
     rolled_back: int = 0
     rewritten: Path | None = None
+    plan_from: str = ""
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -363,6 +365,7 @@ def _outcome(state: State, source: Source, folder: Path, told: RunInfo, courses:
         _evaluated(folder),
         courses.updates,
         courses.updates - kept,
+        plan_from=str((told.source or {}).get("plan_from", "")),
     )
 
 

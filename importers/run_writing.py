@@ -22,12 +22,19 @@ from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, is_kind
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.sealing import seal
+from ..store.plan import Plan
 from ..store.run_folder import DIGESTS_JSON
 from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
 from .encodings.numbers import INT64_MAX
 from .source import Fact, ImportedRun, RefusedRun, UnreadableSource
 
 _UNKNOWN: Final = float("nan")
+
+#: Keys of a configuration that hold the planned length of a training, in updates and in epochs.
+_STEP_KEYS: Final = ("max_steps", "total_steps", "num_train_steps", "max_train_steps", "max_iters")
+_EPOCH_KEYS: Final = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs")
+_UPDATES: Final = ("", "updates")
+_EPOCHS: Final = "epochs"
 
 
 class SourceEnding(StrEnum):
@@ -60,6 +67,7 @@ class Course:
         spacing: The largest distance between two steps in succession.
         started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
             one.
+        epochs: The highest epoch; negative where no event has one.
         elapsed_ns: The longest time since its begin. An event without a clock has it: at least so much had passed.
     """
 
@@ -72,6 +80,7 @@ class Course:
     started_ns: int = 0
     ended_ns: int = 0
     elapsed_ns: int = 0
+    epochs: float = -1.0
 
     def add(self, event: Fact | Event, elapsed_ns: int) -> None:
         """Count an event."""
@@ -79,6 +88,7 @@ class Course:
         self.updates += is_update(event)
         self.spacing = max(self.spacing, event.step - self.steps)
         self.steps = max(self.steps, event.step)
+        self.epochs = max(self.epochs, event.metrics.get("epoch", -1.0) if event.epoch is None else event.epoch)
         self.ended_ns = max(self.ended_ns, event.time_ns)
         self.elapsed_ns = max(self.elapsed_ns, elapsed_ns)
 
@@ -113,15 +123,15 @@ class Courses:
         from the step before the first one that it logged.
         """
         courses = sorted((number, course) for number, course in self.by_attempt.items() if course.events)
-        last = courses[-1][0]
+        last, plan = courses[-1][0], self.planned(run)[1]
         entries: list[Attempt] = []
         for number, course in courses:
             entry = Attempt(
                 number,
-                "interrupted" if number < last else _ASSUMED.get(self.ending(run)) or run.status or "completed",
+                "interrupted" if number < last else self._status(run),
                 (run.started_ns if number == 0 else None) or course.started_ns,
                 (run.ended_ns if number == last else None) or course.ended_ns or None,
-                plan=run.plan,
+                plan=plan,
                 steps=course.steps,
                 failure=run.failure if number == last else None,
             )
@@ -129,6 +139,30 @@ class Courses:
                 entry = replace(entry, parent=entries[-1].attempt, from_step=course.first_step - 1)
             entries.append(entry)
         return tuple(entries)
+
+    def _status(self, run: ImportedRun) -> str:
+        return _ASSUMED.get(self.ending(run)) or run.status or "completed"
+
+    def planned(self, run: ImportedRun) -> tuple[str, Plan]:
+        """Return the plan of a run, with the key of its configuration where the source has no other.
+
+        A number that a completed run did not reach, or that a run went beyond, counts something else: it is no plan.
+        """
+        if run.plan.total_steps is not None or run.plan.total_epochs is not None:
+            return "", run.plan
+        newest = self.by_attempt[max(self.by_attempt)]
+        spacing, is_complete = max(one.spacing for one in self.by_attempt.values()), self._status(run) == "completed"
+        counts_epochs, counts_updates = run.step_unit == _EPOCHS, run.step_unit in _UPDATES
+        for key in (*_STEP_KEYS, *_EPOCH_KEYS):
+            total = _whole(run.config.get(key))
+            in_steps = counts_updates if key in _STEP_KEYS else counts_epochs
+            if total is None or (key in _STEP_KEYS and not in_steps):
+                continue
+            done, short = (newest.steps, max(spacing, 1)) if in_steps else (newest.epochs, 1)
+            if 0 <= done <= total and not (is_complete and total - done > short):
+                own = replace(run.plan, total_steps=total) if in_steps else replace(run.plan, total_epochs=total)
+                return key, own
+        return "", run.plan
 
     def ending(self, run: ImportedRun) -> SourceEnding:
         """Return how far the run's end is known.
@@ -142,6 +176,14 @@ class Courses:
         spacing = max(course.spacing for course in self.by_attempt.values())
         is_short = planned is not None and planned - done > spacing
         return SourceEnding.BEFORE_PLAN if is_short else SourceEnding.UNKNOWN
+
+
+def _whole(value: object) -> int | None:
+    """Return a positive whole number of a configuration, which may be text; None for anything else."""
+    number = float(value) if isinstance(value, str) and value.isdecimal() else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return int(number) if 0 < number <= INT64_MAX and number == int(number) else None
 
 
 def write_new(folder: Path, info: RunInfo, run: ImportedRun, facts: Iterable[Fact]) -> tuple[Courses, RunInfo]:
@@ -196,7 +238,9 @@ def write_grown(folder: Path, known: RunInfo, run: ImportedRun, news: Iterable[F
 def _told(info: RunInfo, courses: Courses, run: ImportedRun) -> RunInfo:
     """Return the run info with what is known of its end, and its problem, so that the next import reports it again."""
     problem = None if courses.problem is None else storable(str(courses.problem))
-    return replace(info, source={**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem})
+    key = courses.planned(run)[0]
+    source = {**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem}
+    return replace(info, source=source | ({"plan_from": key} if key else {}))
 
 
 def append_facts(

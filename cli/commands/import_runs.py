@@ -126,10 +126,16 @@ def _summarise(outcomes: list[Outcome]) -> None:
 
 
 def doubts(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield a line for all runs without a value of the training, and one for those that were mostly rolled back."""
+    """Yield a line for all runs without a value of the training, for guessed plans, and for runs mostly rolled back."""
     if none := [outcome.name for outcome in outcomes if outcome.updates == 0]:
         why = "rules that on_step_end triggers never run there"
         yield f"no value of the training in {_named(none)}: {why}"
+    planned: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.plan_from:
+            planned.setdefault(outcome.plan_from, []).append(outcome.name)
+    for key, names in planned.items():
+        yield f"the plan of {_named(names)} is {key!r} of the configuration"
     lost = {outcome.name: outcome for outcome in outcomes if 2 * outcome.rolled_back > (outcome.updates or 0)}
     if lost:
         names = [f"{name} ({one.rolled_back} of {one.updates} updates)" for name, one in lost.items()]
