@@ -153,7 +153,7 @@ def runs_of(
         nonlocal step_unit
         for row in rows:
             step_unit = row.step_unit
-            yield lives.of(row.step, (name for name in row.metrics if name not in PLACE_NAMES)), row
+            yield lives.of_row(row), row
 
     make = facts_of or facts_by_name
     for index, group in itertools.groupby(with_lives(), key=lambda entry: entry[0].run):
@@ -242,6 +242,10 @@ class Lives:
         for name in names:
             newest[name] = step
         return self._life
+
+    def of_row(self, row: Row) -> Life:
+        """Return the run and attempt of the next row by its metrics, without those of its place."""
+        return self.of(row.step, (name for name in row.metrics if name not in PLACE_NAMES))
 
     def _begin(self, step: int) -> None:
         run, attempt = self._life

@@ -11,7 +11,8 @@ from text_log_forms import FORMS, MMDET, TRAINER, Told
 
 from steptape import open_run
 from steptape.importers.discovery import all_readers, find_sources
-from steptape.importers.importing import Outcome, import_sources
+from steptape.importers.importing import Outcome, State, import_sources
+from steptape.importers.readers.text_log import TextLogReader
 from steptape.importers.source import ReadOptions
 
 Import = Callable[..., tuple[list[Outcome], list[Told]]]
@@ -70,6 +71,9 @@ def test_a_log_is_recognised_wherever_its_steps_begin(imported: Import, lines: i
         "Step 1: install CUDA 12\nStep 2: install torch 2\n",
         "step 1: wait 5 seconds\nstep 2: wait 5 seconds\n",
         "def train(step=0, lr=0.1):\n    return train(step=1, lr=0.2)\n",
+        "+ python -c 'h=64; s=1024; v=50257'\n+ python -c 'h=64; s=2048; v=50257'\n",
+        "$ train step=1 loss=2\n$ train step=2 loss=2\n",
+        "[INFO|trainer.py:1148] 2024-01-02 10:00:00,285 >>   Gradient Accumulation steps = 1\n" * 2,
     ],
 )
 def test_prose_and_source_code_are_no_log(imported: Import, text: str) -> None:
@@ -91,6 +95,68 @@ def test_source_code_before_a_log_is_no_part_of_it(imported: Import) -> None:
     _, events = imported(CODE + "step 7, loss = 2.5\nstep 8, loss = 2.4\n")
 
     assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "+ python -c 'h=64; l=2; s=1024; v=50257; print(h)'",
+        "2024-01-02T10:00:00Z + torchrun train.py step=1024 lr=1",
+        "s=1024; v=50257",
+        "[INFO|trainer.py:1148] 2024-01-02 10:00:00,285 >>   Gradient Accumulation steps = 1",
+        "[INFO|trainer.py:1148] 2024-01-02 10:00:00,285 >>   Num Epochs = 3",
+    ],
+)
+def test_commands_and_settings_in_a_log_are_no_values(imported: Import, line: str) -> None:
+    """A shell traces its commands, and a trainer prints its settings, before and in the midst of the steps."""
+    _, events = imported(f"{line}\nstep 7 loss 2.5\n{line}\nstep 8 loss 2.4\n")
+
+    assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
+
+
+def test_a_clock_before_a_line_is_the_clock_of_the_run(imported: Import, tmp_path: Path) -> None:
+    """The run begins at its first value; a line without a zone is in UTC."""
+    (outcome,), _ = imported("2024-01-02 10:00:00 step 5 loss 2.5\n2024-01-02 11:30:00,5 step 10 loss 2.25\n")
+
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [event.elapsed_ns for event in run.events()] == [0, 5_400_500_000_000]
+    assert run.run_id.startswith("20240102T100000-")
+
+
+def test_values_below_a_counter_are_one_event_with_its_clock(imported: Import) -> None:
+    """Its gradient norm and learning rate, too. What is indented less is not below it."""
+    text = "".join(
+        f"[step={step}/30]\n    grad_norm=0.5\n    lr: 0.1\n    loss=2.{step}\nworkers=8\n" for step in (1, 2)
+    )
+    _, events = imported(text)
+
+    assert events == [
+        ("step_end", step, {"grad_norm": 0.5, "lr": 0.1, "loss": loss}) for step, loss in ((1, 2.1), (2, 2.2))
+    ]
+
+
+EPOCHS_WITHOUT_A_COUNTER = "".join(
+    f"step {step} loss {1 / (step + 3 * epoch)}\n" for epoch in range(20) for step in (1, 2, 3)
+)
+
+
+def test_dozens_of_equal_runs_in_a_file_are_told_and_not_made(imported: Import) -> None:
+    """They are epochs that nothing counts, or runs that nothing tells apart."""
+    (outcome,), events = imported(EPOCHS_WITHOUT_A_COUNTER)
+
+    assert (outcome.state, events) == (State.FAILED, [])
+    assert str(outcome.problem).endswith(
+        "the steps begin again 19 times, and end at 3 each time. If these are epochs, log a step that goes on. "
+        "If they are runs, write each to its own file"
+    )
+
+
+def test_dozens_of_runs_that_differ_in_length_are_runs(tmp_path: Path) -> None:
+    """One of them is longer; the last one may still be written."""
+    path = tmp_path / "run.log"
+    path.write_text(EPOCHS_WITHOUT_A_COUNTER + "step 4 loss 2\nstep 1 loss 3\nstep 2 loss 2\n")
+
+    assert len([[*run.facts] for run in TextLogReader().read([path], ReadOptions())]) == 21
 
 
 def test_two_values_for_one_name_in_a_line_are_told(imported: Import) -> None:

@@ -170,16 +170,65 @@ I0101 12:00:19.100000  1234 solver.cpp:330] Iteration 500, Testing net (#0)
 I0101 12:00:20.100000  1234 solver.cpp:397]     Test net output #0: accuracy = 0.9712
 """
 
+STEPS = "step 50 loss 0.75\nstep 100 loss 0.5\n"
+FLAIR = """\
+2024-01-02 10:00:00,493 epoch 1 - iter 50/100 - loss 0.75 - samples/sec: 8.00 - lr: 0.000005
+2024-01-02 10:03:00,203 epoch 1 - iter 100/100 - loss 0.5 - samples/sec: 8.00 - lr: 0.000005
+2024-01-02 10:05:00,019 DEV : loss 0.25 - score 0.875
+2024-01-02 10:08:00,271 epoch 2 - iter 50/100 - loss 0.375 - samples/sec: 8.00 - lr: 0.000004
+"""
+CYCLEGAN = """\
+(epoch: 1, iters: 100, time: 0.2, data: 0.25) D_A: 0.25 G_A: 0.5
+(epoch: 1, iters: 200, time: 0.2, data: 0.01) D_A: 0.5 G_A: 0.25
+(epoch: 2, iters: 100, time: 0.2, data: 0.25) D_A: 0.125 G_A: 0.5
+"""
+OLMO = """\
+2025-01-02 10:00:01.009\thost:0\tolmo.train:979\tINFO\t[step=1/15000,epoch=0]
+    optim/total_grad_norm=0.25
+    train/CrossEntropyLoss=3.0
+    throughput/total_tokens=2,097,152
+2025-01-02 10:00:02.009\thost:0\tolmo.train:979\tINFO\t[step=2/15000,epoch=0]
+    optim/total_grad_norm=0.5
+    train/CrossEntropyLoss=2.75
+    throughput/total_tokens=4,194,304
+2025-01-02 10:00:03.009\thost:0\tolmo.train:979\tINFO\tPeak memory: 12
+"""
+COQUI = """\
+ > EPOCH: 0/1000
+ --> /data/out
+
+   --> STEP: 20/30 -- GLOBAL_STEP: 500020
+     | > loss_disc: 3.50000  (3.75000)
+     | > grad_norm_0: 0.50000  (2.50000)
+     | > current_lr_0: 0.00020\x20
+
+ > EVALUATION\x20
+
+  --> EVAL PERFORMANCE
+     | > avg_loader_time: 10.00000 (+0.00000)
+     | > avg_loss_disc: 3.25000 (+0.00000)
+
+ > EPOCH: 1/1000
+   --> STEP: 10/30 -- GLOBAL_STEP: 500040
+     | > loss_disc: 3.00000  (3.12500)
+"""
+TESSERACT = """\
+2 Percent improvement time=100, best error was 100 @ 0
+At iteration 100/120/130, Mean rms=5.5%, char train=99.25%, skip=0%,  New best char error = 99.25 wrote checkpoint.
+
+At iteration 200/240/260, Mean rms=5.25%, char train=99.5%, skip=0%,  wrote checkpoint.
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
         [
             ("step_end", 0, {"train loss": 10.9886}),
             ("evaluate", 0, {"val loss": 10.9898}),
-            ("step_end", 0, {"loss": 10.9872}),
+            ("step_end", 0, {"loss": 10.9872, "mfu": -100.0}),
             ("step_end", 250, {"train loss": 6.104}),
             ("evaluate", 250, {"val loss": 6.1234}),
-            ("step_end", 250, {"loss": 6.203}),
+            ("step_end", 250, {"loss": 6.203, "mfu": 1.21}),
         ],
     ),
     "torchtitan": (
@@ -309,7 +358,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 64, {"loss": 2.303494}),
             ("step_end", 6464, {"loss": 2.294637}),
-            ("evaluate", 6464, {"test/Avg loss": 2.150225}),
+            ("evaluate", 6464, {"test/Accuracy": 50.9, "test/Avg loss": 2.150225}),
             ("step_end", 60064, {"loss": 2.158}),
         ],
     ),
@@ -391,6 +440,58 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("step_end", 50, {"acc": 5.0, "ppl": 9000.1, "xent": 9.1, "lr": 0.1}),
             ("evaluate", 50, {"Validation perplexity": 100.5, "Validation accuracy": 6.5}),
             ("step_end", 100, {"acc": 6.0, "ppl": 8000.1, "xent": 9.0, "lr": 0.2}),
+        ],
+    ),
+    "steps": (STEPS, [("step_end", 50, {"loss": 0.75}), ("step_end", 100, {"loss": 0.5})]),
+    "Flair": (
+        FLAIR,
+        [
+            ("step_end", 50, {"loss": 0.75, "samples/sec": 8.0, "lr": 5e-6, "epoch": 1}),
+            ("step_end", 100, {"loss": 0.5, "samples/sec": 8.0, "lr": 5e-6, "epoch": 1}),
+            ("evaluate", 100, {"dev/loss": 0.25, "dev/score": 0.875}),
+            ("step_end", 150, {"loss": 0.375, "samples/sec": 8.0, "lr": 4e-6, "epoch": 2}),
+        ],
+    ),
+    "CycleGAN": (
+        CYCLEGAN,
+        [
+            ("step_end", 100, {"time": 0.2, "data": 0.25, "D_A": 0.25, "G_A": 0.5, "epoch": 1}),
+            ("step_end", 200, {"time": 0.2, "data": 0.01, "D_A": 0.5, "G_A": 0.25, "epoch": 1}),
+            ("step_end", 300, {"time": 0.2, "data": 0.25, "D_A": 0.125, "G_A": 0.5, "epoch": 2}),
+        ],
+    ),
+    "OLMo": (
+        OLMO,
+        [
+            (
+                "step_end",
+                step,
+                {
+                    "optim/total_grad_norm": norm,
+                    "train/CrossEntropyLoss": loss,
+                    "throughput/total_tokens": tokens,
+                },
+            )
+            for step, norm, loss, tokens in ((1, 0.25, 3.0, 2_097_152), (2, 0.5, 2.75, 4_194_304))
+        ],
+    ),
+    "Coqui": (
+        COQUI,
+        [
+            ("step_end", 500020, {"loss_disc": 3.5, "grad_norm_0": 0.5, "current_lr_0": 0.0002}),
+            ("evaluate", 500020, {"eval/avg_loader_time": 10, "eval/avg_loss_disc": 3.25}),
+            ("step_end", 500040, {"loss_disc": 3}),
+        ],
+    ),
+    "Tesseract": (
+        TESSERACT,
+        [
+            (
+                "step_end",
+                100,
+                {"Mean rms": 5.5, "char train": 99.25, "skip": 0, "New best char error": 99.25},
+            ),
+            ("step_end", 200, {"Mean rms": 5.25, "char train": 99.5, "skip": 0}),
         ],
     ),
 }

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from .line_head import without_head
 from .numbers import NS, nanoseconds, number
 
 #: A longer line is a dump of something, and is skipped.
@@ -34,20 +35,20 @@ EPOCH_RANK: Final = 5
 #: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [5/160]``,
 #: ``epoch 001:  100 / 1102``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``. Inner numbers count within epochs.
 _COUNTER_NAME: Final = re.compile(
-    r"(?<![\w.\-(])(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s|updates?|batch(?:_idx)?"
-    r"|epochs?)(?=[\s:=\#\[(])"
+    r"(?<![\w.\-])(?<!\w\()(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s(?=:\d+ t[re]l:)"
+    r"|updates?|batch(?:_idx)?|epochs?)(?=[\s:=\#\[(])"
 )
 _COUNT: Final = r"\d{1,3}(?:,\d{3})+|\d{1,18}"
 _COUNTED: Final = re.compile(
     r"(?:\((?P<mode>train|val|test)\))?(?:\s{0,20}[:=\#]\s{0,20}|\s{1,20}|(?=\[))"
     rf"(?P<open>\[\s*)?(?P<count>{_COUNT})(?![\d.]*\d|[\w%]|,\d)"
-    r"(?:\s{0,20}(?:/|of\s)\s{0,20}(?P<total>\d{1,18}))?(?(open)\s*\])"
+    r"(?:\s{0,20}(?:/|of\s)\s{0,20}(?P<total>\d{1,18})(?![\d/]))?(?(open)\s*\])"
     rf"(?:\s{{0,20}}\[\s*(?P<inner>{_COUNT})\s*(?:/\s*(?P<within>\d{{1,18}})\s*)?(?:\(\s*\d+%\s*\)\s*)?\]"
     rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}}))?"
 )
 
 #: LightGBM and XGBoost begin a line with the round in brackets.
-_ROUND: Final = re.compile(r"\[(\d{1,18})\]\s")
+_ROUND: Final = re.compile(r"\s*\[(\d{1,18})\]\s")
 
 #: A progress bar's count and total: Keras, before and since version 3, and tqdm.
 _KERAS_BAR: Final = re.compile(
@@ -96,7 +97,7 @@ _PHASES: Final = {
 _BEFORE: Final = frozenset(
     (*_PHASES, "train", "training", "trainer", "current", "optimizer", "finished", "end", "loss", "summary", "results")
 ).union(("of", "at", "the", "in", "on", "for", "after"))
-_MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s-\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
+_MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s--?\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
 _SEGMENT: Final = re.compile(
     r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)", re.IGNORECASE
@@ -116,12 +117,12 @@ _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
 #: A line that announces the results of an evaluation below it: ``Test Error:``, ``***** Evaluating perplexity *****``.
 _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
 #: What Caffe writes before a result of the test whose iteration a line above names.
-_CAFFE_TEST: Final = re.compile(r"^(?:[IWEF]\d{4,8} [^\]]*\]\s*)?Test net output #\d+: ")
+_CAFFE_TEST: Final = re.compile(r"^\s*Test net output #\d+: ")
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
-#: Source code, which some scripts print first, and lines of processes that repeat what rank 0 says.
+#: Source code and commands, which some scripts print first, and lines of processes that repeat what rank 0 says.
 _ASIDE_LINE: Final = re.compile(
-    r"\s*(?:#|//|@|\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
+    r"\s*(?:#|//|@|\++ |\$ |\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
     r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
 )
 
@@ -167,6 +168,7 @@ class LogLine(NamedTuple):
         is_object: Whether the names and values are those of an object.
         is_whole: Whether it holds nothing but names with their values; False for a line with a counter.
         repeated: A name with two different values; empty where there is none. The first value is taken.
+        time_ns, indent: Its clock and its indentation, as in ``HeadedLine``.
     """
 
     counters: Mapping[int, Counter]
@@ -178,6 +180,8 @@ class LogLine(NamedTuple):
     is_object: bool = False
     is_whole: bool = False
     repeated: str = ""
+    time_ns: int = 0
+    indent: int = 0
 
 
 def parsed_line(text: str) -> LogLine | None:
@@ -191,14 +195,16 @@ def parsed_line(text: str) -> LogLine | None:
     if len(text) > _LONGEST or not _DIGIT.search(text):
         return None
     text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
+    text, indent, time_ns = without_head(text)
     if _ASIDE_LINE.match(text):
         return None
-    return _of_object(text) or _of_pairs(_CAFFE_TEST.sub("test: ", text, count=1))
+    line = _of_object(text) or _of_pairs(_CAFFE_TEST.sub("test: ", text, count=1))
+    return None if line is None else line._replace(time_ns=time_ns, indent=indent)
 
 
 def announced_phase(text: str) -> str:
     """Return the phase whose results a line without values announces; empty where it announces none."""
-    match = _ANNOUNCEMENT.match(text)
+    match = _ANNOUNCEMENT.match(without_head(text).text)
     return _PHASES[match[1].casefold()] if match else ""
 
 
@@ -259,7 +265,7 @@ def _of_pairs(text: str) -> LogLine | None:
         shown, unit = (match["item"] or match["number"]).replace(",", ""), match["unit"]
         if name.casefold() in _STOPWATCHES and unit in _UNIT_NS and (value := number(shown)) is not None:
             values.elapsed_ns = nanoseconds(value * _UNIT_NS[unit] / NS)
-        elif unit or match["of"]:
+        elif unit not in ("", "%") or match["of"]:
             values.attrs.setdefault(name, rest[match.end("sep") : match.end()])
         elif (value := number(shown)) is not None:
             values.add(_LONG_NAMES.get(name, name), value)

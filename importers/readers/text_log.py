@@ -8,21 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...store.plan import Plan
+from ..encodings.line_head import without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of
-from ..rows import Row, is_evaluation, joined, runs_of
+from ..rows import Lives, Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
     DecimalCommas,
     ImportedRun,
     Omissions,
     ReadOptions,
+    RefusedRun,
     RepeatedNames,
     SingleFile,
     UnreadableSource,
@@ -36,9 +38,12 @@ _TELLING: Final = 2
 
 #: Parts of names of what trainings measure. Prose with "step 1" has other names, and each but once.
 _MEASURED: Final = re.compile(
-    r"loss|acc|err|ppl|perplexity|bleu|f1|auc|mae|mse|iou|map\b|dice|reward|return|score|nll|cer|wer|bpb|lr\b|learning.rate",
+    r"loss|acc(?!um)|err|ppl|perplexity|bleu|f1|auc|mae|mse|iou|map\b|dice|reward|return|score|nll|cer|wer|bpb|lr\b|learning.rate",
     re.IGNORECASE,
 )
+#: So many runs of one length in one file are epochs, rather than runs.
+_MANY_RUNS: Final = 12
+
 #: Names of what earlier lines measured.
 _STALE: Final = re.compile(r"\b(?:best|min|max|target|patience)\b", re.IGNORECASE)
 
@@ -131,7 +136,8 @@ class TextLogReader(SingleFile):
             repeated.tell()
 
         found = False
-        for run in runs_of(rows(), plan=lambda: Plan(total_steps=totals[0] if totals else None)):
+        told_apart = _told_apart(rows(), lambda: map(_parser(options.pattern), TextLines(path, errors="replace")), path)
+        for run in runs_of(told_apart, plan=lambda: Plan(total_steps=totals[0] if totals else None)):
             found = True
             yield replace(run, nan_filtered=("loss",)) if is_trainers and _is_finite(path) else run
         if not found:
@@ -146,6 +152,32 @@ class TextLogReader(SingleFile):
 def _is_finite(path: Path) -> bool:
     """Whether Hugging Face's Trainer printed no loss of the training that is not finite, as it does with its filter."""
     return not any(map(_NOT_FINITE.search, TextLines(path, errors="replace")))
+
+
+def _told_apart(rows: Iterable[Row], lines: Callable[[], Iterable[_Line | None]], path: Path) -> Iterator[Row]:
+    """Yield rows; where another run begins, look ahead whether all runs of the file are equally long.
+
+    Raises:
+        RefusedRun: They are, and there are many: epochs look so whose counter is not known.
+    """
+    lives = Lives()
+    is_first = True
+    for row in rows:
+        if is_first and lives.of_row(row).run:
+            is_first = False
+            ends = list(_ends(line.row for line in lines() if line is not None))
+            if len(ends) >= _MANY_RUNS and len(set(ends[:-1])) == 1:
+                what = f"the steps begin again {len(ends) - 1} times, and end at {ends[0]} each time"
+                fix = "If these are epochs, log a step that goes on. If they are runs, write each to its own file"
+                raise RefusedRun(what, where=str(path), fix=fix)
+        yield row
+
+
+def _ends(rows: Iterable[Row]) -> Iterator[int]:
+    """Yield the highest step of each run in the rows of a file."""
+    lives = Lives()
+    for _, group in groupby(rows, key=lambda row: lives.of_row(row).run):
+        yield max(row.step for row in group)
 
 
 def _is_repeated(before: Row, line: _Line) -> bool:
@@ -214,6 +246,20 @@ def _matched(pattern: re.Pattern[str], line: str) -> _Line | None:
     return _Line(Row(step, metrics, attrs))
 
 
+class _Block(NamedTuple):
+    """A heading, a counter or the word of a phase, with indented values below it.
+
+    Attributes:
+        indent: Indentation of the heading; the values are indented more.
+        phase: The phase that the heading announces; empty below a counter.
+        time_ns: Clock of the heading.
+    """
+
+    indent: int
+    phase: str
+    time_ns: int
+
+
 class _Lines:
     """Parser of a file's lines without a pattern."""
 
@@ -224,16 +270,20 @@ class _Lines:
         self._bars = 0
         self._state: tuple[int, int, Mapping[str, float]] = (0, 0, {})
         self._announced = ""
+        self._block: _Block | None = None
 
     def next(self, text: str) -> _Line | None:
         """Parse the next line; None where it holds no values, or no step."""
         announced, self._announced = self._announced, ""
         line = parsed_line(text)
         if line is None or not line.metrics:
-            self._announced = announced_phase(text) or (announced if not text.strip() else "")
+            self._announced = announced_phase(text) or (announced if not without_head(text).text.strip() else "")
+        self._block = self._block_of(text, line)
         if line is None:
             return None
-        if announced and line.is_whole:
+        if self._block is not None and line.metrics:
+            line = line._replace(phase=line.phase or self._block.phase, time_ns=line.time_ns or self._block.time_ns)
+        elif announced and line.is_whole:
             line = line._replace(phase=line.phase or announced)
         if line.is_object and not line.counters:
             return self._trainer_row(line)
@@ -247,8 +297,18 @@ class _Lines:
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None and len(line.counters) > 1:
             metrics.setdefault("epoch", float(epoch.done))
-        row = Row(place.step, metrics, line.attrs, 0, line.elapsed_ns, step_unit=self._positions.step_unit)
+        row = Row(place.step, metrics, line.attrs, line.time_ns, line.elapsed_ns, step_unit=self._positions.step_unit)
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
+
+    def _block_of(self, text: str, line: LogLine | None) -> _Block | None:
+        """Return the block that a line heads or belongs to; None where it does neither."""
+        if line is not None and line.counters:
+            return None if line.metrics else _Block(line.indent, "", line.time_ns)
+        if self._announced and text.strip():
+            head = without_head(text)
+            return _Block(head.indent, self._announced, head.time_ns)
+        is_part = line is not None and self._block is not None and line.is_whole and line.indent > self._block.indent
+        return self._block if is_part else None
 
     def _is_row(self, line: LogLine) -> bool:
         """Whether a line's values are those of its position, and not of a part or of something else."""
@@ -256,7 +316,8 @@ class _Lines:
             return self._is_result(line.bar, line.metrics)
         if line.counters:
             return True
-        return line.is_whole and any(map(_MEASURED.search, line.metrics)) and not any(map(_STALE.search, line.metrics))
+        is_measured = self._block is not None or any(map(_MEASURED.search, line.metrics))
+        return line.is_whole and is_measured and not any(map(_STALE.search, line.metrics))
 
     def _is_result(self, bar: Bar, metrics: Mapping[str, float]) -> bool:
         """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
@@ -290,7 +351,7 @@ class _Lines:
             kinds = ("log",)
         else:
             self._logged += 1
-        return _Line(Row(self._logged, metrics, line.attrs, epoch=epoch, kinds=kinds))
+        return _Line(Row(self._logged, metrics, line.attrs, line.time_ns, epoch=epoch, kinds=kinds))
 
 
 def _named(line: LogLine) -> dict[str, float]:
@@ -310,7 +371,8 @@ def _last_states(lines: Iterable[_Line]) -> Iterator[Row]:
     bar = 0
     for line in lines:
         if held is not None and line.bar and line.bar == bar and held.step == line.row.step:
-            held = line.row._replace(metrics={**held.metrics, **line.row.metrics})
+            time_ns = line.row.time_ns or held.time_ns
+            held = line.row._replace(metrics={**held.metrics, **line.row.metrics}, time_ns=time_ns)
             continue
         if held is not None:
             yield held
