@@ -219,6 +219,41 @@ At iteration 100/120/130, Mean rms=5.5%, char train=99.25%, skip=0%,  New best c
 At iteration 200/240/260, Mean rms=5.25%, char train=99.5%, skip=0%,  wrote checkpoint.
 """
 
+CIFAR = """\
+[1,  2000] loss: 2.25
+[1,  4000] loss: 1.875
+[2,  2000] loss: 1.75
+Finished Training
+"""
+CATBOOST = """\
+0:\tlearn: 0.6931\ttest: 0.6935\tbest: 0.6935 (0)\ttotal: 50ms\tremaining: 49.9s
+1:\tlearn: 0.5\ttest: 0.625\tbest: 0.625 (1)\ttotal: 1.5s\tremaining: 12m 3s
+2:\tlearn: 0.25\ttest: 0.75\tbest: 0.625 (1)\ttotal: 2s\tremaining: 10m
+
+bestTest = 0.625
+bestIteration = 1
+Shrink model to first 2 iterations.
+"""
+KOHYA = """\
+  num epochs / epoch数: 2
+steps:   0%|          | 0/4 [00:00<?, ?it/s]
+epoch 1/2
+steps:  25%|██▌       | 1/4 [00:01<00:03,  1.02s/it, avr_loss=0.5]
+steps:  50%|█████     | 2/4 [00:02<00:02,  1.02s/it, avr_loss=0.25]
+epoch 2/2
+steps:  75%|███████▌  | 3/4 [00:03<00:01,  1.02s/it, avr_loss=0.125]
+steps: 100%|██████████| 4/4 [00:04<00:00,  1.02s/it, avr_loss=0.1]
+"""
+ESTIMATOR = """\
+INFO:tensorflow:Create CheckpointSaverHook.
+INFO:tensorflow:loss = 2.5, step = 0
+INFO:tensorflow:global_step/sec: 80.1
+INFO:tensorflow:loss = 1.25, step = 100 (1.234 sec)
+INFO:tensorflow:Saving checkpoints for 200 into /tmp/model.ckpt.
+INFO:tensorflow:Loss for final step: 0.75.
+INFO:tensorflow:Saving dict for global step 200: accuracy = 0.875, average_loss = 0.25, global_step = 200, loss = 32.0
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -492,6 +527,34 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
                 {"Mean rms": 5.5, "char train": 99.25, "skip": 0, "New best char error": 99.25},
             ),
             ("step_end", 200, {"Mean rms": 5.25, "char train": 99.5, "skip": 0}),
+        ],
+    ),
+    "PyTorch's CIFAR tutorial": (
+        CIFAR,
+        [
+            ("step_end", 2000, {"loss": 2.25, "epoch": 1}),
+            ("step_end", 4000, {"loss": 1.875, "epoch": 1}),
+            ("step_end", 6000, {"loss": 1.75, "epoch": 2}),
+        ],
+    ),
+    "CatBoost": (
+        CATBOOST,
+        [
+            event
+            for step, learn, test in ((0, 0.6931, 0.6935), (1, 0.5, 0.625), (2, 0.25, 0.75))
+            for event in (("step_end", step, {"learn": learn}), ("evaluate", step, {"test": test}))
+        ],
+    ),
+    "kohya's progress bar": (
+        KOHYA,
+        [("step_end", step, {"avr_loss": loss}) for step, loss in ((1, 0.5), (2, 0.25), (3, 0.125), (4, 0.1))],
+    ),
+    "TensorFlow's Estimator": (
+        ESTIMATOR,
+        [
+            ("step_end", 0, {"loss": 2.5}),
+            ("step_end", 100, {"loss": 1.25}),
+            ("evaluate", 200, {"eval/accuracy": 0.875, "eval/average_loss": 0.25, "eval/loss": 32.0}),
         ],
     ),
 }

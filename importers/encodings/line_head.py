@@ -46,7 +46,7 @@ _TOKEN: Final = re.compile(
 _HEAD_TIME: Final = re.compile(rf"\s*(?:[\[(<|]{{1,3}}\s*)?(?:{_DATED}|{_UNDATED}){_SEPARATORS}", re.IGNORECASE)
 #: What only begins a line: the name of a container, a number of a process, or a process of Ray or MPI.
 _FIRST: Final = re.compile(
-    r"\s*(?:[\w.-]{1,100}[-_]\d{1,9}\s+\||\d{1,4}:(?=\s)|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std(?:out|err)>:?)"
+    r"\s*(?:[\w.-]{1,100}[-_]\d{1,9}\s+\||\d{1,4}:(?=\s)(?!\s+(?:learn|test):)|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std(?:out|err)>:?)"
 )
 #: The name of a logger, or host and program, after a time or a level.
 _LOGGER: Final = re.compile(

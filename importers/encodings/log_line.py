@@ -47,8 +47,13 @@ _COUNTED: Final = re.compile(
     rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}}))?"
 )
 
-#: LightGBM and XGBoost begin a line with the round in brackets.
-_ROUND: Final = re.compile(r"\s*\[(\d{1,18})\]\s")
+#: LightGBM and XGBoost begin a line with the round in brackets, CatBoost with a colon after it and the best round.
+_ROUND: Final = re.compile(r"\s*(?:\[(\d{1,18})\]\s|(\d{1,18}):\s+(?=(?:learn|test):))")
+_BEST_SO_FAR: Final = re.compile(r"\sbest: \S+ \(\d+\)")
+#: PyTorch's tutorials begin a line with the epoch and the batch.
+_EPOCH_AND_BATCH: Final = re.compile(r"\s*\[(\d{1,9}),\s*(\d{1,18})\](?=:?\s)")
+#: Values before a counter: ``loss = 0.5, step = 100``.
+_PAIRS_BEFORE: Final = re.compile(r"\s*(?:[A-Za-z_][\w./-]* ?[=:] ?[-+\d.e]+,\s)+", re.IGNORECASE)
 
 #: A progress bar's count and total: Keras, before and since version 3, and tqdm.
 _KERAS_BAR: Final = re.compile(
@@ -118,12 +123,14 @@ _JSON_OBJECT: Final = re.compile(r'\{".*\}\s*$')
 _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b", re.IGNORECASE)
 #: What Caffe writes before a result of the test whose iteration a line above names.
 _CAFFE_TEST: Final = re.compile(r"^\s*Test net output #\d+: ")
+#: What TensorFlow's Estimator writes before an evaluation, and repeats in it.
+_ESTIMATOR: Final = re.compile(r"^\s*Saving dict for global step (\d{1,18}):|, global_step = \d+(?=,|$)")
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
 #: Source code and commands, which some scripts print first, and lines of processes that repeat what rank 0 says.
 _ASIDE_LINE: Final = re.compile(
     r"\s*(?:#|//|@|\++ |\$ |\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
-    r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
+    r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|(?!\w+ = [-+.\de]+, step = \d)[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
 )
 
 
@@ -148,11 +155,18 @@ class Counter(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A progress bar: batches done, all batches, and whether it is tqdm's, whose values change until it is gone."""
+    """A progress bar.
+
+    Attributes:
+        done, total: Batches done, and all batches.
+        is_tqdm: Whether it is tqdm's, whose values change until it is gone.
+        counts_steps: Whether it is called ``steps``, and counts those of the training.
+    """
 
     done: int
     total: int
     is_tqdm: bool = False
+    counts_steps: bool = False
 
 
 class LogLine(NamedTuple):
@@ -198,7 +212,7 @@ def parsed_line(text: str) -> LogLine | None:
     text, indent, time_ns = without_head(text)
     if _ASIDE_LINE.match(text):
         return None
-    line = _of_object(text) or _of_pairs(_CAFFE_TEST.sub("test: ", text, count=1))
+    line = _of_object(text) or _of_pairs(_of_evaluation(text))
     return None if line is None else line._replace(time_ns=time_ns, indent=indent)
 
 
@@ -206,6 +220,14 @@ def announced_phase(text: str) -> str:
     """Return the phase whose results a line without values announces; empty where it announces none."""
     match = _ANNOUNCEMENT.match(without_head(text).text)
     return _PHASES[match[1].casefold()] if match else ""
+
+
+def _of_evaluation(text: str) -> str:
+    """Return a line of Caffe's or TensorFlow's that holds an evaluation with its counter and phase first."""
+    estimator = _ESTIMATOR.match(text)
+    if estimator is not None and estimator[1]:
+        return f"eval global_step {estimator[1]}:{_ESTIMATOR.sub('', text)}"
+    return _CAFFE_TEST.sub("test: ", text, count=1)
 
 
 class _Values:
@@ -285,8 +307,9 @@ def _without_bar(text: str) -> tuple[Bar | None, str]:
     match = keras or tqdm
     if match is None:
         return None, text
-    bar = Bar(int(match[1] or 1), int(match[2] or 1), keras is None)
-    return bar, f"{text[: match.start()]} | {text[match.end() :]}"
+    before = text[: match.start()]
+    counts_steps = keras is None and before.strip().casefold() == "steps:"
+    return Bar(int(match[1] or 1), int(match[2] or 1), keras is None, counts_steps), f"{before} | {text[match.end() :]}"
 
 
 def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
@@ -308,14 +331,17 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
         if not counters:
             phase = next((_PHASES[word] for word in words if word in _PHASES), "")
             phase = phase or (match["mode"] or "").removeprefix("train")
-            kept.append(f"{_phase_before(text[: name.start()])}|")
+            before = _PAIRS_BEFORE.fullmatch(text, 0, name.start())
+            kept.append(f"{_phase_before(text[: name.start()]) if before is None else before[0]}|")
         else:
             kept.append(text[end : name.start()])
         counters[rank] = counter
         kept.append(" | ")
         end = match.end()
     if not counters and (match := _ROUND.match(text)):
-        return {2: Counter(2, int(match[1]))}, "", text[match.end() :]
+        return {2: Counter(2, int(match[1] or match[2]))}, "", _BEST_SO_FAR.sub("", text[match.end() :])
+    if not counters and (match := _EPOCH_AND_BATCH.match(text)):
+        return {5: Counter(5, int(match[1])), 4: Counter(4, int(match[2]))}, "", f"|{text[match.end() :].lstrip(': ')}"
     if not counters and (match := _BATCHES.search(text)):
         is_test = match["phase"] is not None
         batches = Counter(4, int(match[2]), int(match[3]), counts_evaluation=is_test)

@@ -45,7 +45,7 @@ _MEASURED: Final = re.compile(
 _MANY_RUNS: Final = 12
 
 #: Names of what earlier lines measured.
-_STALE: Final = re.compile(r"\b(?:best|min|max|target|patience)\b", re.IGNORECASE)
+_STALE: Final = re.compile(r"\b(?:best|min|max|target|patience|final step)\b", re.IGNORECASE)
 
 
 #: A loss that Hugging Face's Trainer prints without its filter, ``logging_nan_inf_filter``.
@@ -321,7 +321,8 @@ class _Lines:
 
     def _is_result(self, bar: Bar, metrics: Mapping[str, float]) -> bool:
         """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
-        if bar.done != bar.total and not (bar.is_tqdm and self._positions.is_counted_by_bars):
+        is_step = bar.counts_steps or (bar.is_tqdm and self._positions.is_counted_by_bars)
+        if bar.done != bar.total and not is_step:
             return False
         number, total, held = self._state
         if bar.is_tqdm:
@@ -449,6 +450,9 @@ class Positions:
 
     def _uncounted(self, line: LogLine) -> LinePlace | None:
         """LinePlace a line without counters."""
+        if line.bar is not None and line.bar.counts_steps and self._epoch is not None:
+            self._step = line.bar.done
+            return LinePlace(line.bar.done, line.bar.total)
         if self._step is not None:
             return LinePlace(self._step)
         if self._epoch is not None:
