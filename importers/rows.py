@@ -29,7 +29,10 @@ EVALUATION_WORDS: Final = frozenset(
 #: Names of a row's position and duration. Alone they say nothing about the training; in an evaluation row they are part
 #: of it.
 PLACE_NAMES: Final = frozenset(
-    ("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step", "time", "data_time")
+    (
+        *("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step", "time", "data_time"),
+        *("total_steps", "percentage"),
+    )
 )
 
 #: Names that alone make a row a ``log`` and no ``step_end``: Lightning's placeholder.

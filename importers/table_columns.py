@@ -28,6 +28,7 @@ STEP_COLUMNS: Final = (
     "global step",
     "steps",
     "train_step",
+    "current_steps",
     "iteration",
     "iterations",
     "iter",
@@ -39,11 +40,17 @@ STEP_COLUMNS: Final = (
     "total_timesteps",
     "timesteps_total",
     "timesteps",
+    "progress/tick/mean",
     "epoch",
 )
 
 #: Step columns that count something else than optimizer updates.
-_OTHER_UNITS: Final = {"_step": "_step", "training_iteration": "training_iteration", "epoch": "epochs"}
+_OTHER_UNITS: Final = {
+    "_step": "_step",
+    "training_iteration": "training_iteration",
+    "progress/tick/mean": "ticks",
+    "epoch": "epochs",
+}
 
 #: Columns that tell the runs of a table apart, together.
 RUN_COLUMNS: Final = ("run_id", "run_uuid", "run_name", "agent", "experiment", "trial", "run", "seed")

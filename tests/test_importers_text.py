@@ -162,6 +162,44 @@ def test_json_lines_are_rows(written: Written, tmp_path: Path) -> None:
     assert [dict(event.attrs) for event in only_run(tmp_path).events()] == [{}, {"ok": True}]
 
 
+def test_a_log_of_llama_factory_counts_its_current_steps(written: Written) -> None:
+    """Its length and its share belong to the position of a row."""
+    rows = [
+        {"current_steps": 5, "total_steps": 10, "loss": 0.75, "lr": 1e-5, "epoch": 0.5, "percentage": 50.0},
+        {"current_steps": 5, "total_steps": 10, "eval_loss": 0.5, "epoch": 0.5, "percentage": 50.0},
+        {"current_steps": 10, "total_steps": 10, "loss": 0.25, "lr": 0.0, "epoch": 1.0, "percentage": 100.0},
+    ]
+    _, events = written("trainer_log.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+
+    assert [(kind, step, metrics.get("loss", metrics.get("eval_loss"))) for kind, step, metrics in events] == [
+        ("step_end", 5, 0.75),
+        ("evaluate", 5, 0.5),
+        ("step_end", 10, 0.25),
+    ]
+
+
+def test_a_log_of_stylegan_counts_ticks(written: Written, tmp_path: Path) -> None:
+    """Each value is a mean with its count and deviation; the clock is the row's."""
+    rows = [
+        {
+            "Loss/D/loss": {"num": 4, "mean": loss, "std": 0.5},
+            "Progress/tick": {"num": 1, "mean": tick, "std": 0.0},
+            "Progress/kimg": {"num": 1, "mean": 4.0 * tick, "std": 0.0},
+            "timestamp": 1_704_189_600.5 + tick,
+        }
+        for tick, loss in ((0.0, 1.5), (1.0, 1.25))
+    ]
+    _, events = written("stats.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+
+    assert [(kind, step, metrics["Loss/D/loss/mean"]) for kind, step, metrics in events] == [
+        ("step_end", 0, 1.5),
+        ("step_end", 1, 1.25),
+    ]
+    run = only_run(tmp_path)
+    assert [event.elapsed_ns for event in run.events()] == [0, NS]
+    assert (run.info.source or {})["step_unit"] == "ticks"
+
+
 def test_a_decimal_comma_in_json_lines_is_told_of(written: Written) -> None:
     """JSON can hold it only as text, and it stays text."""
     lines = ['{"step": 1, "loss": "0,5", "note": "a, b"}', '{"step": 2, "loss": {"ce": "0,25"}}']
