@@ -254,6 +254,21 @@ INFO:tensorflow:Loss for final step: 0.75.
 INFO:tensorflow:Saving dict for global step 200: accuracy = 0.875, average_loss = 0.25, global_step = 200, loss = 32.0
 """
 
+SPACY = """\
+============================= Training pipeline =============================
+E    #       LOSS TOK2VEC  LOSS NER  ENTS_F  SCORE\x20
+---  ------  ------------  --------  ------  ------
+  0       0         47.25     49.50    0.25    0.00
+  0     200       1070.50   2480.00   57.50    0.57
+  1     400        121.00   1840.25   70.00    0.70
+"""
+SKORCH = """\
+  epoch    train_loss    valid_acc    valid_loss     dur
+-------  ------------  -----------  ------------  ------
+      1        \x1b[36m0.6875\x1b[0m       \x1b[32m0.5000\x1b[0m        \x1b[35m0.6750\x1b[0m  0.0541
+      2        \x1b[36m0.5000\x1b[0m       0.4500        0.7500  0.0500
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -555,6 +570,30 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("step_end", 0, {"loss": 2.5}),
             ("step_end", 100, {"loss": 1.25}),
             ("evaluate", 200, {"eval/accuracy": 0.875, "eval/average_loss": 0.25, "eval/loss": 32.0}),
+        ],
+    ),
+    "spaCy": (
+        SPACY,
+        [
+            event
+            for step, epoch, tok2vec, ner, f1, score in (
+                (0, 0, 47.25, 49.5, 0.25, 0),
+                (200, 0, 1070.5, 2480, 57.5, 0.57),
+                (400, 1, 121, 1840.25, 70, 0.7),
+            )
+            for event in (
+                ("step_end", step, {"LOSS TOK2VEC": tok2vec, "LOSS NER": ner, "epoch": epoch}),
+                ("evaluate", step, {"dev/ENTS_F": f1, "dev/SCORE": score}),
+            )
+        ],
+    ),
+    "skorch": (
+        SKORCH,
+        [
+            ("step_end", 1, {"train_loss": 0.6875, "dur": 0.0541}),
+            ("evaluate", 1, {"valid_acc": 0.5, "valid_loss": 0.675}),
+            ("step_end", 2, {"train_loss": 0.5, "dur": 0.05}),
+            ("evaluate", 2, {"valid_acc": 0.45, "valid_loss": 0.75}),
         ],
     ),
 }

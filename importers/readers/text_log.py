@@ -17,6 +17,7 @@ from ..encodings.line_head import without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of
+from ..encodings.printed_table import PrintedTable
 from ..rows import Lives, Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
@@ -271,11 +272,12 @@ class _Lines:
         self._state: tuple[int, int, Mapping[str, float]] = (0, 0, {})
         self._announced = ""
         self._block: _Block | None = None
+        self._table = PrintedTable()
 
     def next(self, text: str) -> _Line | None:
         """Parse the next line; None where it holds no values, or no step."""
         announced, self._announced = self._announced, ""
-        line = parsed_line(text)
+        line = self._table.row_of(text) or parsed_line(text)
         if line is None or not line.metrics:
             self._announced = announced_phase(text) or (announced if not without_head(text).text.strip() else "")
         self._block = self._block_of(text, line)
