@@ -269,6 +269,11 @@ SKORCH = """\
       2        \x1b[36m0.5000\x1b[0m       0.4500        0.7500  0.0500
 """
 
+MAXTEXT = """\
+completed step: 0, seconds: 20.125, TFLOP/s/device: 1.5, Tokens/s/device: 25.5, total_weights: 8192, loss: 10.875
+completed step: 1, seconds: 0.125, TFLOP/s/device: 50.5, Tokens/s/device: 900.5, total_weights: 8192, loss: 10.5
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -594,6 +599,23 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             ("evaluate", 1, {"valid_acc": 0.5, "valid_loss": 0.675}),
             ("step_end", 2, {"train_loss": 0.5, "dur": 0.05}),
             ("evaluate", 2, {"valid_acc": 0.45, "valid_loss": 0.75}),
+        ],
+    ),
+    "MaxText": (
+        MAXTEXT,
+        [
+            (
+                "step_end",
+                step,
+                {
+                    "seconds": seconds,
+                    "TFLOP/s/device": flops,
+                    "Tokens/s/device": tokens,
+                    "total_weights": 8192,
+                    "loss": loss,
+                },
+            )
+            for step, seconds, flops, tokens, loss in ((0, 20.125, 1.5, 25.5, 10.875), (1, 0.125, 50.5, 900.5, 10.5))
         ],
     ),
 }

@@ -100,7 +100,20 @@ _PHASES: Final = {
 }
 #: Words that may stand before a counter; after others, such as "wait on step 1", it counts nothing.
 _BEFORE: Final = frozenset(
-    (*_PHASES, "train", "training", "trainer", "current", "optimizer", "finished", "end", "loss", "summary", "results")
+    (
+        *_PHASES,
+        "train",
+        "training",
+        "trainer",
+        "current",
+        "optimizer",
+        "finished",
+        "completed",
+        "end",
+        "loss",
+        "summary",
+        "results",
+    )
 ).union(("of", "at", "the", "in", "on", "for", "after"))
 _MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s--?\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
