@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from ..store.errors import TelemetryError, counted
 from ..store.plan import Plan
 from ..store.run_info import STATUSES
-from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, UnreadableSource
+from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, UnreadableSource, stem_of
 
 #: Bytes from the start of a file that readers see to recognise it.
 HEAD_BYTES: Final = 64 * 1024
@@ -299,7 +299,7 @@ def _name(place: Path, root: Path) -> str:
     except ValueError:  # The source is the folder of a file named explicitly.
         parts = []
     if parts and place.is_file():
-        stem = place.name.partition(".")[0] or place.name
+        stem = stem_of(place.name)
         parts = parts[:-1] if stem.casefold() in _PLAIN_NAMES else [*parts[:-1], stem]
     if parts:
         return "/".join(parts)

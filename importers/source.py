@@ -168,6 +168,29 @@ class OptionReader(Protocol):
         ...
 
 
+#: Suffixes that say what a file holds, not which run it is of. Some come with another one: ``0.monitor.csv``,
+#: ``mlp.csv.gz``.
+_KNOWN_SUFFIXES: Final = frozenset(
+    [
+        *(".csv", ".tsv", ".txt", ".log", ".out", ".err", ".json", ".jsonl", ".ndjson", ".parquet", ".db", ".sqlite"),
+        *(".wandb", ".monitor", ".gz", ".bz2", ".xz", ".zst", ".zip"),
+    ]
+)
+
+
+def stem_of(name: str) -> str:
+    """Return a file's name without its known suffixes: dots may belong to it.
+
+    >>> [stem_of(name) for name in ("mlp-lr0.003-s0.csv", "gpt.v2.csv.gz", "0.monitor.csv", "run.log", ".csv")]
+    ['mlp-lr0.003-s0', 'gpt.v2', '0', 'run', '.csv']
+    """
+    stem, dot, suffix = name.rpartition(".")
+    while stem and (dot + suffix).casefold() in _KNOWN_SUFFIXES:
+        name = stem
+        stem, dot, suffix = name.rpartition(".")
+    return name
+
+
 class SingleFile:
     """Mixin for readers of single files: each file is a source of its own."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from ..store.errors import counted
 from .encodings.numbers import nanoseconds, number, number_of, sorted_out, step_of, unix_ns
 from .rows import EVALUATION_WORDS, Row, is_evaluation, runs_of
-from .source import Fact, ImportedRun, ReadOptions, RefusedRun, UnreadableSource
+from .source import Fact, ImportedRun, ReadOptions, RefusedRun, UnreadableSource, stem_of
 
 #: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.
 STEP_COLUMNS: Final = (
@@ -290,7 +290,7 @@ def runs_in_table(
             yield replace(
                 run,
                 identity=identity + again if index else run.identity,
-                name=f"{path.stem}/{named}{again}" if len(by_key) > 1 else "",
+                name=f"{stem_of(path.name)}/{named}{again}" if len(by_key) > 1 else "",
                 config={**run.config, **told},
             )
 

@@ -118,6 +118,12 @@ class RunInfo:
         return self.attempts[-1]
 
     @property
+    def source_path(self) -> str | None:
+        """Path of the log that the run was imported from; None for a recorded run."""
+        path = (self.source or {}).get("path")
+        return path if isinstance(path, str) else None
+
+    @property
     def earlier_plans(self) -> dict[int, Plan]:
         """What each attempt but the newest declared at its start."""
         return {attempt.attempt: attempt.plan for attempt in self.attempts[:-1]}

@@ -183,6 +183,7 @@ def test_a_run_is_one_row(client: httpx.Client) -> None:
         "planned_steps": 12,
         "attempts": 2,
         "policy_digest": "sha256:1234",
+        "source": None,
     }
 
 

@@ -510,3 +510,66 @@ def test_a_rename_of_a_metric_that_no_log_of_history_has_is_refused(
 
     assert result.returncode == 2
     assert "no run recorded the metric to rename; got 'vall_loss=eval_loss'. Did you mean 'val_loss'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("mlp-lr0.003-s0.csv", "mlp-lr0.003-s0"),
+        ("gpt.v2.lr0.003-s1.txt", "gpt.v2.lr0.003-s1"),
+        ("a.b.TSV", "a.b"),
+        ("deep/v1.5/lr1.5e-3.csv", "deep/v1.5/lr1.5e-3"),
+        ("v1.5/metrics.csv", "v1.5"),
+    ],
+)
+def test_a_run_has_the_whole_name_of_its_file_without_the_known_suffixes(
+    call: Call, tmp_path: Path, file: str, name: str
+) -> None:
+    """Rates and versions hold dots: what is cut is the suffix that says what the file holds."""
+    path = tmp_path / "logs" / file
+    path.parent.mkdir(parents=True)
+    path.write_text("step\tloss\n1\t0.5\n")
+    outcomes = documents(call("import", "table", tmp_path / "logs", "--json"))
+
+    assert [outcome["name"] for outcome in outcomes] == [name]
+
+
+def test_runs_of_one_table_have_the_whole_name_of_their_file(call: Call, tmp_path: Path) -> None:
+    """The table's name leads the name of each of its runs."""
+    (tmp_path / "lr0.1.v2.csv").write_text("seed,step,loss\n0,1,0.5\n1,1,0.25\n")
+
+    outcomes = documents(call("import", "auto", tmp_path / "lr0.1.v2.csv", "--json"))
+
+    assert [outcome["name"] for outcome in outcomes] == ["lr0.1.v2/seed=0", "lr0.1.v2/seed=1"]
+
+
+def test_an_imported_run_leads_back_to_its_log(call: Call, tmp_path: Path) -> None:
+    """The page and its JSON, and SQL have the path; a recorded run has none."""
+    path = tmp_path / "a.csv"
+    path.write_text("step,loss\n1,0.5\n")
+    call("import", "auto", path, "--store", "runs")
+    shown, as_json = call("show", "a", "--store", "runs"), call("show", "a", "--store", "runs", "--json")
+
+    assert f"imported from {path}" in shown.stdout.splitlines()
+    assert json.loads(as_json.stdout)["source"] == str(path)
+    assert open_store(tmp_path / "runs").rows("SELECT source FROM runs") == [{"source": str(path)}]
+
+
+def test_a_report_names_runs_of_one_name_by_their_logs(call: Call, tmp_path: Path) -> None:
+    """Two folders are imported each by itself: their runs have one name, and the table shows the paths."""
+    for seed in ("seed0", "seed1"):
+        (tmp_path / seed).mkdir()
+        (tmp_path / seed / "a.csv").write_text("step,eval_loss,loss\n1,3,1\n2,3,1\n")
+        call("import", "auto", tmp_path / seed, "--store", "runs")
+    (tmp_path / "p.yaml").write_text(
+        "controllers:\n"
+        "  - {name: s, triggers: [on_step_end], rule: loss > 0, operations: [hfcontrols.should_training_stop]}\n"
+    )
+    result = call("backtest", "p.yaml", "--store", "runs", "--html", "r.html")
+    page = (tmp_path / "r.html").read_text()
+
+    assert "seed0/a.csv" in result.stdout
+    assert "seed1/a.csv" in result.stdout
+    assert "import-" not in result.stdout
+    assert f'title="{tmp_path}/seed0/a.csv"' in page
+    assert '<span class="faint">seed0/a.csv</span>' in page

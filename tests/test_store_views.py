@@ -92,6 +92,7 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
         "attempts": "1",
         "hosts": "[None]",
         "policy_digest": "None",
+        "source": "None",
         "config": '{"lr": 0.1}',
     }
 

@@ -60,6 +60,8 @@ class RunFacts(Model):
     """Updates that the training loop declared; null if it declared none."""
     policy_digest: str | None
     """Digest of the rule file in force at the end."""
+    source: str | None
+    """Path of the log that the run was imported from, as its import wrote it; null for a recorded run."""
 
 
 class RunRow(RunFacts):

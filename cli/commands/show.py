@@ -125,6 +125,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     took = duration(shown["duration_s"])
     when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
+    if shown["source"]:
+        say(f"imported from {shown['source']}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
     for line in _end_lines(shown["failure"], shown["status"], run.info.last.reason):

@@ -113,6 +113,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         backtest=backtest,
         semantics_version=SEMANTICS_VERSION,
         ranked=result.ranked,
+        places=result.places,
         written=written,
         name=backtest.policy.name or Path(backtest.policy.source).stem,
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),

@@ -6,6 +6,7 @@ of a dataclass here are in the order in which JSON has them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -661,6 +662,20 @@ class BacktestResult:
     human: HumanLead | None
     choice: HowChosen
     arming: Arming
+
+    @property
+    def places(self) -> dict[str, str]:
+        """What tells runs of one name apart, by id: the paths of their logs below a common folder, else their ids."""
+        alike: dict[str, list[RunResult]] = {}
+        for run in self.backtest.results:
+            alike.setdefault(run.name, []).append(run)
+        found: dict[str, str] = {}
+        for runs in alike.values():
+            paths = {run.source for run in runs if os.path.isabs(run.source)}
+            if len(runs) > 1:
+                shared = os.path.commonpath(paths) if len(paths) == len(runs) else ""
+                found |= {run.run_id: os.path.relpath(run.source, shared) if shared else run.run_id for run in runs}
+        return found
 
     @property
     def unable(self) -> tuple[Excluded, ...]:

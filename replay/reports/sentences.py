@@ -320,7 +320,7 @@ def _notes_on_runs(result: BacktestResult) -> Iterator[str]:
     ]
     notes += [(run.run_id, f"excluded, {run.reason}") for run in backtest.excluded]
     notes += [(run_id, f"could not fire: {reason}") for run_id, reason in unable]
-    names = {one.run_id: one.name for one in backtest.results}
+    names = {one.run_id: one.name for one in backtest.results} | result.places
     names |= {run.run_id: run.name for run in backtest.excluded}
     yield from _note_lines(notes, names)
 

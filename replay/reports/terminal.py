@@ -143,7 +143,7 @@ def screenful(sentences: Iterable[str], printed: int) -> Iterator[str]:
 
 def table_rows(result: BacktestResult) -> list[tuple[str, ...]]:
     """Return one row of cells per run: what is cut off and lost, checkpoints, regret and deployable regret."""
-    labels = _labels(result.ranked)
+    labels = _labels(result)
     return [(label, *_cells(run, result.ledger)) for label, run in zip(labels, result.ranked, strict=True)]
 
 
@@ -166,10 +166,10 @@ def comparison_rows(rows: Sequence[ComparisonRow]) -> list[tuple[str, ...]]:
     return [_comparison_cells(row, row.score) for row in rows if row.score is not None]
 
 
-def _labels(results: Sequence[RunResult]) -> list[str]:
-    """Return names, or ids where names repeat; long ones lose their middle unless they would become ambiguous."""
-    names = Counter(result.name for result in results)
-    full = [result.name if names[result.name] == 1 else result.run_id for result in results]
+def _labels(result: BacktestResult) -> list[str]:
+    """Return names, or places where names repeat; long ones lose their middle unless they would become ambiguous."""
+    places = result.places
+    full = [places.get(run.run_id, run.name) for run in result.ranked]
     short = [_shortened(label) for label in full]
     counts = Counter(short)
     return [label if counts[label] == 1 else whole for label, whole in zip(short, full, strict=True)]

@@ -56,6 +56,7 @@ class RunBackground:
 
     Attributes:
         run_id, name, status: The run.
+        source: Path of the log that it was imported from; empty for a recorded run.
         plan: What its newest attempt declared at its start.
         is_end_stated: Whether the status says how it ended; False for an import whose log merely ends.
         is_terminated: Whether a batch system ended it.
@@ -83,6 +84,7 @@ class RunBackground:
     renamed_at_import: Renames = ()
     how_stopped: str = "stopped"
     log_digest: str = ""
+    source: str = ""
 
     def objective_among(self, names: Set[str], declared: Sequence[Objective]) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is.
@@ -117,6 +119,7 @@ def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackgrou
         renamed_at_import=renamed_at_import(info.source),
         how_stopped=_how_stopped(info.last),
         log_digest=snapshot.log_digest,
+        source=info.source_path or "",
     )
 
 
@@ -328,6 +331,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         log_interval_steps=replayed.step_interval,
         step_unit=background.step_unit,
         renamed_at_import=background.renamed_at_import,
+        source=background.source,
     )
 
 

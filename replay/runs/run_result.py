@@ -444,6 +444,7 @@ class RunResult(Prediction):
         log_interval_steps: Typical number of steps between two logged training steps; 1 if every step is logged.
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
         renamed_at_import: The metrics that its import was asked to rename.
+        source: Path of the log that it was imported from; empty for a recorded run.
     """
 
     run_id: str
@@ -473,6 +474,7 @@ class RunResult(Prediction):
     log_interval_steps: int = 1
     step_unit: str = UPDATES
     renamed_at_import: Renames = ()
+    source: str = ""
 
     @property
     def fired(self) -> bool:

@@ -47,6 +47,7 @@ class RunSummary(NamedTuple):
         planned_steps: Updates that the loop declared; None when it did not.
         hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
         policy_digest: Digest of the newest attempt's policy; None without one.
+        source: Path of the log that the run was imported from, as its import wrote it; None for a recorded run.
         config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
     """
 
@@ -63,6 +64,7 @@ class RunSummary(NamedTuple):
     attempts: int
     hosts: tuple[str | None, ...] | None
     policy_digest: str | None
+    source: str | None
     config: str
 
     @property
@@ -101,6 +103,7 @@ def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None, *, is_pu
         attempts=len(info.attempts),
         hosts=None if is_pushed else tuple(map(_host_of, info.attempts)),
         policy_digest=last.policy.digest if last.policy else None,
+        source=info.source_path,
         config=_json(info.config),
     )
 
@@ -135,6 +138,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("attempts", pa.int32()),
         ("hosts", pa.list_(pa.string())),
         ("policy_digest", pa.string()),
+        ("source", pa.string()),
         ("config", pa.json_()),
     ]
 )
