@@ -620,6 +620,10 @@ class ImportArguments(NamedTuple):
     run: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="The column or key that tells the runs of a table apart.")
     ] = None
+    evaluation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column or metric of held-out data, though its name does not say so."),
+    ] = None
     renames: RenameOption = None
     ray: RayOption = None
     as_json: JsonOption = False

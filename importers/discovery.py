@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from ..store.errors import TelemetryError, counted
 from ..store.plan import Plan
 from ..store.run_info import STATUSES
+from .held_out import DataPart, part_of, runs_of_parts
 from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, UnreadableSource, stem_of
 
 #: Bytes from the start of a file that readers see to recognise it.
@@ -54,6 +55,9 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 GROUP: Final = "steptape.importers"
 
+#: Kinds whose files are told apart by the part of the data that their paths name. Others hold it themselves.
+_OF_ONE_FILE: Final = frozenset(("table", "json", "jsonl", "parquet", "text"))
+
 #: The kind that selects the first reader that recognises a file.
 AUTO: Final = "auto"
 
@@ -75,6 +79,8 @@ class Source:
         files: All files, sorted by name.
         name: Name for the source's runs that have none of their own.
         folder: The folder of the files, from the name of the import root on, such as ``logs/resnet/run-3``.
+        parts: The word for held-out data that each file's path holds, empty for the training; none where the reader
+            takes the files together.
     """
 
     reader: Reader
@@ -82,6 +88,20 @@ class Source:
     files: tuple[Path, ...]
     name: str
     folder: str = ""
+    parts: tuple[str, ...] = ()
+
+    def runs(self, options: ReadOptions) -> Iterator[ImportedRun]:
+        """Yield the runs of the source.
+
+        Args:
+            options: What the user said about it.
+
+        Raises:
+            TelemetryError: The source cannot be read, or not beyond this point.
+        """
+        if self.parts:
+            return runs_of_parts(self.reader, self.files, self.parts, options)
+        return self.reader.read(self.files, options)
 
     def watched(self) -> list[Path]:
         """Return the files and their existing companion files, sorted."""
@@ -204,7 +224,7 @@ class _Search:
         passed_over = tuple(map(_told_once, self._missed.values()))
         if not sources and not problems:
             return Discovery((), passed_over or (_nothing(paths, self._unknown),), ())
-        return Discovery(sources, problems, passed_over)
+        return Discovery(tuple(_with_parts(sources)), problems, passed_over)
 
     def _reader_of(self, path: Path, *, is_named: bool) -> Reader | None:
         """Return the reader of a file; None for no regular file, or for an unrecognised one that was not named.
@@ -304,6 +324,37 @@ def _name(place: Path, root: Path) -> str:
     if parts:
         return "/".join(parts)
     return place.resolve().name if place.is_dir() else place.resolve().parent.name
+
+
+def _with_parts(sources: Iterable[Source]) -> Iterator[Source]:
+    """Yield the sources; those that differ in the part of the data alone are one."""
+    alike: dict[tuple[str, Path], list[tuple[DataPart | None, Source]]] = {}
+    for source in sources:
+        is_file = source.reader.kind in _OF_ONE_FILE and source.files == (source.path,)
+        part = part_of(source.path) if is_file else None
+        alike.setdefault((source.reader.kind, part.rest if part else source.path), []).append((part, source))
+    for found in alike.values():
+        own = [(part, source) for part, source in found if part is not None]
+        if len(own) > 1 and len({part.word for part, _ in own}) == len(own):
+            yield _joined(own)
+        else:
+            yield from (
+                replace(one, parts=(part.word,)) if part and part.word and part.is_sure else one for part, one in found
+            )
+
+
+def _joined(found: Sequence[tuple[DataPart, Source]]) -> Source:
+    """Return the source of several parts, with the path of the training or, without one, of the first file."""
+    part, source = min(found, key=lambda entry: bool(entry[0].word))
+    names = part.without(source.name).split("/")
+    name = "/".join(names[:-1] if names[-1].casefold() in _PLAIN_NAMES else names)
+    folder = source.path.resolve().parent
+    return replace(
+        source,
+        files=tuple(one.path for _, one in found),
+        name=name or (folder.parent if folder.name == part.said else folder).name,
+        parts=tuple(one.word for one, _ in found),
+    )
 
 
 def _folder(path: Path, root: Path) -> str:

@@ -8,7 +8,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -21,7 +21,7 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
-from .rows import is_evaluation
+from .rows import PLACE_NAMES, is_evaluation
 from .run_writing import (
     Course,
     Courses,
@@ -65,7 +65,9 @@ class Outcome:
         events: Number of events written.
         steps: The highest step of the run.
         problem: The part that could not be read; everything else was imported. Of a skipped file, what it lacks.
-        evaluated: The run's evaluation metrics.
+        evaluated: The run's evaluation metrics, by their names or as the user said.
+        evaluations: Number of its evaluations; None for an unchanged run.
+        held_out: The files whose values are evaluations as their paths say.
         updates: Number of its events with a value of the training; None for an unchanged run.
         rolled_back: How many of them its resumes rolled back.
         rewritten: Folder of the unchanged run whose values the source no longer holds.
@@ -85,6 +87,8 @@ class Outcome:
     rolled_back: int = 0
     rewritten: Path | None = None
     plan_from: str = ""
+    evaluations: int | None = None
+    held_out: tuple[Path, ...] = ()
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -104,8 +108,8 @@ def import_source(store: Path, source: Source, options: ReadOptions, known: dict
     told: set[str | None] = set()
     try:
         digest = source.digest()
-        for run in source.reader.read(source.files, options):
-            outcome = _import_run(store, source, run, digest, known, options.renamed)
+        for run in source.runs(options):
+            outcome = _import_run(store, source, run, digest, known, options)
             told.add(outcome.problem)
             yield outcome
         if not told and not options.is_growing:
@@ -214,7 +218,7 @@ def _turn(store: Path) -> Iterator[None]:
 
 
 def _import_run(
-    store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], renamed: Mapping[str, str]
+    store: Path, source: Source, run: ImportedRun, digest: str, known: dict[str, Path], options: ReadOptions
 ) -> Outcome:
     identity = source.identity(run.identity)
     run = replace(run, started_ns=storable_time(run.started_ns), ended_ns=storable_time(run.ended_ns))
@@ -222,8 +226,11 @@ def _import_run(
     try:
         if folder is not None:
             return _grow(folder, source, run, digest)
-        provenance = _provenance(source, run, digest, renamed)
-        run = replace(run, facts=with_names(run.facts, renamed))
+        renamed = options.renamed
+        evaluations = {renamed.get(name, name) for name in options.evaluations}
+        evaluations |= {new for old, new in renamed.items() if is_evaluation(new) and not is_evaluation(old)}
+        provenance = _provenance(source, run, digest, renamed, sorted(evaluations))
+        run = replace(run, facts=with_evaluations(with_names(run.facts, renamed), evaluations))
         return _make(store, identity, source, run, provenance, known)
     except TelemetryError as error:
         problem = _failure(error, source, is_all=True)
@@ -259,14 +266,14 @@ def _grow(folder: Path, source: Source, run: ImportedRun, digest: str) -> Outcom
     before = info.source or {}
     if before.get("sha256") == digest:
         problem = before.get("problem")
-        seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, _evaluated(folder))
+        seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, _evaluated(info, folder))
         return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen)
-    provenance = _provenance(source, run, digest, before.get("renamed") or {})
+    provenance = _provenance(source, run, digest, before.get("renamed") or {}, before.get("evaluations") or [])
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
     # ``news_of`` detects a rewritten source before it yields the first new fact, so the run is still untouched.
-    named = with_names(run.facts, provenance.renamed)
+    named = with_evaluations(with_names(run.facts, provenance.renamed), frozenset(provenance.evaluations))
     news = news_of(stored, named, f"{source.path} ({info.run_id})")
     first = next(news, None)
     facts = news if first is None else chain((first,), news)
@@ -284,6 +291,7 @@ class _Provenance:
         sha256: Its digest.
         step_unit: What its steps count.
         renamed: The metrics' names in the run, by the source's names.
+        evaluations: Metrics that are evaluations since the user said so, by their names in the run.
         objective: The metric that the source optimises, and ``min`` or ``max`` as its ``mode``.
         nan_filtered: As in ``ImportedRun``.
     """
@@ -294,11 +302,14 @@ class _Provenance:
     sha256: str
     step_unit: str
     renamed: dict[str, str]
+    evaluations: list[str]
     objective: dict[str, str] | None
     nan_filtered: list[str]
 
 
-def _provenance(source: Source, run: ImportedRun, digest: str, renamed: Mapping[str, str]) -> _Provenance:
+def _provenance(
+    source: Source, run: ImportedRun, digest: str, renamed: Mapping[str, str], evaluations: Sequence[str]
+) -> _Provenance:
     """Return the origin of a run, with the metrics' names in the run."""
     kind, (metric, mode) = source.reader.kind, run.objective or ("", "")
     return _Provenance(
@@ -308,6 +319,7 @@ def _provenance(source: Source, run: ImportedRun, digest: str, renamed: Mapping[
         digest,
         storable(run.step_unit) or f"{kind} steps",
         dict(renamed),
+        [storable(name) for name in evaluations],
         {"metric": storable(renamed.get(metric, metric)), "mode": mode} if metric else None,
         [storable(renamed.get(name, name)) for name in run.nan_filtered],
     )
@@ -337,6 +349,54 @@ def with_names(facts: Iterator[Fact], renamed: Mapping[str, str]) -> Iterator[Fa
         yield fact
 
 
+def with_evaluations(facts: Iterator[Fact], evaluations: Set[str]) -> Iterator[Fact]:
+    """Move metrics from the events of the training to evaluations.
+
+    Args:
+        facts: Facts of one run.
+        evaluations: The metrics to move.
+    """
+    held: Fact | None = None
+    problem: TelemetryError | None = None
+    try:
+        for fact in facts:
+            rest, moved = _parted(fact, evaluations) if evaluations else (fact, None)
+            if held is not None and fact.kind == "evaluate" and _place(held) == _place(fact):
+                rest, held = fact._replace(metrics={**held.metrics, **fact.metrics}), None
+            elif held is not None and not (moved is not None and _is_copy(moved, held)):
+                yield held
+                held = None
+            if rest is not None:
+                yield rest
+            held = held or moved
+    except TelemetryError as error:
+        problem = error
+    if held is not None:
+        yield held
+    if problem is not None:
+        raise problem
+
+
+def _parted(fact: Fact, evaluations: Set[str]) -> tuple[Fact | None, Fact | None]:
+    """Return what is left of an event of the training, and the evaluation that it holds, if there are such."""
+    moved = {name: value for name, value in fact.metrics.items() if name in evaluations}
+    if fact.kind not in ("step_end", "log") or not moved:
+        return fact, None
+    rest = {name: value for name, value in fact.metrics.items() if name not in evaluations}
+    if PLACE_NAMES.issuperset(rest):
+        return None, fact._replace(kind="evaluate")
+    return fact._replace(metrics=rest), fact._replace(kind="evaluate", metrics=moved, attrs={})
+
+
+def _place(fact: Fact) -> tuple[int, int]:
+    return fact.attempt, fact.step
+
+
+def _is_copy(fact: Fact, held: Fact) -> bool:
+    """Whether an evaluation is of the same row: Hugging Face's Trainer has each row as two events."""
+    return _place(fact) == _place(held) and fact.metrics.keys() <= held.metrics.keys()
+
+
 def _courses_of(stored: Sequence[Any], info: RunInfo) -> Courses:
     """Rebuild the totals of a run's attempts from its stored events."""
     courses = Courses()
@@ -362,15 +422,22 @@ def _outcome(state: State, source: Source, folder: Path, told: RunInfo, courses:
         events,
         steps,
         problem,
-        _evaluated(folder),
+        _evaluated(told, folder),
         courses.updates,
         courses.updates - kept,
         plan_from=str((told.source or {}).get("plan_from", "")),
+        evaluations=courses.evaluations,
+        held_out=tuple(
+            file
+            for file, word in zip(source.files, source.parts, strict=False)
+            if word and any(name.startswith(f"{word}/") for name in _evaluated(told, folder))
+        ),
     )
 
 
-def _evaluated(folder: Path) -> tuple[str, ...]:
-    return tuple(filter(is_evaluation, read_columns(folder).by_metric))
+def _evaluated(info: RunInfo, folder: Path) -> tuple[str, ...]:
+    said = (info.source or {}).get("evaluations") or ()
+    return tuple(name for name in read_columns(folder).by_metric if is_evaluation(name) or name in said)
 
 
 def _failure(error: TelemetryError, source: Source, *, is_all: bool) -> str:

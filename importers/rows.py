@@ -41,6 +41,12 @@ NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 #: Words of a name: between separators, and at the capitals of ``valLoss`` and ``ValLoss``.
 _WORD: Final = re.compile(r"[A-Z]?[^/_.\-\s'A-Z]+|[A-Z]+(?![a-z])")
 
+
+def words_of(name: str) -> list[tuple[int, int]]:
+    """Return where each word of a name begins and ends."""
+    return [match.span() for match in _WORD.finditer(name)]
+
+
 #: Between parts of a name; W&B's export of a chart puts the run's name before the metric: ``bright-sun-7 - val_loss``.
 _BETWEEN_PARTS: Final = re.compile(r"/| - ")
 

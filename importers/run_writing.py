@@ -62,6 +62,7 @@ class Course:
         attempt: Number of the attempt.
         events: Number of events.
         updates: Number of them that hold a value of the training.
+        evaluations: Number of them that are evaluations.
         first_step: Step of the first event.
         steps: The highest step.
         spacing: The largest distance between two steps in succession.
@@ -74,6 +75,7 @@ class Course:
     attempt: int
     events: int = 0
     updates: int = 0
+    evaluations: int = 0
     first_step: int = 0
     steps: int = 0
     spacing: int = 0
@@ -86,6 +88,7 @@ class Course:
         """Count an event."""
         self.events += 1
         self.updates += is_update(event)
+        self.evaluations += event.kind == "evaluate"
         self.spacing = max(self.spacing, event.step - self.steps)
         self.steps = max(self.steps, event.step)
         self.epochs = max(self.epochs, event.metrics.get("epoch", -1.0) if event.epoch is None else event.epoch)
@@ -114,6 +117,11 @@ class Courses:
     def updates(self) -> int:
         """Number of events with a value of the training, in all attempts."""
         return sum(course.updates for course in self.by_attempt.values())
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations in all attempts."""
+        return sum(course.evaluations for course in self.by_attempt.values())
 
     def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
         """Return the attempts as ``run.json`` lists them.

@@ -99,6 +99,8 @@ class ReadOptions:
             when it is imported again.
         is_growing: Whether the source is still being written: an unfinished last line or record is no error then.
         run_column: The column or key that tells the runs of a table apart.
+        evaluations: Metrics of held-out data by the source's names, whatever these say. As for ``renamed``, a run that
+            is imported again keeps what it had.
     """
 
     pattern: str | None = None
@@ -106,6 +108,7 @@ class ReadOptions:
     renamed: Mapping[str, str] = field(default_factory=dict)
     is_growing: bool = False
     run_column: str | None = None
+    evaluations: frozenset[str] = frozenset()
 
 
 @runtime_checkable

@@ -53,7 +53,10 @@ _OTHER_UNITS: Final = {
 }
 
 #: Columns that tell the runs of a table apart, together.
-RUN_COLUMNS: Final = ("run_id", "run_uuid", "run_name", "agent", "experiment", "trial", "run", "seed")
+RUN_COLUMNS: Final = (
+    *("run_id", "run id", "run_uuid", "run_name", "run name"),
+    *("agent", "experiment", "trial", "run", "seed"),
+)
 
 #: Columns of a long table, which has one value in a row: the metric's name, and its value.
 _NEPTUNE: Final = "attribute_path"
@@ -91,6 +94,7 @@ class TableColumns:
         metrics: All other columns, by their names.
         runs: The columns that tell the runs of the table apart, together.
         long: The columns of a long table that hold a metric's name and its value.
+        parts: The further columns of a long table, which say on which part of the data a value was measured.
     """
 
     step: str
@@ -99,6 +103,7 @@ class TableColumns:
     metrics: tuple[str, ...]
     runs: tuple[str, ...] = ()
     long: tuple[str, str] | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def step_unit(self) -> str:
@@ -158,8 +163,15 @@ def layout_of(
     metrics = tuple(name for name in columns if name not in apart and name not in ranges)
     layout = TableColumns(step, wall_clock, stopwatch, metrics, tuple(column for column in runs if column != step))
     name, value = first(_NAME_COLUMNS), first(_VALUE_COLUMNS)
-    if name is not None and value is not None and (name == _NEPTUNE or {name, value} == set(metrics)):
-        layout = replace(layout, metrics=(value,), long=(name, value))
+    if name is not None and value is not None:
+        # Beside a column of metrics' names, ``name`` is the run's.
+        named = tuple(column for column in metrics if column.strip().casefold() == "name" and column != name)
+        parts = tuple(column for column in metrics if column.strip().casefold() in _PART_COLUMNS)
+        if name == _NEPTUNE:
+            layout = replace(layout, metrics=(value,), long=(name, value))
+        elif {name, value, *named, *parts} == set(metrics):
+            apart_by = layout.runs if run_column is not None else (*layout.runs, *named)
+            layout = replace(layout, metrics=(value,), runs=apart_by, long=(name, value), parts=parts)
     if layout.is_ultralytics and "time" in folded:
         time = folded["time"]
         layout = replace(layout, stopwatch=time, metrics=tuple(name for name in layout.metrics if name != time))
@@ -208,10 +220,12 @@ def unknown_step_column(where: str, columns: Sequence[str], step_column: str | N
 _Key: TypeAlias = tuple[tuple[str, str], ...]
 
 #: Run columns whose values are names by themselves; of others, the name of the column is part of the run's name.
-_NAMING: Final = ("run_id", "run_uuid", "run_name", "run", "experiment", "agent")
+_NAMING: Final = frozenset(
+    ("run_id", "run id", "run_uuid", "run_name", "run name", "run", "experiment", "agent", "name")
+)
 
 #: Columns that say on which part of the data a row was measured.
-_PART_COLUMNS: Final = ("split", "phase", "stage", "subset", "mode", "partition")
+_PART_COLUMNS: Final = ("split", "phase", "stage", "subset", "set", "dataset", "mode", "partition")
 
 #: One in so many steps may be repeated, as at a resume.
 _STEPS_PER_REPEAT: Final = 100
@@ -237,7 +251,8 @@ def row_of(document: dict[str, object], layout: TableColumns) -> Row:
     run = tuple((column, _text(document.pop(column, None))) for column in layout.runs)
     if layout.long is not None:
         name, value = (document.pop(column, None) for column in layout.long)
-        document = {} if name is None else {str(name): value}
+        parts = {column: document[column] for column in layout.parts if document.get(column) is not None}
+        document = {} if name is None else {str(name): value, **parts}
     metrics, attrs = sorted_out(document)
     elapsed_ns = nanoseconds(number_of(stopwatch))
     time_ns = 0 if wall_clock is None else wall_clock_ns(str(wall_clock))
@@ -346,7 +361,7 @@ def joined_by_step(rows: Iterable[Row]) -> Iterator[Row]:
 
     A second value of a metric at a step begins another row.
     """
-    by_key, problem = _gathered(rows)
+    by_key, problem = _gathered(map(_with_part, rows))
     for own in by_key.values():
         by_step: dict[int, list[Row]] = {}
         for row in own:

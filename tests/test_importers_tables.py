@@ -319,5 +319,16 @@ def test_the_command_takes_the_run_column(tmp_path: Path) -> None:
     command = ("import", "table", "all.csv", "--store", "runs", "--run")
     told, lacking = (call(*command, column, folder=tmp_path) for column in ("model", "modle"))
 
-    assert told.stdout.splitlines()[-1] == "2 runs: 2 new"
+    assert "2 runs: 2 new" in told.stdout.splitlines()
     assert "no column is named 'modle'; got 'model, step, loss'. Name one that tells the runs apart" in lacking.stderr
+
+
+def test_a_column_called_metric_names_the_metrics_of_a_long_table_and_name_the_run(reads: Reads) -> None:
+    """``metric`` wins over ``name``, which exports of trackers have for the run."""
+    rows = "1,loss,2.5\n2,loss,2.25\n1,acc,0.5\n".splitlines()
+    table = "Run ID,Name,step,metric,value\n" + "".join(f"{run},run-{run},{row}\n" for run in "ab" for row in rows)
+    runs, problems = reads({"all.csv": table, "one.csv": "name,metric,step,value\nx,loss,1,2\n"})
+
+    curve = [("step_end", 1, {"loss": 2.5, "acc": 0.5}), ("step_end", 2, {"loss": 2.25})]
+    assert runs == {"all/a/run-a": curve, "all/b/run-b": curve, "one": [("step_end", 1, {"loss": 2.0})]}
+    assert problems == []

@@ -45,14 +45,19 @@ def import_runs(asked: ImportArguments) -> None:
         raise typer.BadParameter("--pattern applies to text logs: give the kind 'text', not 'auto'")
     chosen = every_reader() if asked.kind == AUTO else (reader_of(asked.kind),)
     options = ReadOptions(
-        asked.pattern, asked.step, renames_of(asked.renames), is_growing=asked.follow, run_column=asked.run
+        asked.pattern,
+        asked.step,
+        renames_of(asked.renames),
+        is_growing=asked.follow,
+        run_column=asked.run,
+        evaluations=frozenset(asked.evaluation or ()),
     )
     store = store_named(asked.store)
     require_writable(store)
     workers = ray_pool(asked.ray)
     seen: Signatures = {}
     outcomes = list(_told(find_and_import(asked.paths, chosen, store, options, seen, workers), asked.as_json))
-    for note in doubts(outcomes):
+    for note in doubts(outcomes, {options.renamed.get(name, name) for name in options.evaluations}):
         complain(f"note: {note}")
     if asked.follow:
         _follow(asked.paths, chosen, store, options, seen, asked.as_json)
@@ -125,8 +130,19 @@ def _summarise(outcomes: list[Outcome]) -> None:
     say(f"{counted(len(rows), 'run')}: {', '.join(told) or 'nothing to import'}")
 
 
-def doubts(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield a line for all runs without a value of the training, for guessed plans, and for runs mostly rolled back."""
+def doubts(outcomes: Sequence[Outcome], evaluations: Iterable[str] = ()) -> Iterator[str]:
+    """Yield what was guessed of the runs, and what is doubtful in them, a line for each kind.
+
+    Args:
+        outcomes: The outcomes.
+        evaluations: The metrics that the user called evaluations.
+    """
+    evaluated = {name for outcome in outcomes for name in outcome.evaluated}
+    for name in sorted(set(evaluations) - evaluated):
+        yield f"--evaluation {name}: no run of this import has this metric"
+    if files := list(dict.fromkeys(file for outcome in outcomes for file in outcome.held_out)):
+        more = f" and {len(files) - _NAMED} more" if len(files) > _NAMED else ""
+        yield f"values of held-out data, as the path says: {', '.join(map(str, files[:_NAMED]))}{more}"
     if none := [outcome.name for outcome in outcomes if outcome.updates == 0]:
         why = "rules that on_step_end triggers never run there"
         yield f"no value of the training in {_named(none)}: {why}"
@@ -143,16 +159,21 @@ def doubts(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"most of the training was rolled back in {_named(names)}: {why}"
 
 
-def evaluation_losses(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def evaluation_losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the evaluation losses of the runs and how to rename them, unless they have the shipped rules' name.
+
+    A line says that no run has an evaluation.
 
     >>> from pathlib import Path
     >>> from steptape.importers.importing import State
-    >>> run = Outcome(State.NEW, "table", Path("a.csv"), "r", "a", evaluated=("val_loss", "val_acc"))
+    >>> run = Outcome(State.NEW, "table", Path("a.csv"), "r", "a", evaluated=("val_loss", "val_acc"), evaluations=2)
     >>> for line in evaluation_losses([run]): print(line)
     Evaluation losses: val_loss (1 run). Shipped rules read eval_loss.
     To judge these runs by them, add to 'steptape backtest': --rename val_loss=eval_loss
     """
+    counts = [outcome.evaluations for outcome in outcomes if outcome.run_id]
+    if counts and not any(count is None or count for count in counts):
+        yield "No run has an evaluation. If a column holds one, import it with --evaluation COLUMN."
     losses = Counter(name for outcome in outcomes for name in outcome.evaluated if name.casefold().endswith("loss"))
     if not losses.keys() - {SHIPPED}:
         return

@@ -118,11 +118,12 @@ class _Places(NamedTuple):
     metrics: Sequence[tuple[int, str]]
     runs: Sequence[tuple[int, str]]
     long: tuple[int, int] | None
+    parts: Sequence[tuple[int, str]]
     step_unit: str
 
     def metrics_of(self, cells: Sequence[str]) -> Sequence[tuple[int, str]]:
         """Return the indices and names of a row's metrics; a row of a long table names its own."""
-        return self.metrics if self.long is None else ((self.long[1], cells[self.long[0]].strip()),)
+        return self.metrics if self.long is None else ((self.long[1], cells[self.long[0]].strip()), *self.parts)
 
 
 def _places(columns: list[str], layout: TableColumns) -> _Places:
@@ -134,7 +135,8 @@ def _places(columns: list[str], layout: TableColumns) -> _Places:
         metrics.append((stopwatch, columns[stopwatch]))
     runs = [(at[name], name) for name in layout.runs]
     long = None if layout.long is None else (at[layout.long[0]], at[layout.long[1]])
-    return _Places(at[layout.step], wall_clock, stopwatch, metrics, runs, long, layout.step_unit)
+    parts = [(at[name], name) for name in layout.parts]
+    return _Places(at[layout.step], wall_clock, stopwatch, metrics, runs, long, parts, layout.step_unit)
 
 
 def _rows(

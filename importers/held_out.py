@@ -1,0 +1,219 @@
+"""Finds the files that hold values of held-out data, and reads them with the file of the training beside them.
+
+``val.csv``, ``test_error.tsv`` and ``eval/loss.tsv`` say in their names what they hold. Sources that differ in this
+alone become one source, and its runs have the events of all files, by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..store.errors import TelemetryError
+from .rows import EVALUATION_WORDS, PLACE_NAMES, is_evaluation, words_of
+from .source import Fact, ImportedRun, Reader, ReadOptions, RefusedRun, UnreadableSource, stem_of
+
+#: Words for the training among names of parts.
+_TRAINING_WORDS: Final = frozenset(("train", "training", "learn"))
+
+#: Words that people also use for trials of a program. Alone they count before the word for a log only.
+_AMBIGUOUS: Final = frozenset(("test", "testing", "dev"))
+_LOG_WORDS: Final = frozenset(
+    [
+        *("log", "logs", "loss", "losses", "error", "acc", "accuracy", "score", "scores", "metric", "metrics"),
+        *("result", "results", "history", "curve", "stats", "scalars", "measurements", "output"),
+    ]
+)
+
+
+class DataPart(NamedTuple):
+    """What a file's path says of the data that its values were measured on.
+
+    Attributes:
+        word: The word for held-out data, such as ``val``; empty for the training.
+        rest: The path without the word. Files of one run have the same.
+        said: The name of the folder or file that holds the word.
+        left: That name without the word.
+        is_sure: Whether the path says so without a file of the training beside it.
+    """
+
+    word: str
+    rest: Path
+    said: str
+    left: str
+    is_sure: bool
+
+    def without(self, name: str) -> str:
+        """Return a run's name without the part; empty where nothing is left of it."""
+        names = [self.left if name == self.said else name for name in name.split("/")]
+        return "/".join(filter(None, names))
+
+
+def part_of(path: Path) -> DataPart | None:
+    """Return the part that a path names: in the file's name, first or last, or as one of its folders.
+
+    >>> [part.word for name in ("val.csv", "loss_test.csv", "eval/loss.tsv") if (part := part_of(Path(name)))]
+    ['val', 'test', 'eval']
+    >>> part_of(Path("validity.csv")), part_of(Path("learn_error.tsv")).without("a/learn_error")
+    (None, 'a/error')
+    """
+    stem = stem_of(path.name)
+    words = words_of(stem)
+    for index in dict.fromkeys((0, len(words) - 1)) if words else ():
+        begin, end = words[index]
+        if _is_part(word := stem[begin:end].casefold()):
+            others = [stem[at:to].casefold() for place, (at, to) in enumerate(words) if place != index]
+            is_sure = word not in _AMBIGUOUS or (index == 0 and _LOG_WORDS.issuperset(others))
+            rest = path.with_name(f"{stem[:begin]}|{stem[end:]}{path.name[len(stem) :]}")
+            return DataPart(_held_out(word), rest, stem, (stem[:begin] + stem[end:]).strip("_-. "), is_sure)
+    for distance, folder in enumerate(path.parents):
+        if _is_part(word := folder.name.casefold()):
+            rest = folder.with_name("|") / path.relative_to(folder)
+            return DataPart(_held_out(word), rest, folder.name, "", distance == 0 and word not in _AMBIGUOUS)
+    return None
+
+
+def _is_part(word: str) -> bool:
+    return word in EVALUATION_WORDS or word in _TRAINING_WORDS
+
+
+def _held_out(word: str) -> str:
+    return "" if word in _TRAINING_WORDS else word
+
+
+def runs_of_parts(
+    reader: Reader, files: Sequence[Path], words: Sequence[str], options: ReadOptions
+) -> Iterator[ImportedRun]:
+    """Yield the runs of a training's file with the evaluations of the other files; then runs of these alone.
+
+    Args:
+        reader: The reader of each file.
+        files: The files.
+        words: The word for held-out data of each file; empty for the training.
+        options: As for ``Reader.read``.
+
+    Raises:
+        TelemetryError: A file cannot be read, or not to its end.
+    """
+    problems: list[TelemetryError] = []
+    found: dict[tuple[str, str], list[_HeldOutRun]] = {}
+    for file, word in zip(files, words, strict=True):
+        for held in _held_out_runs(reader, file, word, options, problems) if word else ():
+            found.setdefault((held.run.identity, held.run.step_unit), []).append(held)
+    training = [file for file, word in zip(files, words, strict=True) if not word]
+    try:
+        for file in training:
+            for run in reader.read((file,), options):
+                others = found.pop((run.identity, run.step_unit), [])
+                told, problems = problems, []
+                yield replace(run, facts=_merged(run.facts, others, told))
+    except TelemetryError as error:
+        problems.insert(0, error)
+    yield from _runs_alone(found.values(), has_training=bool(training))
+    _raise(problems)
+
+
+class _HeldOutRun(NamedTuple):
+    """A run of a file of held-out data, with its facts."""
+
+    file: Path
+    word: str
+    run: ImportedRun
+    facts: list[Fact]
+
+
+def _runs_alone(found: Iterable[Sequence[_HeldOutRun]], *, has_training: bool) -> Iterator[ImportedRun]:
+    """Yield the runs without a training: those of one identity and unit together, unless that is a training's."""
+    taken: set[str] = set()
+    for together in found:
+        for own in [[held] for held in together] if has_training else [together]:
+            held, run = own[0], own[0].run
+            if has_training or run.identity in taken:
+                named = run.name or f"{held.file.parent.resolve().name}/{stem_of(held.file.name)}"
+                run = replace(run, identity=f"{held.word}/{run.identity}", name=named)
+            taken.add(run.identity)
+            yield replace(run, facts=iter(_joined(own)))
+
+
+def _held_out_runs(
+    reader: Reader, file: Path, word: str, options: ReadOptions, problems: list[TelemetryError]
+) -> Iterator[_HeldOutRun]:
+    """Yield the runs of a file; what cannot be read is added to the problems."""
+    try:
+        for run in reader.read((file,), options):
+            facts: list[Fact] = []
+            try:
+                # What precedes an error is kept.
+                for fact in run.facts:
+                    facts.append(fact)  # noqa: PERF402
+            except TelemetryError as error:
+                problems.append(error)
+                if isinstance(error, RefusedRun):
+                    facts.clear()
+            if facts:
+                yield _HeldOutRun(file, word, run, list(_as_evaluations(facts, word)))
+    except TelemetryError as error:
+        problems.append(error)
+
+
+def _as_evaluations(facts: Sequence[Fact], word: str) -> Iterator[Fact]:
+    """Yield the facts as evaluations, their metrics named after the part, unless their names tell the two apart."""
+    names = {name for fact in facts for name in fact.metrics}
+    if any(is_evaluation(name) or name.casefold().startswith("train") for name in names - PLACE_NAMES):
+        yield from facts
+        return
+    called = {name: name if name in PLACE_NAMES else f"{word}/{name}" for name in names}
+    for fact in facts:
+        metrics = {called[name]: value for name, value in fact.metrics.items()}
+        yield fact._replace(kind="evaluate" if metrics else fact.kind, metrics=metrics)
+
+
+def _joined(runs: Iterable[_HeldOutRun]) -> list[Fact]:
+    """Return the facts of several files in order of attempt and step; those of one step are one event."""
+    ordered = sorted((fact for held in runs for fact in held.facts), key=lambda fact: (fact.attempt, fact.step))
+    joined: list[Fact] = []
+    for fact in ordered:
+        last = joined[-1] if joined else None
+        if last is not None and _is_one_event(last, fact):
+            metrics = {**fact.metrics, **last.metrics}
+            newest_ns = max(last.time_ns, fact.time_ns)
+            joined[-1] = last._replace(metrics=metrics, attrs={**fact.attrs, **last.attrs}, time_ns=newest_ns)
+            continue
+        joined.append(fact)
+    return joined
+
+
+def _is_one_event(last: Fact, fact: Fact) -> bool:
+    is_alike = (last.kind, last.step, last.attempt) == (fact.kind, fact.step, fact.attempt)
+    return is_alike and last.metrics.keys().isdisjoint(fact.metrics.keys() - PLACE_NAMES)
+
+
+def _merged(facts: Iterator[Fact], others: Sequence[_HeldOutRun], problems: list[TelemetryError]) -> Iterator[Fact]:
+    """Yield the facts of a training, each evaluation after those of its step; then raise the problems.
+
+    An evaluation later than all steps of its attempt belongs to the next one, which resumed there.
+    """
+    waiting = _joined(others)
+    waiting.reverse()
+    attempt = 0
+    try:
+        for fact in facts:
+            attempt = fact.attempt
+            while waiting and waiting[-1].attempt <= attempt and waiting[-1].step < fact.step:
+                yield waiting.pop()._replace(attempt=attempt)
+            yield fact
+    except TelemetryError as error:
+        problems.insert(0, error)
+    for fact in reversed(waiting):
+        yield fact._replace(attempt=attempt)
+    _raise(problems)
+
+
+def _raise(problems: Sequence[TelemetryError]) -> None:
+    """Raise the problem, or one error for several."""
+    if len(problems) > 1:
+        raise UnreadableSource("; ".join(map(str, problems)))
+    for problem in problems:
+        raise problem
