@@ -271,3 +271,30 @@ def test_the_configuration_in_each_line_of_rllib_is_the_run_s(reads: Reads, tmp_
     assert events[:2] == [("step_end", 1, {"loss": 3.0}), ("evaluate", 1, {"evaluation/return": 2.0})]
     (folder,) = (tmp_path / "store").glob("import-*")
     assert open_run(folder).info.config == {"lr": 0.1, "env": "E"}
+
+
+@pytest.mark.parametrize("head", [[], [{"eval_loss": 2.5, "epoch": 0.0, "step": 0}]])
+def test_a_list_of_the_trainer_s_history_is_read_as_its_state(reads: Reads, head: list[dict[str, float]]) -> None:
+    """People write it with ``json.dump``; an evaluation after the training repeats the last step."""
+    evaluation = {"eval_loss": 1.75, "epoch": 1.0, "step": 2}
+    history = [
+        *head,
+        {"loss": 2.0, "learning_rate": 0.5, "epoch": 0.5, "step": 1},
+        {"train_runtime": 9.5, "train_loss": 1.75, "epoch": 1.0, "step": 2},
+        *[evaluation] * 3,
+    ]
+    listed, problems = reads({"a.json": json.dumps(history, indent=1)})
+    state, _ = reads({"b.json": json.dumps({"log_history": history})})
+
+    assert listed["a"] == state["b"]
+    assert listed["a"][-3:] == [("evaluate", 2, {"eval_loss": 1.75})] * 3
+    assert problems == []
+
+
+def test_a_list_of_rows_of_another_tool_is_a_table(reads: Reads) -> None:
+    """Its row has the training and the evaluation together, or nothing that the Trainer alone logs."""
+    runs, _ = reads(
+        {"a.json": json.dumps([{"step": 1, "epoch": 1, "loss": 2.0}, {"step": 2, "epoch": 2, "loss": 1.0}])}
+    )
+
+    assert runs["a"][0] == ("step_end", 1, {"epoch": 1.0, "loss": 2.0})

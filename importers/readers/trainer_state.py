@@ -1,4 +1,7 @@
-"""Reads Hugging Face's ``trainer_state.json``: the log history of a Trainer and the checkpoints that it names."""
+"""Reads Hugging Face's ``trainer_state.json``: the log history of a Trainer and the checkpoints that it names.
+
+The history alone, a list that people write with ``json.dump``, is read alike.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ from ..source import Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource
 NAME: Final = "trainer_state.json"
 
 _CHECKPOINT: Final = re.compile(r"checkpoint-(\d{1,18})")
+
+#: The first row of a history alone, and names in it that no list of other tools has.
+_FIRST_ROW: Final = re.compile(rb"\s*\[\s*(\{[^{}]*\})")
+_TRAINERS_OWN: Final = re.compile(rb'"(?:eval_\w+|train_runtime|learning_rate|grad_norm)"\s*:')
 
 #: The mean training loss since the last row.
 _LOSS: Final = "loss"
@@ -38,9 +45,10 @@ class TrainerStateReader:
     title = "Hugging Face trainer_state.json"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Whether the file is a JSON object with a Trainer state's file name or its ``log_history`` key."""
-        named = path.name == NAME
-        return head.lstrip()[:1] == b"{" and (named or (b'"log_history"' in head and path.suffix == ".json"))
+        """Whether the file is a JSON object with a Trainer state's file name or its ``log_history``, or such a list."""
+        if head.lstrip()[:1] == b"{":
+            return path.name == NAME or (b'"log_history"' in head and path.suffix == ".json")
+        return path.suffix == ".json" and _is_history(head)
 
     def source_of(self, path: Path) -> Path:
         """Return the output folder, if the state is in one of its checkpoints; else the state's own folder or file."""
@@ -75,6 +83,18 @@ class TrainerStateReader:
         )
 
 
+def _is_history(head: bytes) -> bool:
+    """Whether a file begins with a list of the Trainer's rows: with a step, an epoch and a loss, of one kind each."""
+    match = _FIRST_ROW.match(head)
+    try:
+        row = {} if match is None else json.loads(match[1])
+    except (ValueError, RecursionError):
+        return False
+    losses = [name for name in row if name.endswith(_LOSS)]
+    is_row = {"step", "epoch"} <= row.keys() and losses in (["loss"], ["eval_loss"])
+    return is_row and _TRAINERS_OWN.search(head) is not None
+
+
 def _state(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -84,6 +104,8 @@ def _state(path: Path) -> Mapping[str, Any]:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
     except (ValueError, RecursionError) as error:
         raise UnreadableSource(f"not JSON, or incomplete ({error})", where=str(path)) from None
+    if isinstance(document, list):
+        return {"log_history": document}
     if not isinstance(document, dict) or not isinstance(document.get("log_history"), list):
         raise UnreadableSource("not a trainer's state: it has no list 'log_history'", where=str(path))
     return document
