@@ -257,7 +257,7 @@ class StoreViews:
 
         Raises:
             FileNotFoundError: A Parquet file was merged away meanwhile; call it again with a new scan.
-            QueryRefused: A Parquet file is damaged.
+            QueryRefused: A Parquet file is damaged, or the statement names a metric that DuckDB would take for another.
         """
         scope = scope_in(statement)
         runs = self._all(scan()) if scope.run_ids is None else self._named(scope.run_ids)

@@ -636,3 +636,21 @@ def test_runs_names_the_machine_of_each_attempt_but_not_for_pushed_runs(
 
     rows = open_store(store_path).rows("SELECT run_id, hosts FROM runs ORDER BY 1")
     assert rows == [{"run_id": "here", "hosts": ["a", None]}, {"run_id": "pushed", "hosts": None}]
+
+
+def test_a_metric_is_never_another_one_that_differs_by_case_only(
+    store_record: Callable[..., Path], store_path: Path
+) -> None:
+    """DuckDB would take one for the other, also in quotes: the statement is refused, and the error names the column."""
+    for run_id, metrics in (("one", {"loss": 1.0}), ("two", {"Loss": 10.0}), ("both", {"loss": 1.0, "Loss": 10.0})):
+        store_record([Event("step_end", step=1, metrics=metrics)], run_id=run_id, sealed=True)
+    store = open_store(store_path)
+    fix = r"""the metrics 'loss' and 'Loss' differ by case only.*Write "Loss~7e13be37" for the metric 'Loss'"""
+    for name in ('"Loss"', "Loss"):
+        with pytest.raises(QueryRefused, match=fix):
+            store.rows(f"SELECT run_id, {name} FROM steps")
+        with pytest.raises(QueryRefused, match=fix):
+            store.run("both").rows(f"SELECT {name} FROM steps")
+
+    found = store.rows('SELECT run_id, loss, "Loss~7e13be37" AS other FROM steps ORDER BY run_id')
+    assert [tuple(row.values()) for row in found] == [("both", 1.0, 10.0), ("one", 1.0, None), ("two", None, 10.0)]

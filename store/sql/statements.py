@@ -64,7 +64,7 @@ _PIVOT_FIX: Final = (
 
 
 def names_in(statement: str) -> frozenset[str]:
-    """Return the names that a statement holds outside of texts and comments, case-folded: what may be a column."""
+    """Return the names that a statement holds outside of texts and comments, as written: what may be a column."""
     import duckdb
 
     if not _is_unicode(statement):
@@ -73,7 +73,7 @@ def names_in(statement: str) -> frozenset[str]:
     kinds = (duckdb.token_type.identifier, duckdb.token_type.keyword)
     tokens = [*duckdb.tokenize(statement), (len(content), None)]
     words = [content[begin:end].decode().strip() for (begin, kind), (end, _) in pairwise(tokens) if kind in kinds]
-    return frozenset(_unquoted(word).casefold() for word in words)
+    return frozenset(map(_unquoted, words))
 
 
 def scope_in(statement: str) -> StatementScope:

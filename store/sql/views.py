@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from ..columns import Columns
-from ..errors import NotARun
+from ..errors import NotARun, QueryRefused
 from ..events import CUSTOM, LOOP_KINDS
 from ..lineage import DECIDING_RANK, Cut
 from ..objects.mirror_access import fetch
@@ -66,7 +66,7 @@ def connect(
 
     Raises:
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
-        QueryRefused: A Parquet file is damaged.
+        QueryRefused: A Parquet file is damaged, or the statement names a metric that DuckDB would take for another one.
     """
     runs = viewed_runs([viewed_snapshot(snapshot) for snapshot in snapshots])
     views = scope_in(statement).views
@@ -175,10 +175,20 @@ def exposed_metrics(runs: ViewedRuns, names: Set[str]) -> dict[str, str]:
     Args:
         runs: The runs.
         names: The names in the statement.
+
+    Raises:
+        QueryRefused: A name is that of a metric, and DuckDB would take it for another one.
     """
     every = {**runs.columns.by_metric, **runs.beyond}
+    owners = {column.casefold(): metric for metric, column in every.items()}
+    for name in sorted(names & every.keys()):
+        other = owners.get(name.casefold(), name)
+        if other != name:
+            what = f"the metrics {other!r} and {name!r} differ by case only, which names in SQL ignore"
+            raise QueryRefused(what, got=name, fix=f"Write {quoted_name(every[name])} for the metric {name!r}")
+    folded = {name.casefold() for name in names}
     common = set(list(runs.columns.by_metric)[:METRIC_COLUMNS])
-    return {metric: column for metric, column in every.items() if metric in common or column.casefold() in names}
+    return {metric: column for metric, column in every.items() if metric in common or column.casefold() in folded}
 
 
 def _events(runs: ViewedRuns, exposed: Mapping[str, str]) -> str:
