@@ -396,7 +396,7 @@ def test_a_named_file_that_may_not_be_read_is_told_of_and_stops_nothing(call: Ca
 
     result = call("import", "auto", logs / "closed.csv", logs / "metrics.csv", "--store", "runs")
 
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert (result.returncode, result.stdout.splitlines()[-2]) == (1, "1 run: 1 new, 1 failed")
     assert result.stderr.startswith(f"warning: {logs / 'closed.csv'}: cannot be read (Permission denied)")
 
 
@@ -444,7 +444,7 @@ def test_a_reader_that_fails_while_it_reads_is_told_of_and_stops_nothing(tmp_pat
         env={**os.environ, "PYTHONPATH": str(package)},
     )
 
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 run: 1 new, 1 failed")
+    assert (result.returncode, result.stdout.splitlines()[-2]) == (1, "1 run: 1 new, 1 failed")
     assert result.stderr.startswith("warning: a.log: the reader 'mine' failed (OSError('no such database') in mine.py:")
 
 

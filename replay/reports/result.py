@@ -6,7 +6,7 @@ of a dataclass here are in the order in which JSON has them.
 
 from __future__ import annotations
 
-import os
+import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -671,10 +671,10 @@ class BacktestResult:
             alike.setdefault(run.name, []).append(run)
         found: dict[str, str] = {}
         for runs in alike.values():
-            paths = {run.source for run in runs if os.path.isabs(run.source)}
+            paths = {run.source for run in runs if posixpath.isabs(run.source)}
             if len(runs) > 1:
-                shared = os.path.commonpath(paths) if len(paths) == len(runs) else ""
-                found |= {run.run_id: os.path.relpath(run.source, shared) if shared else run.run_id for run in runs}
+                shared = posixpath.commonpath(paths) if len(paths) == len(runs) else ""
+                found |= {run.run_id: posixpath.relpath(run.source, shared) if shared else run.run_id for run in runs}
         return found
 
     @property
