@@ -100,7 +100,7 @@ _MAX_VALUES: Final = 10_000
 
 
 class Judging(TypedDict):
-    """What judges runs and reads them, by the names of ``diff_policies``."""
+    """Arguments of ``diff_policies`` that say how runs are read and judged."""
 
     objective: tuple[Objective, ...]
     renames: dict[str, str]
@@ -109,7 +109,7 @@ class Judging(TypedDict):
 
 
 class Replaying(Judging):
-    """What judges a policy on runs, by the names that ``backtest``, ``sweep`` and ``certify`` share."""
+    """Arguments that ``backtest``, ``sweep`` and ``certify`` share: how runs are read and judged."""
 
     saves: Saves
     pool: RayPool | None

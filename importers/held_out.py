@@ -29,7 +29,7 @@ _LOG_WORDS: Final = frozenset(
 
 
 class DataPart(NamedTuple):
-    """What a file's path says of the data that its values were measured on.
+    """The part of the data, training or held out, that a file's path names.
 
     Attributes:
         word: The word for held-out data, such as ``val``; empty for the training.

@@ -284,7 +284,7 @@ def _grow(folder: Path, source: Source, run: ImportedRun, digest: str) -> Outcom
 
 @dataclass(frozen=True, slots=True)
 class _Provenance:
-    """What ``source`` in ``run.json`` keeps of a run's origin.
+    """A run's origin, as ``source`` in ``run.json`` keeps it.
 
     Attributes:
         kind, path, folder: The source.

@@ -118,7 +118,7 @@ REQUESTS: Final[Mapping[Kind, type[JobRequest]]] = {
 
 
 class JobOrder(NamedTuple):
-    """What the process of a job does.
+    """The order of a job, which its process carries out.
 
     Attributes:
         kind: The kind of job.

@@ -36,7 +36,7 @@ _PROCESS: Final = r"(?:local_?rank|rank|gpu|node|worker|default|pid|proc)[ :=#_]
 
 #: What follows a part of a head. Blanks at the end are left: they indent the line. ``| >`` begins a line of Coqui's.
 _SEPARATORS: Final = r"(?:\s*(?:[\]),]+|\|(?!\s*>)|>>|:|-(?=\s)))*"
-#: What stands in a head.
+#: The parts of a head.
 _TOKEN: Final = re.compile(
     rf"\s*(?:[\[(<|]{{1,3}}\s*)?(?:{_FILE}(?=[\s\])|:,])|{_LEVEL}(?::[A-Za-z_][\w.]*:(?!\s*[-+.\d]*\d\s*$))?"
     rf"|[IWEFD](?=\s+[\w./]+\.\w+:\d)|{_PROCESS}(?=\s*[\])|:,-])|\d{{1,9}}(?=\s+{_FILE}\])|std(?:out|err) [FP](?=\s)"
