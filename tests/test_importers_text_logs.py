@@ -123,6 +123,51 @@ def test_a_clock_before_a_line_is_the_clock_of_the_run(imported: Import, tmp_pat
     assert run.run_id.startswith("20240102T100000-")
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        ("10:00:07", "10:00:09", "11:00:07.5"),
+        ("[23:59:58]", "[00:00:00]", "[00:59:58,5]"),
+        ("11:59:58 PM", "12:00:00 AM", "12:59:58.5 AM"),
+        (
+            "I0102 23:59:58.0  12 solver.cpp:330]",
+            "I0103 00:00:00.0  12 solver.cpp:330]",
+            "I0103 00:59:58.5  12 s.cpp:3]",
+        ),
+        ("[01/02 00:00:07 d2.utils]:", "[01/02 00:00:09 d2.utils]:", "[01/02 01:00:07.5 d2.utils]:"),
+        ("Jan  2 10:00:07", "Jan  2 10:00:09", "Jan  2 11:00:07.5"),
+    ],
+)
+def test_times_without_a_year_are_times_since_the_first(
+    imported: Import, tmp_path: Path, times: tuple[str, ...]
+) -> None:
+    """The run has no wall clock, and no start. Midnight passes."""
+    (outcome,), _ = imported("".join(f"{time} step {5 * n} loss 2.{n}\n" for n, time in enumerate(times, start=1)))
+
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [event.elapsed_ns for event in run.events()] == [0, 2_000_000_000, 3_600_500_000_000]
+    assert {event.time_ns for event in run.events()} == {0}
+
+
+def test_a_line_that_is_a_little_late_turns_no_clock_over(imported: Import, tmp_path: Path) -> None:
+    """Several processes write into one log."""
+    (outcome,), _ = imported("10:00:07 step 5 loss 2.5\n10:00:06 step 6 loss 2.25\n10:00:08 step 7 loss 2.125\n")
+
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [event.elapsed_ns for event in run.events()] == [0, 0, 1_000_000_000]
+
+
+def test_the_clock_of_each_attempt_begins_with_it(imported: Import, tmp_path: Path) -> None:
+    """A training that resumed two hours later trained no two hours."""
+    times = ("10:00:00", "10:00:10", "12:00:10", "12:00:20")
+    text = "".join(f"{time} step {step} loss 2.{step}\n" for time, step in zip(times, (1, 3, 2, 3), strict=True))
+    (outcome,), _ = imported(text)
+
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    told = [(event.attempt, event.elapsed_ns) for event in run.events()]
+    assert told == [(0, 0), (1, 0), (1, 10_000_000_000)]
+
+
 def test_values_below_a_counter_are_one_event_with_its_clock(imported: Import) -> None:
     """Its gradient norm and learning rate, too. What is indented less is not below it."""
     text = "".join(

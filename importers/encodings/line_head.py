@@ -27,7 +27,9 @@ _DATED: Final = (
     r"|(?P<unix>1\d{9}(?:\.\d{1,9})?)(?=[\s\]):|,])"
 )
 #: A time of day, with a date whose order or year is unknown, or without a date.
-_UNDATED: Final = rf"(?:\d{{1,2}}/\d{{1,2}}(?:/\d{{2,4}})?,?\s+|[IWEF]?\d{{4,8}}\s+)?{_CLOCK}(?:\s?[AP]M\b)?"
+_UNDATED: Final = (
+    rf"(?:\d{{1,2}}/\d{{1,2}}(?:/\d{{2,4}})?,?\s+|[IWEF]?\d{{4,8}}\s+)?(?P<clock4>{_CLOCK})(?:\s?(?P<half>[AP])M\b)?"
+)
 _TIME: Final = re.compile(rf"(?<![\w.])(?:{_DATED}|{_UNDATED})", re.IGNORECASE)
 
 _LEVEL: Final = r"(?:info|debug|(?:warn(?:ing)?|error|notice|trace|critical|success)\b(?!\s*[:=]?\s*[-+.\d]))\b"
@@ -77,7 +79,8 @@ class HeadedLine(NamedTuple):
     Attributes:
         text: The line, with the blanks that indent it.
         indent: Number of these blanks; the one after a head is not counted.
-        time_ns: Nanoseconds since 1970 (UTC) of a time in the head; 0 without one that has a date and a year.
+        time_ns: Nanoseconds since 1970 (UTC) of a time in the head; 0 without one. Where its date or year is unknown,
+            nanoseconds since a midnight that is past: 1 to ``DAY_NS``.
     """
 
     text: str
@@ -85,17 +88,24 @@ class HeadedLine(NamedTuple):
     time_ns: int
 
 
+#: A day in nanoseconds: the largest time of a head without a date.
+DAY_NS: Final = 86_400 * 1_000_000_000
+
+
 def without_head(text: str) -> HeadedLine:
     """Split a line; a time without a zone is taken as UTC.
 
     >>> without_head("[2024-01-02 10:00:00,500] [INFO] [train.py:10] step 5")
     HeadedLine(text=' step 5', indent=0, time_ns=1704189600500000000)
+    >>> without_head("01:00:02 step 5").time_ns
+    3602000000000
 
     """
     end, time_ns = 0, 0
     while part := _part(text, end):
-        if not time_ns and (time := _TIME.search(text, end, part.end() + 1)):
-            time_ns = _unix_ns(time)
+        if time_ns <= DAY_NS and (time := _TIME.search(text, end, part.end() + 1)):
+            found_ns = _unix_ns(time)
+            time_ns = found_ns if found_ns > DAY_NS or not time_ns else time_ns
         end = part.end()
     rest = text[end:]
     indent = len(rest) - len(rest.lstrip())
@@ -127,21 +137,23 @@ def _is_head(content: str, *, is_first: bool) -> bool:
 
 
 def _unix_ns(time: re.Match[str]) -> int:
-    """Return the nanoseconds since 1970 of a time; 0 where its year is unknown."""
+    """Return the nanoseconds since 1970 of a time, or since midnight where its year is unknown; 0 for no time."""
     if time["unix"] is not None:
         return nanoseconds(number(time["unix"])) or 0
+    year = time["year"] or time["year2"] or time["year3"]
     if time["ymd"] is not None:
         digits = re.sub(r"\D", "", time["ymd"])
         date, clock, zone = f"{digits[:4]}-{digits[4:6]}-{digits[6:]}", time["clock"], time["zone"]
-    else:
+    elif year is not None:
         month, day = time["month"] or time["month3"], time["day"] or time["day3"]
-        year = time["year"] or time["year2"] or time["year3"]
-        if year is None:
-            return 0
         date = f"{year}-{_MONTHS.index(month[:3].casefold()) + 1:02}-{int(day):02}"
         clock, zone = time["clock2"] or time["clock3"], time["zone2"] or time["zone3"] or ""
+    else:
+        date, clock, zone = "1970-01-01", time["clock2"] or time["clock4"], ""
     hours, minutes, seconds = re.split(r":", clock, maxsplit=2)
+    if time["half"] is not None:
+        hours = str(int(hours) % 12 + 12 * (time["half"] in "pP"))
     whole, fraction = (*re.split(r"[.,:]", seconds), "")[:2]
     named = "+00:00" if zone.strip().isalpha() else zone.strip()
     told = unix_ns(f"{date}T{int(hours):02}:{minutes}:{whole}{named}")
-    return 0 if told is None else told + int(f"{fraction:0<9}")
+    return 0 if told is None else told + int(f"{fraction:0<9}") or DAY_NS

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...store.plan import Plan
-from ..encodings.line_head import without_head
+from ..encodings.line_head import DAY_NS, without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of
 from ..encodings.printed_table import PrintedTable
-from ..rows import Lives, Row, is_evaluation, joined, runs_of
+from ..rows import Life, Lives, Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
     DecimalCommas,
@@ -44,6 +44,9 @@ _MEASURED: Final = re.compile(
 )
 #: So many runs of one length in one file are epochs, rather than runs.
 _MANY_RUNS: Final = 12
+
+#: How much earlier than the line before it a line may be.
+_LATE_NS: Final = DAY_NS // 24
 
 #: Names of what earlier lines measured.
 _STALE: Final = re.compile(r"\b(?:best|min|max|target|patience|final step)\b", re.IGNORECASE)
@@ -131,7 +134,7 @@ class TextLogReader(SingleFile):
                 omissions.add(f"line {line_number + 1}", UNFINISHED)
 
         def rows() -> Iterator[Row]:
-            yield from joined(_last_states(lines_with_rows()))
+            yield from _clocked(joined(_last_states(lines_with_rows())))
             omissions.tell()
             commas.tell()
             repeated.tell()
@@ -153,6 +156,25 @@ class TextLogReader(SingleFile):
 def _is_finite(path: Path) -> bool:
     """Whether Hugging Face's Trainer printed no loss of the training that is not finite, as it does with its filter."""
     return not any(map(_NOT_FINITE.search, TextLines(path, errors="replace")))
+
+
+def _clocked(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows; a time of day without a date becomes the time since the first one of its attempt.
+
+    A clock that falls by more than an hour has passed midnight: lines of several processes may be a little late.
+    """
+    lives, clocked = Lives(), Life(-1, 0)
+    began_ns = newest_ns = 0
+    for row in rows:
+        life = lives.of_row(row)
+        if not 0 < row.time_ns <= DAY_NS:
+            yield row
+            continue
+        newest_ns += (row.time_ns - newest_ns + _LATE_NS) % DAY_NS - _LATE_NS
+        if life != clocked:
+            clocked, began_ns = life, newest_ns
+        elapsed_ns = max(0, newest_ns - began_ns) if row.elapsed_ns is None else row.elapsed_ns
+        yield row._replace(time_ns=0, elapsed_ns=elapsed_ns)
 
 
 def _told_apart(rows: Iterable[Row], lines: Callable[[], Iterable[_Line | None]], path: Path) -> Iterator[Row]:
@@ -284,7 +306,7 @@ class _Lines:
         if line is None:
             return None
         if self._block is not None and line.metrics:
-            line = line._replace(phase=line.phase or self._block.phase, time_ns=line.time_ns or self._block.time_ns)
+            line = line._replace(phase=line.phase or self._block.phase, time_ns=max(line.time_ns, self._block.time_ns))
         elif announced and line.is_whole:
             line = line._replace(phase=line.phase or announced)
         if line.is_object and not line.counters:
