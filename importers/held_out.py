@@ -50,6 +50,12 @@ class DataPart(NamedTuple):
         names = [self.left if name == self.said else name for name in name.split("/")]
         return "/".join(filter(None, names))
 
+    def counterparts(self) -> Iterator[Path]:
+        """Yield the paths of the training where the part is held out, and those of held-out data otherwise."""
+        for word in sorted(_TRAINING_WORDS if self.word else EVALUATION_WORDS):
+            for spelled in (word, word.capitalize()):
+                yield self.rest.with_name(self.rest.name.replace("|", spelled))
+
 
 def part_of(path: Path) -> DataPart | None:
     """Return the part that a path names: in the file's name, first or last, or as one of its folders.
@@ -73,6 +79,16 @@ def part_of(path: Path) -> DataPart | None:
             rest = folder.with_name("|") / path.relative_to(folder)
             return DataPart(_held_out(word), rest, folder.name, "", distance == 0 and word not in _AMBIGUOUS)
     return None
+
+
+def folder_part(folder: Path) -> DataPart | None:
+    """Return the part that the name of a folder says, first or last in it, whatever the folders above it are.
+
+    >>> folder_part(Path("model/eval")).word, folder_part(Path("val/model"))
+    ('eval', None)
+    """
+    part = part_of(folder)
+    return part if part is not None and part.said == stem_of(folder.name) else None
 
 
 def _is_part(word: str) -> bool:

@@ -198,3 +198,54 @@ def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports
     ((outcome, _),) = imports(path)
 
     assert outcome.problem == f"{path}: not a protocol buffer: wire type 7"
+
+
+@pytest.mark.parametrize(
+    ("training", "held_out", "word"),
+    [
+        *((("train", word, word) for word in ("val", "valid", "validation", "eval", "test", "dev"))),
+        *(("Train", "Val", "val"), ("training", "testing", "testing")),
+        *((".", "eval", "eval"), (".", "validation", "validation"), (".", "eval_holdout", "eval_holdout")),
+        *(("Loss_train", "Loss_val", "val"), ("mlp_train", "mlp_test", "test"), ("train_0", "test_0", "test")),
+    ],
+)
+@pytest.mark.parametrize("has_own", [False, True])
+def test_folders_of_training_and_held_out_data_are_one_run(
+    tmp_path: Path, imports: Imports, training: str, held_out: str, word: str, *, has_own: bool
+) -> None:
+    """Also where the run's folder has values of its own, as below ``add_scalars`` or a learning rate."""
+    fit = tmp_path / "logs" / "fit"
+    write_events(fit / training / NAME, losses([1.0, 0.75]))
+    write_events(fit / held_out / NAME, losses([1.5, 1.25]))
+    if has_own and training != ".":
+        write_events(fit / NAME, losses([0.5, 0.25], "lr"))
+
+    run = only(imports, tmp_path / "logs")
+
+    named = "loss" if training == "." else "train/loss"
+    assert [(e.step, e.metrics[named]) for e in run.events() if e.kind == "step_end"] == [(1, 1.0), (2, 0.75)]
+    assert [(e.kind, e.step, dict(e.metrics)) for e in run.events() if e.kind == "evaluate"] == [
+        ("evaluate", 1, {f"{word}/loss": 1.5}),
+        ("evaluate", 2, {f"{word}/loss": 1.25}),
+    ]
+    assert ("lr" in run.metrics()) == (has_own and training != ".")
+
+
+def test_pairs_of_several_runs_in_one_folder_stay_apart(tmp_path: Path, imports: Imports) -> None:
+    """Each pair is a run. A folder that may be a trial is one of its own."""
+    for folder in ("mlp_train", "mlp_val", "cnn_train", "cnn_val", "test_lr0.1"):
+        write_events(tmp_path / "logs" / folder / NAME, losses([1.0]))
+
+    assert [(outcome.name, outcome.evaluated) for outcome, _ in imports(tmp_path / "logs")] == [
+        ("cnn_train", ("val/loss",)),
+        ("mlp_train", ("val/loss",)),
+        ("test_lr0.1", ()),
+    ]
+
+
+def test_a_folder_of_held_out_data_alone_holds_evaluations(tmp_path: Path, imports: Imports) -> None:
+    """The word leads its tags, unless they say what they are."""
+    write_events(tmp_path / "a" / "eval" / NAME, losses([1.0]))
+    write_events(tmp_path / "b" / "val" / NAME, [event(1, STARTED_S, simple("val_loss", 1.0))])
+
+    assert [outcome.evaluated for outcome, _ in imports(tmp_path)] == [("eval/loss",), ("val_loss",)]

@@ -10,14 +10,12 @@ from typing import Final
 from ..encodings.numbers import nanoseconds
 from ..encodings.protobuf import BYTES, FIXED32, VARINT, double, fields, float32, message, signed, text, varints
 from ..encodings.tfrecord import records
-from ..rows import Scalar, courses_of
+from ..held_out import folder_part
+from ..rows import Scalar, courses_of, is_evaluation
 from ..source import ImportedRun, ReadOptions, UnreadableSource
 
 #: Part of every event file's name.
 MARK: Final = "tfevents"
-
-#: The folders into which Keras writes the two halves of one run.
-_HALVES: Final = ("train", "validation")
 
 #: ``struct`` format letters for a TensorProto's ``tensor_content``, by ``DataType``.
 _LETTERS: Final = {1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"}
@@ -27,8 +25,9 @@ _BFLOAT16: Final = 14
 class TensorBoardReader:
     """Reader for event files; several in a folder are one run, as TensorBoard shows it.
 
-    The sibling folders ``train`` and ``validation`` that Keras writes are one run, too. Their tags are named
-    ``train/TAG`` and ``validation/TAG``.
+    Folders that differ in the part of the data alone are one run, too: Keras' ``train`` and ``validation``. So is a
+    run's folder with ``eval`` in it, as TensorFlow's Estimator writes them. Their tags are named ``train/TAG`` and
+    ``validation/TAG``.
     """
 
     kind = "tensorboard"
@@ -39,10 +38,17 @@ class TensorBoardReader:
         return MARK in path.name and len(head) >= 12 and int.from_bytes(head[:8], "little") < len(head)
 
     def source_of(self, path: Path) -> Path:
-        """Return the folder of the run."""
+        """Return the folder of the run; of two that differ in the part of the data, the training's."""
         folder = path.parent
-        beside = [folder.with_name(half) for half in _HALVES]
-        return folder.parent if folder.name in _HALVES and all(half.is_dir() for half in beside) else folder
+        part = folder_part(folder)
+        if part is None:
+            return folder
+        other = next((other for other in part.counterparts() if _has_events(other)), None)
+        if (part.is_sure or other is not None) and _has_events(folder.parent):
+            return folder.parent
+        if other is None:
+            return folder
+        return other if part.left and part.word else folder if part.left else folder.parent
 
     def beside(self, path: Path) -> Iterable[Path]:  # noqa: ARG002
         """Return nothing: every file of the source is itself recognised."""
@@ -60,11 +66,12 @@ class TensorBoardReader:
 def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar], UnreadableSource | None]:
     """Return all scalars, files in order of their first scalar's time, and the last problem, if any."""
     found: list[list[Scalar]] = []
+    folders = {path.parent for path in files}
     problem: UnreadableSource | None = None
     for path in files:
         scalars: list[Scalar] = []
         found.append(scalars)
-        prefix = f"{path.parent.name}/" if path.parent.name in _HALVES and len({f.parent for f in files}) > 1 else ""
+        prefix = _prefix(path.parent) if len(folders) > 1 else ""
         try:
             plugins: dict[str, str] = {}
             for record in records(path, is_growing=options.is_growing):
@@ -72,7 +79,33 @@ def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar],
         except UnreadableSource as error:
             problem = error if error.where else UnreadableSource(error.what, where=str(path))
     found.sort(key=lambda scalars: scalars[0].wall_ns if scalars else 0)
-    return [scalar for scalars in found for scalar in scalars], problem
+    ordered = [scalar for scalars in found for scalar in scalars]
+    return (_of_part(ordered, *folders) if len(folders) == 1 else ordered), problem
+
+
+def _has_events(folder: Path) -> bool:
+    """Whether a folder holds an event file."""
+    return any(folder.glob(f"*{MARK}*"))
+
+
+def _prefix(folder: Path) -> str:
+    """Return what the tags of a folder have in front where it is a part of a run."""
+    part = folder_part(folder)
+    if part is None:
+        return ""
+    if folder.name.startswith("eval_"):  # The Estimator has one for each of several evaluations.
+        return f"{folder.name}/"
+    return f"{part.word or 'train'}/"
+
+
+def _of_part(scalars: list[Scalar], folder: Path) -> list[Scalar]:
+    """Return the scalars of a folder with the part in their tags, if its name alone says that they are evaluations."""
+    part = folder_part(folder)
+    if part is None or not (part.word and part.is_sure) or part.left:
+        return scalars
+    if any(is_evaluation(tag) or tag.casefold().startswith("train") for tag in {scalar.tag for scalar in scalars}):
+        return scalars
+    return [scalar._replace(tag=f"{part.word}/{scalar.tag}") for scalar in scalars]
 
 
 def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator[Scalar]:
