@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -89,6 +90,9 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
     if not found:
         raise problems[0]
+    if all(outcome.evaluations == 0 for outcome in outcomes if outcome.run_id):
+        how = f"steptape import auto {shlex.quote(str(paths[0]))} --store STORE --evaluation COLUMN"
+        complain(f"note: no log has an evaluation. If a column holds one, run '{how}', then name that store")
     return [open_run(store / run_id) for run_id in found], list(problems)
 
 

@@ -66,7 +66,7 @@ class Outcome:
         steps: The highest step of the run.
         problem: The part that could not be read; everything else was imported. Of a skipped file, what it lacks.
         evaluated: The run's evaluation metrics, by their names or as the user said.
-        evaluations: Number of its evaluations; None for an unchanged run.
+        evaluations: Number of its evaluations; None for an unchanged run with evaluation metrics.
         held_out: The files whose values are evaluations as their paths say.
         updates: Number of its events with a value of the training; None for an unchanged run.
         rolled_back: How many of them its resumes rolled back.
@@ -266,8 +266,10 @@ def _grow(folder: Path, source: Source, run: ImportedRun, digest: str) -> Outcom
     before = info.source or {}
     if before.get("sha256") == digest:
         problem = before.get("problem")
-        seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, _evaluated(info, folder))
-        return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen)
+        evaluated = _evaluated(info, folder)
+        seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, evaluated)
+        evaluations = None if evaluated else open_run(folder).table()["kind"].to_pylist().count("evaluate")
+        return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen, evaluations=evaluations)
     provenance = _provenance(source, run, digest, before.get("renamed") or {}, before.get("evaluations") or [])
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)

@@ -472,7 +472,8 @@ def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word
 
     def judged(*names: str) -> tuple[list[int], str]:
         for name, values in zip(("a.csv", "b.csv"), names, strict=True):
-            (tmp_path / name).write_text("step,loss\n" + "".join(f"{s},{v}\n" for s, v in enumerate(values, start=1)))
+            rows = "".join(f"{step},{value},1\n" for step, value in enumerate(values, start=1))
+            (tmp_path / name).write_text(f"step,loss,val_loss\n{rows}")
         result = call("backtest", "loss_spike", "--history", "a.csv", "--history", "b.csv", "--json")
         return [run["recorded"]["steps"] for run in json.loads(result.stdout)["runs"]], result.stderr
 

@@ -245,3 +245,24 @@ def test_an_import_says_what_it_guessed_and_that_no_run_has_an_evaluation(tmp_pa
     assert "Evaluation losses: loss (1 run)" in said.stdout
     assert line not in said.stdout + guessed.stdout
     assert guessed.stderr == "note: values of held-out data, as the path says: b/val.csv\n"
+
+
+def test_that_no_run_has_an_evaluation_is_said_of_unchanged_runs_too(tmp_path: Path) -> None:
+    """With --json it is a number of each run's record. An evaluation need not have a name that says so."""
+    (tmp_path / "a.csv").write_text(CURVE)
+    command = ("import", "auto", ".", "--store", "s")
+    first, again = (call(*command, folder=tmp_path) for _ in range(2))
+    (tmp_path / "b.csv").write_text(CURVE)
+    documents = [json.loads(line) for line in call(*command, "--json", folder=tmp_path).stdout.splitlines()]
+    call("import", "auto", "a.csv", "--store", "t", "--evaluation", "loss", folder=tmp_path)
+    named = call("import", "auto", "a.csv", "--store", "t", folder=tmp_path)
+
+    history = call("backtest", "loss_spike", "--history", "a.csv", folder=tmp_path)
+    how = "run 'steptape import auto a.csv --store STORE --evaluation COLUMN', then name that store"
+
+    assert ["No run has an evaluation." in told.stdout for told in (first, again, named)] == [True, True, False]
+    assert f"note: no log has an evaluation. If a column holds one, {how}\n" in history.stderr
+    assert [(one["name"], one["state"], one["evaluations"]) for one in documents] == [
+        ("a", "unchanged", 0),
+        ("b", "new", 0),
+    ]

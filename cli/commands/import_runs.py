@@ -111,6 +111,7 @@ def _document(outcome: Outcome) -> JsonObject:
         "steps": outcome.steps,
         "problem": outcome.problem,
         "evaluated": list(outcome.evaluated),
+        "evaluations": outcome.evaluations,
         "updates": outcome.updates,
         "rolled_back": outcome.rolled_back,
     }
@@ -171,8 +172,8 @@ def evaluation_losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
     Evaluation losses: val_loss (1 run). Shipped rules read eval_loss.
     To judge these runs by them, add to 'steptape backtest': --rename val_loss=eval_loss
     """
-    counts = [outcome.evaluations for outcome in outcomes if outcome.run_id]
-    if counts and not any(count is None or count for count in counts):
+    runs = [outcome for outcome in outcomes if outcome.run_id]
+    if runs and all(outcome.evaluations == 0 for outcome in runs):
         yield "No run has an evaluation. If a column holds one, import it with --evaluation COLUMN."
     losses = Counter(name for outcome in outcomes for name in outcome.evaluated if name.casefold().endswith("loss"))
     if not losses.keys() - {SHIPPED}:
