@@ -47,6 +47,8 @@ def words_of(name: str) -> list[tuple[int, int]]:
     return [match.span() for match in _WORD.finditer(name)]
 
 
+_DIGITS: Final = "0123456789"
+
 #: Between parts of a name; W&B's export of a chart puts the run's name before the metric: ``bright-sun-7 - val_loss``.
 _BETWEEN_PARTS: Final = re.compile(r"/| - ")
 
@@ -74,7 +76,8 @@ def is_evaluation(name: str) -> bool:
     [False, False, False]
 
     """
-    parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
+    # CatBoost calls a second set ``test1``.
+    parts = [[word.casefold().rstrip(_DIGITS) for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
     found = [words for words in parts if words and words[0] in EVALUATION_WORDS]
     if found and parts[0][:1] in (["train"], ["training"]):
         found = [words for words in found if len(words) > 1]
@@ -128,6 +131,8 @@ class Row(NamedTuple):
         epoch: Epochs finished, as in ``Fact``.
         kinds: The events that it becomes, each with all metrics. By default the names of the metrics decide.
         run: The columns that tell its run from the table's others, and their values.
+        step_unit: What its step counts, as in ``ImportedRun``.
+        is_summary: Whether its values of the training sum up rows before it: they are a ``log``, and no update.
     """
 
     step: int
@@ -139,6 +144,7 @@ class Row(NamedTuple):
     kinds: tuple[str, ...] = ()
     run: tuple[tuple[str, str], ...] = ()
     step_unit: str = ""
+    is_summary: bool = False
 
 
 def runs_of(
@@ -177,6 +183,7 @@ def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:
     attrs = row.attrs
     parts = [(kind, row.metrics) for kind in row.kinds] or split_row(row.metrics)
     for kind, metrics in parts:
+        kind = "log" if row.is_summary and kind == "step_end" else kind
         yield Fact(kind, row.step, metrics, row.epoch, row.time_ns, row.elapsed_ns, attrs, attempt)
         attrs = {}
     if not row.metrics and attrs:
@@ -206,7 +213,9 @@ def joined(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _is_one_event(held: Row, row: Row) -> bool:
-    if held.step != row.step or held.kinds or row.kinds or not held.metrics.keys().isdisjoint(row.metrics):
+    if (held.step, held.is_summary) != (row.step, row.is_summary):
+        return False
+    if held.kinds or row.kinds or not held.metrics.keys().isdisjoint(row.metrics):
         return False
     return len({is_evaluation(name) for name in (*held.metrics, *row.metrics) if name not in PLACE_NAMES}) == 1
 

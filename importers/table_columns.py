@@ -40,6 +40,7 @@ STEP_COLUMNS: Final = (
     "total_timesteps",
     "timesteps_total",
     "timesteps",
+    "timestepssofar",
     "progress/tick/mean",
     "epoch",
 )
@@ -75,6 +76,8 @@ _STOPWATCHES: Final = (
     "time/time_elapsed",
     "misc/time_elapsed",
     "time_total_s",
+    "timeelapsed",
+    "passed_time",
 )
 
 #: What W&B's export of a chart adds to a column's name for the range of values that its points stand for.

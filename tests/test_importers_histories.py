@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from imported_logs import Read, imported, lines
 
-from steptape import open_run
+from steptape import open_run, open_store
 
 Reads = Callable[..., Read]
 
@@ -124,6 +124,74 @@ def test_results_of_dopamine_with_a_run_that_ended_before_are_refused(reads: Rea
     assert "5 rows repeat the step and the metrics of another row of the run DQN" in problem
 
 
+CATBOOST: dict[str, Any] = {
+    "meta": {
+        "test_sets": ["test", "test1"],
+        "test_metrics": [{"best_value": "Min", "name": "Logloss"}, {"best_value": "Max", "name": "AUC"}],
+        "learn_metrics": [{"best_value": "Min", "name": "Logloss"}],
+        "launch_mode": "Train",
+        "iteration_count": 2,
+        "learn_sets": ["learn"],
+    },
+    "iterations": [
+        {
+            "learn": [0.5 / (iteration + 1)],
+            "iteration": iteration,
+            "passed_time": iteration + 0.5,
+            "remaining_time": 1.5 - iteration,
+            "test": [0.75, 0.5],
+            "test1": [0.875, 0.25],
+        }
+        for iteration in (0, 1)
+    ],
+}
+
+
+def test_catboost_s_iterations_are_rows_named_after_set_and_metric(reads: Reads, tmp_path: Path) -> None:
+    """The clock counts seconds of the training. The time that remains is a guess and left out."""
+    runs, problems = reads({"catboost_info/catboost_training.json": json.dumps(CATBOOST)})
+
+    held_out = {"test/Logloss": 0.75, "test/AUC": 0.5, "test1/Logloss": 0.875, "test1/AUC": 0.25}
+    assert list(runs.values()) == [
+        [
+            ("step_end", 0, {"learn/Logloss": 0.5}),
+            ("evaluate", 0, held_out),
+            ("step_end", 1, {"learn/Logloss": 0.25}),
+            ("evaluate", 1, held_out),
+        ]
+    ]
+    assert problems == []
+    (run,) = open_store(tmp_path / "store")
+    assert [event.elapsed_ns for event in run.events()] == [500_000_000] * 2 + [1_500_000_000] * 2
+
+
+def test_a_log_of_catboost_without_names_is_refused(reads: Reads) -> None:
+    """A value without a metric's name has no meaning."""
+    runs, problems = reads({"a.json": json.dumps({**CATBOOST, "meta": {**CATBOOST["meta"], "learn_metrics": []}})})
+
+    assert runs == {}
+    assert ["a.json: not a log of CatBoost" in problem for problem in problems] == [True]
+
+
+@pytest.mark.parametrize("name", ["mnist/log", "mnist.log"])
+def test_the_log_of_chainer_is_a_list_of_rows_without_a_suffix(reads: Reads, name: str) -> None:
+    """Steps are its iterations."""
+    rows: list[dict[str, float]] = [
+        {"main/loss": 0.25, "validation/main/loss": 0.5, "epoch": 1, "iteration": 600},
+        {"main/loss": 0.125, "epoch": 2, "iteration": 1200},
+    ]
+    runs, problems = reads({name: json.dumps(rows, indent=4)})
+
+    assert runs == {
+        "mnist": [
+            ("step_end", 600, {"main/loss": 0.25, "epoch": 1.0}),
+            ("evaluate", 600, {"validation/main/loss": 0.5}),
+            ("step_end", 1200, {"main/loss": 0.125, "epoch": 2.0}),
+        ]
+    }
+    assert problems == []
+
+
 @pytest.mark.parametrize("content", ['{"name": "x", "loss": "no"}', '[{"step": 1, "text": "Stir"}]', "[1, 2]", "[]"])
 def test_json_that_holds_no_log_is_passed_over(reads: Reads, content: str) -> None:
     """A recipe has steps, too."""
@@ -207,6 +275,8 @@ def test_a_damaged_archive_of_evaluations_leaves_the_episodes(reads: Reads) -> N
     [
         ("time/iterations,time/total_timesteps,rollout/ep_rew_mean,time/time_elapsed", 2048),
         ("misc/nupdates,misc/total_timesteps,eprewmean,misc/time_elapsed", 2048),
+        ("nupdates,total_timesteps,eprewmean,misc/time_elapsed", 2048),
+        ("EpThisIter,TimestepsSoFar,EpRewMean,TimeElapsed", 2048),
         ("training_iteration,timesteps_total,episode_reward_mean,time_total_s", 1),
     ],
 )

@@ -203,7 +203,7 @@ def test_a_record_that_is_no_event_is_our_error(tmp_path: Path, imports: Imports
 @pytest.mark.parametrize(
     ("training", "held_out", "word"),
     [
-        *((("train", word, word) for word in ("val", "valid", "validation", "eval", "test", "dev"))),
+        *(("train", word, word) for word in ("val", "valid", "validation", "eval", "test", "dev")),
         *(("Train", "Val", "val"), ("training", "testing", "testing")),
         *((".", "eval", "eval"), (".", "validation", "validation"), (".", "eval_holdout", "eval_holdout")),
         *(("Loss_train", "Loss_val", "val"), ("mlp_train", "mlp_test", "test"), ("train_0", "test_0", "test")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -113,4 +114,32 @@ def test_a_head_changes_nothing_but_the_clock(tmp_path: Path, head: str, plain: 
     assert headed == {
         form: [(kind, step, metrics, time_ns or own) for kind, step, metrics, own in events]
         for form, events in plain.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        {"log": "{}", "stream": "stdout", "time": "2024-01-02T10:00:00.5Z"},
+        {"message": "{}", "levelname": "INFO", "timestamp": "2024-01-02 10:00:00,500"},
+        {"time": 1_704_189_600.5, "level": "info", "msg": "{}"},
+    ],
+)
+def test_objects_of_containers_and_loggers_are_read_as_the_lines_in_them(
+    tmp_path: Path, wrapped: dict[str, object], plain: dict[str, list[Told]]
+) -> None:
+    """As Docker's ``json-file`` and loggers of JSON write them."""
+    headed = {
+        form: told(
+            tmp_path / "run.log",
+            "".join(
+                json.dumps({key: f"{line}\n" if held == "{}" else held for key, held in wrapped.items()}) + "\n"
+                for line in text.split("\n")[:-1]
+            ),
+        )
+        for form, (text, _) in FORMS.items()
+    }
+
+    assert headed == {
+        form: [(kind, step, metrics, T0 + HALF) for kind, step, metrics, _ in events] for form, events in plain.items()
     }

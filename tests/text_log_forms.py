@@ -174,6 +174,7 @@ STEPS = "step 50 loss 0.75\nstep 100 loss 0.5\n"
 FLAIR = """\
 2024-01-02 10:00:00,493 epoch 1 - iter 50/100 - loss 0.75 - samples/sec: 8.00 - lr: 0.000005
 2024-01-02 10:03:00,203 epoch 1 - iter 100/100 - loss 0.5 - samples/sec: 8.00 - lr: 0.000005
+2024-01-02 10:04:00,500 EPOCH 1 done: loss 0.625 - lr 0.000005
 2024-01-02 10:05:00,019 DEV : loss 0.25 - score 0.875
 2024-01-02 10:08:00,271 epoch 2 - iter 50/100 - loss 0.375 - samples/sec: 8.00 - lr: 0.000004
 """
@@ -274,6 +275,51 @@ completed step: 0, seconds: 20.125, TFLOP/s/device: 1.5, Tokens/s/device: 25.5, 
 completed step: 1, seconds: 0.125, TFLOP/s/device: 50.5, Tokens/s/device: 900.5, total_weights: 8192, loss: 10.5
 """
 
+UNITY = """\
+[INFO] Listening on port 5004. Start training by pressing the Play button in the Unity Editor.
+\tmax_steps:\t500000
+[INFO] 3DBall. Step: 12000. Time Elapsed: 23.5 s. Mean Reward: 1.125. Std of Reward: 0.75. Training.
+[INFO] 3DBall. Step: 24000. Time Elapsed: 46.5 s. No episode was completed since last summary. Training.
+[INFO] 3DBall. Step: 36000. Time Elapsed: 70.5 s. Mean Reward: -1.5. Mean Group Reward: 0.25. Training. ELO: 1200.5.
+"""
+OLD_UNITY = """\
+INFO:mlagents.trainers: firstRun-0: BallBrain: Step: 1000. Time Elapsed: 46.5 s Mean Reward: 1.25. Std of Reward: 0.75. Training.
+INFO:mlagents.trainers: firstRun-0: BallBrain: Step: 2000. Mean Reward: 2. Std of Reward: 0.5. Not Training.
+"""  # noqa: E501
+STYLEGAN = """\
+Training for 25000 kimg...
+
+tick 0     kimg 0.0      time 35s          sec/tick 4.25    sec/kimg 1079.75 maintenance 30.5   cpumem 3.75   augment 0.000
+Evaluating metrics...
+{"results": {"fid50k_full": 380.5}, "metric": "fid50k_full", "total_time": 100.5, "snapshot_pkl": "network-snapshot-000000.pkl"}
+tick 1     kimg 4.0      time 1h 08m 06s   sec/tick 450.5   sec/kimg 112.5   maintenance 0.5    cpumem 3.75   augment 0.125
+"""  # noqa: E501
+OLD_STYLEGAN = """\
+tick 1     kimg 8.5      lod 0.00  minibatch 32   time 1m 23s       sec/tick 60.5    sec/kimg 7.5   maintenance 20.5   gpumem 4.5
+network-snapshot-000008        time 10m 36s      fid50k 300.125
+tick 2     kimg 16.5     lod 0.00  minibatch 32   time 2m 23s       sec/tick 60.5    sec/kimg 7.5   maintenance 20.5   gpumem 4.5
+"""  # noqa: E501
+DEEPMD = """\
+#  step      rmse_val    rmse_trn    rmse_e_val  rmse_e_trn         lr
+# If there is no available reference data, rmse_*_{val,trn} will print nan
+      0      3.25e+01    3.50e+01      1.00e+01    1.25e+01    1.0e-03
+    100      2.50e+01    2.75e+01      1.25e+00         nan    1.0e-03
+"""
+CHAINER = """\
+epoch       iteration   main/loss   validation/main/loss  main/accuracy
+\x1b[J1           10          6.25        3.5                   0.375
+     total [#####.............................................] 10.00%
+this epoch [##................................................] 20.00%
+1           20          3.5                               0.5
+2           30          1.75        2.25                  0.625
+"""
+FASTAI = """\
+epoch     train_loss  valid_loss  accuracy  time
+0         0.500000    0.375000    0.850000  00:10
+1         0.250000    0.250000    0.875000  00:09
+"""
+NUMPY = "# step loss acc\n1 0.5 0.25\n2 0.25 0.75\n"
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -299,7 +345,8 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("evaluate", 0, {"eval/ppl": 4998.5}),
             ("step_end", 10, {"loss": 8.93, "iter time (s)": 1.234, "samples/sec": 3.241, "skipped": 0, "lr": 0.0003}),
-            ("step_end", 20, {"CurrSamplesPerSec": 11.5, "epoch": 0, "loss": 8.5}),
+            ("step_end", 20, {"CurrSamplesPerSec": 11.5, "epoch": 0}),
+            ("log", 20, {"loss": 8.5}),
         ],
     ),
     "Megatron": (
@@ -336,7 +383,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 100, {"loss": 4.655, "ppl": 25.2, "lr": 0.01, "epoch": 1}),
             ("evaluate", 487, {"valid/loss": 2.001, "valid/ppl": 4, "epoch": 1}),
-            ("step_end", 487, {"train/loss": 3.001, "train/lr": 0.1, "epoch": 1}),
+            ("log", 487, {"train/loss": 3.001, "train/lr": 0.1, "epoch": 1}),
         ],
     ),
     "fairseq JSON": (
@@ -344,7 +391,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 100, {"update": 0.012, "loss": 16.475, "epoch": 1}),
             ("evaluate", 487, {"valid_loss": 15.5, "epoch": 1}),
-            ("step_end", 487, {"train_loss": 16, "epoch": 1}),
+            ("log", 487, {"train_loss": 16, "epoch": 1}),
         ],
     ),
     "mmdet": (
@@ -503,6 +550,7 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 50, {"loss": 0.75, "samples/sec": 8.0, "lr": 5e-6, "epoch": 1}),
             ("step_end", 100, {"loss": 0.5, "samples/sec": 8.0, "lr": 5e-6, "epoch": 1}),
+            ("log", 100, {"loss": 0.625, "lr": 5e-6}),
             ("evaluate", 100, {"dev/loss": 0.25, "dev/score": 0.875}),
             ("step_end", 150, {"loss": 0.375, "samples/sec": 8.0, "lr": 4e-6, "epoch": 2}),
         ],
@@ -617,5 +665,110 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
             )
             for step, seconds, flops, tokens, loss in ((0, 20.125, 1.5, 25.5, 10.875), (1, 0.125, 50.5, 900.5, 10.5))
         ],
+    ),
+    "Unity ML-Agents": (
+        UNITY,
+        [
+            ("step_end", 12000, {"3DBall/Mean Reward": 1.125, "3DBall/Std of Reward": 0.75}),
+            (
+                "step_end",
+                36000,
+                {"3DBall/Mean Reward": -1.5, "3DBall/Mean Group Reward": 0.25, "3DBall/ELO": 1200.5},
+            ),
+        ],
+    ),
+    "Unity ML-Agents before 1.0": (
+        OLD_UNITY,
+        [
+            ("step_end", 1000, {"BallBrain/Mean Reward": 1.25, "BallBrain/Std of Reward": 0.75}),
+            ("step_end", 2000, {"BallBrain/Mean Reward": 2, "BallBrain/Std of Reward": 0.5}),
+        ],
+    ),
+    "StyleGAN": (
+        STYLEGAN,
+        [
+            (
+                "step_end",
+                0,
+                {
+                    "kimg": 0,
+                    "sec/tick": 4.25,
+                    "sec/kimg": 1079.75,
+                    "maintenance": 30.5,
+                    "cpumem": 3.75,
+                    "augment": 0,
+                },
+            ),
+            ("evaluate", 0, {"eval/fid50k_full": 380.5}),
+            (
+                "step_end",
+                1,
+                {
+                    "kimg": 4,
+                    "sec/tick": 450.5,
+                    "sec/kimg": 112.5,
+                    "maintenance": 0.5,
+                    "cpumem": 3.75,
+                    "augment": 0.125,
+                },
+            ),
+        ],
+    ),
+    "StyleGAN of TensorFlow": (
+        OLD_STYLEGAN,
+        [
+            event
+            for tick, kimg, evaluated in ((1, 8.5, [("evaluate", 1, {"eval/fid50k": 300.125})]), (2, 16.5, []))
+            for event in (
+                (
+                    "step_end",
+                    tick,
+                    {
+                        "kimg": kimg,
+                        "lod": 0,
+                        "minibatch": 32,
+                        "sec/tick": 60.5,
+                        "sec/kimg": 7.5,
+                        "maintenance": 20.5,
+                        "gpumem": 4.5,
+                    },
+                ),
+                *evaluated,
+            )
+        ],
+    ),
+    "DeePMD's learning curve": (
+        DEEPMD,
+        [
+            ("step_end", 0, {"rmse_trn": 35, "rmse_e_trn": 12.5, "lr": 0.001}),
+            ("evaluate", 0, {"val/rmse_val": 32.5, "val/rmse_e_val": 10}),
+            ("step_end", 100, {"rmse_trn": 27.5, "rmse_e_trn": math.nan, "lr": 0.001}),
+            ("evaluate", 100, {"val/rmse_val": 25, "val/rmse_e_val": 1.25}),
+        ],
+    ),
+    "Chainer's PrintReport": (
+        CHAINER,
+        [
+            ("step_end", 10, {"main/loss": 6.25, "main/accuracy": 0.375, "epoch": 1}),
+            ("evaluate", 10, {"validation/main/loss": 3.5}),
+            ("step_end", 20, {"main/loss": 3.5, "main/accuracy": 0.5, "epoch": 1}),
+            ("step_end", 30, {"main/loss": 1.75, "main/accuracy": 0.625, "epoch": 2}),
+            ("evaluate", 30, {"validation/main/loss": 2.25}),
+        ],
+    ),
+    "fastai": (
+        FASTAI,
+        [
+            event
+            for epoch, train, valid, accuracy in ((0, 0.5, 0.375, 0.85), (1, 0.25, 0.25, 0.875))
+            for event in (
+                ("step_end", epoch, {"train_loss": train}),
+                ("evaluate", epoch, {"valid_loss": valid, "valid/accuracy": accuracy}),
+            )
+        ],
+    ),
+    "numpy's table": (
+        NUMPY,
+        [("step_end", 1, {"loss": 0.5, "acc": 0.25}), ("step_end", 2, {"loss": 0.25, "acc": 0.75})],
     ),
 }

@@ -6,6 +6,7 @@ brackets. Heads of containers and of loggers follow one another. The first clock
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final, NamedTuple
 
@@ -73,6 +74,13 @@ _WORDS_OF_LINES: Final = frozenset(
 _OTHER_RANK: Final = re.compile(r"\s*\[rank ?[1-9]", re.IGNORECASE)
 
 
+#: Names of the line and of its time in an object that holds them.
+_WRAPPED: Final = ("log", "message", "msg", "textPayload")
+_WRAPPED_TIMES: Final = ("time", "timestamp", "ts", "@timestamp", "asctime")
+#: Names in an object that holds a row itself.
+_COUNTERS: Final = frozenset(("step", "global_step", "iteration", "iter", "epoch"))
+
+
 class HeadedLine(NamedTuple):
     """A line without its head.
 
@@ -110,6 +118,28 @@ def without_head(text: str) -> HeadedLine:
     rest = text[end:]
     indent = len(rest) - len(rest.lstrip())
     return HeadedLine(rest, max(0, indent - bool(end)), time_ns)
+
+
+def unwrapped(line: str) -> list[str]:
+    r"""Return the lines in an object that Docker or a logger of JSON wrote, each after its time; else the line itself.
+
+    >>> unwrapped('{"log":"step 5 loss 0.5\\n","stream":"stdout","time":"2024-01-02T10:00:00Z"}')
+    ['2024-01-02T10:00:00Z step 5 loss 0.5\n']
+    >>> unwrapped('{"step": 5, "loss": 0.5, "message": "trained"}')
+    ['{"step": 5, "loss": 0.5, "message": "trained"}']
+    """
+    if not line.startswith('{"'):
+        return [line]
+    try:
+        held = json.loads(line)
+    except (ValueError, RecursionError):
+        return [line]
+    text = next((held[name] for name in _WRAPPED if isinstance(held.get(name), str)), None)
+    if text is None or not _COUNTERS.isdisjoint(map(str.casefold, held)):
+        return [line]
+    time = str(next((held[name] for name in _WRAPPED_TIMES if name in held), ""))
+    head = "" if without_head(f"{time} ").text.strip() else f"{time} "
+    return [head + part for part in text.splitlines(keepends=True)]
 
 
 def _part(text: str, start: int) -> re.Match[str] | None:

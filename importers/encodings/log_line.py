@@ -30,6 +30,7 @@ _RANKS: Final = {
     **dict.fromkeys(("epoch", "epochs"), 5),
 }
 GLOBAL_RANK: Final = 0
+BATCH_RANK: Final = 4
 EPOCH_RANK: Final = 5
 
 #: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [5/160]``,
@@ -89,7 +90,7 @@ _LONG_NAMES: Final = {"tel": "val_loss", "trl": "train_loss"}
 
 #: Names of the time since the training began.
 _STOPWATCHES: Final = ("train_time", "elapsed", "elapsed_time")
-_UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60 * NS, "h": 3600 * NS}
+_UNIT_NS: Final = {"ms": NS // 1000, "s": NS, "sec": NS, "m": 60 * NS, "min": 60 * NS, "h": 3600 * NS, "d": 86_400 * NS}
 
 #: Words of a line that measures on held-out data, and the words for them in front of its metrics' names.
 _PHASES: Final = {
@@ -138,6 +139,15 @@ _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b"
 _CAFFE_TEST: Final = re.compile(r"^\s*Test net output #\d+: ")
 #: What TensorFlow's Estimator writes before an evaluation, and repeats in it.
 _ESTIMATOR: Final = re.compile(r"^\s*Saving dict for global step (\d{1,18}):|, global_step = \d+(?=,|$)")
+#: A line of Unity's ML-Agents: the behavior, the step and sentences. Before 1.0 it had a colon, and a point less.
+_UNITY: Final = re.compile(r"(?:.*: )?\s*([^.:]{1,100})[.:] Step: (\d{1,18})\. (?=Time Elapsed:|(?:Mean|No) )(.*)")
+_UNITY_VALUE: Final = re.compile(r"([A-Z][A-Za-z ]*): (-?\d+(?:\.\d+)?(?:e[+-]\d+)?|nan)(?= |\.|$)")
+#: A line of StyleGAN's, and those of its measures.
+_STYLEGAN: Final = re.compile(r"\s*tick (\d{1,18})\s+kimg\s")
+_STYLEGAN_VALUE: Final = re.compile(r"([a-z][\w/]*) +(-?\d+(?:\.\d*)?)(?=\s|$)")
+_STYLEGAN_TIME: Final = re.compile(r"\stime ((?:\d+[dhms] ?)+)")
+_STYLEGAN_MEASURE: Final = re.compile(r'\s*(?:network-snapshot-\S+\s+time |\{"results": \{)')
+_STYLEGAN_RESULT: Final = re.compile(r'(?<![\w/])((?:(?:fid|kid|is|pr|eq[tr])\d|ppl)\w*)"?:? +(-?\d+(?:\.\d+)?)')
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
 #: Source code and commands, which some scripts print first, and lines of processes that repeat what rank 0 says.
@@ -156,6 +166,7 @@ class Counter(NamedTuple):
         inner, within: Number within the epoch and the last one, where they follow an epoch's number in brackets.
         is_from_zero: Whether the tool that writes it so counts epochs from 0.
         counts_evaluation: Whether it counts the batches of an evaluation.
+        unit: What it counts, if it is no counter of epochs, as in ``ImportedRun.step_unit``.
     """
 
     rank: int
@@ -165,6 +176,7 @@ class Counter(NamedTuple):
     within: int | None = None
     is_from_zero: bool = False
     counts_evaluation: bool = False
+    unit: str = "updates"
 
 
 class Bar(NamedTuple):
@@ -225,7 +237,7 @@ def parsed_line(text: str) -> LogLine | None:
     text, indent, time_ns = without_head(text)
     if _ASIDE_LINE.match(text):
         return None
-    line = _of_object(text) or _of_pairs(_of_evaluation(text))
+    line = _of_unity(text) or _of_stylegan(text) or _of_object(text) or _of_pairs(_of_evaluation(text))
     return None if line is None else line._replace(time_ns=time_ns, indent=indent)
 
 
@@ -241,6 +253,35 @@ def _of_evaluation(text: str) -> str:
     if estimator is not None and estimator[1]:
         return f"eval global_step {estimator[1]}:{_ESTIMATOR.sub('', text)}"
     return _CAFFE_TEST.sub("test: ", text, count=1)
+
+
+def _of_unity(text: str) -> LogLine | None:
+    """Parse a line of ML-Agents. Its values are the behavior's: several train side by side."""
+    match = _UNITY.match(text)
+    if match is None:
+        return None
+    values = _Values()
+    for name, shown in _UNITY_VALUE.findall(match[3]):
+        if name == "Time Elapsed":
+            values.elapsed_ns = nanoseconds(number(shown))
+        else:
+            values.add(f"{match[1].strip()}/{name}", float(shown))
+    return LogLine({1: Counter(1, int(match[2]), unit="timesteps")}, "", values.metrics, {}, values.elapsed_ns)
+
+
+def _of_stylegan(text: str) -> LogLine | None:
+    """Parse a line of StyleGAN's ``log.txt``: a tick with its values, or what was measured on a snapshot."""
+    tick = _STYLEGAN.match(text)
+    if tick is None and not _STYLEGAN_MEASURE.match(text):
+        return None
+    time, rest = _STYLEGAN_TIME.search(text), _STYLEGAN_TIME.sub(" ", text)
+    if tick is None:
+        found = _STYLEGAN_RESULT.findall(rest)
+        return LogLine({}, "eval", {name: float(value) for name, value in found}, {}, is_whole=True)
+    parts = re.findall(r"(\d+)([dhms])", time[1]) if time else ()
+    elapsed_ns = sum(int(count) * _UNIT_NS[unit] for count, unit in parts) or None
+    metrics = {name: float(value) for name, value in _STYLEGAN_VALUE.findall(rest, tick.end(1))}
+    return LogLine({1: Counter(1, int(tick[1]), unit="ticks")}, "", metrics, {}, elapsed_ns)
 
 
 class _Values:
@@ -280,6 +321,7 @@ def _of_object(text: str) -> LogLine | None:
         rank = _RANKS.get(rest if first in _PHASES or first == "train" else name.casefold())
         if rank is not None and shown.isdigit() and len(shown) <= 18 and (name, rank) != (fraction, EPOCH_RANK):
             counters.setdefault(rank, Counter(rank, int(shown)))
+            phase = "train" if first == "train" and not phase else phase
         elif (value := number(shown)) is not None:
             values.add(name, value)
         else:

@@ -25,6 +25,11 @@ _LOSS: Final = re.compile(r'"(?:\w+_)?loss"\s*:\s*(?:\[|\{\s*"0"\s*:)\s*[-\dNI]'
 #: The first row of a list of rows.
 _FIRST_ROW: Final = re.compile(r"\s*\[\s*(\{[^{}]*\})")
 
+#: CatBoost's log: ``iterations`` with a list of values for each set, and in ``meta`` the names of the metrics.
+_CATBOOST: Final = re.compile(r'\s*\{\s*"meta"\s*:\s*\{[^{]*"test_sets"')
+#: Chainer's log is a list of rows in a file without a suffix, or with that of text.
+_SUFFIXES: Final = (".json", ".log", "")
+
 #: AllenNLP writes a file for each epoch of a training, and in each what was best so far.
 _OF_EPOCH: Final = re.compile(r"metrics_epoch_(\d{1,9})\.json")
 _BEST: Final = "best_"
@@ -33,21 +38,26 @@ _DOPAMINE: Final = {"Agent", "Iteration", "Value"}
 
 
 class JsonDocumentReader(SingleFile):
-    """Reader for JSON files that hold a table: an object of columns, or a list of rows.
+    """Reader for JSON files that hold a table: an object of columns, a list of rows, or CatBoost's log.
 
     Rows without a step are counted from 0, as Keras counts epochs.
     """
 
     kind = "json"
-    title = "JSON tables: Keras' History, lists of rows (Dopamine), AllenNLP's metrics_epoch_N.json"
+    title = "JSON tables: Keras' History, lists of rows (Dopamine, Chainer), AllenNLP's metrics_epoch_N.json, CatBoost"
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """Whether the file begins with columns of numbers, one of them a loss, or with a row of numbers."""
-        if path.suffix.casefold() != ".json":
+        suffix = path.suffix.casefold()
+        if suffix not in _SUFFIXES:
             return False
         text = decoded_head(head)
+        if suffix != ".json":
+            return (row := _first_row(text)) is not None and _is_row(row)
         if _OF_EPOCH.fullmatch(path.name):
             return '"epoch"' in text
+        if _CATBOOST.match(text):
+            return True
         if _HISTORY.match(text):
             return _LOSS.search(text) is not None
         return (row := _first_row(text)) is not None and _is_row(row)
@@ -117,6 +127,11 @@ def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, object
         return [flattened(entry) if isinstance(entry, dict) else {} for entry in document], {}
     if not isinstance(document, dict):
         return [], {}
+    if isinstance(meta := document.get("meta"), dict) and isinstance(iterations := document.get("iterations"), list):
+        try:
+            return list(_iterations_of_catboost(meta, iterations)), {}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UnreadableSource(f"not a log of CatBoost ({error!r})") from None
     columns: dict[str, list[Any]] = {}
     config: dict[str, object] = {}
     for name, held in document.items():
@@ -130,6 +145,20 @@ def _records(document: Any, omissions: Omissions) -> tuple[list[dict[str, object
     for name in [name for name, column in columns.items() if len(column) < length]:
         omissions.add(f"{name!r}", f"{len(columns.pop(name))} values for {length} epochs, and which is unknown")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], config
+
+
+def _iterations_of_catboost(meta: Mapping[str, Any], iterations: Sequence[Any]) -> Iterator[dict[str, object]]:
+    """Yield CatBoost's iterations, their values named after the set and the metric, without the time that remains."""
+    names = {part: [str(metric["name"]) for metric in meta.get(f"{part}_metrics") or ()] for part in ("learn", "test")}
+    for iteration in iterations:
+        row: dict[str, object] = {}
+        for name, held in iteration.items():
+            if isinstance(held, list):
+                metrics = names["learn" if name == "learn" else "test"]
+                row.update({f"{name}/{metric}": value for metric, value in zip(metrics, held, strict=True)})
+            elif name != "remaining_time":
+                row[name] = held
+        yield row
 
 
 def _with_runs_of_dopamine(records: list[dict[str, object]]) -> list[dict[str, object]]:

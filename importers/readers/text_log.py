@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...store.plan import Plan
-from ..encodings.line_head import DAY_NS, without_head
+from ..encodings.line_head import DAY_NS, unwrapped, without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
 from ..encodings.numbers import INT64_MAX, number, step_of
@@ -39,7 +39,8 @@ _TELLING: Final = 2
 
 #: Parts of names of what trainings measure. Prose with "step 1" has other names, and each but once.
 _MEASURED: Final = re.compile(
-    r"loss|acc(?!um)|err|ppl|perplexity|bleu|f1|auc|mae|mse|iou|map\b|dice|reward|return|score|nll|cer|wer|bpb|lr\b|learning.rate",
+    r"loss|acc(?!um)|err|ppl|perplexity|bleu|f1|auc|mae|mse|iou|map\b|dice|reward|return|score|nll|cer|wer|bpb|lr\b|learning.rate"
+    r"|(?:fid|kid|is|pr|eq[tr])\d",
     re.IGNORECASE,
 )
 #: So many runs of one length in one file are epochs, rather than runs.
@@ -85,10 +86,10 @@ class TextLogReader(SingleFile):
         """Whether the suffix fits and at least two lines hold a step and a value, wherever they are."""
         if path.suffix.casefold() not in _SUFFIXES or b"\0\0" in head:
             return False
-        if _is_log(decoded_head(head).splitlines()):
+        if _is_log(line for text in decoded_head(head).splitlines() for line in unwrapped(text)):
             return True
         try:
-            return path.stat().st_size > len(head) and _is_log(TextLines(path, errors="replace"))
+            return path.stat().st_size > len(head) and _is_log(_lines_of(path))
         except (OSError, UnreadableSource):
             return False
 
@@ -118,7 +119,7 @@ class TextLogReader(SingleFile):
             lines = TextLines(path, errors="replace")
             line_number = 0
             before: Row | None = None
-            for line_number, line in enumerate(lines, start=1):
+            for line_number, line in _numbered(lines):
                 parsed = parse(line)
                 if parsed is not None and before is not None and _is_repeated(before, parsed):
                     omissions.add(f"line {line_number}", _REPEATED)
@@ -130,7 +131,7 @@ class TextLogReader(SingleFile):
                     commas.look_at(parsed.row.attrs, line_number)
                     repeated.look_at(parsed.repeated, line_number)
                     yield parsed
-            if not options.is_growing and parse(lines.unfinished) is not None:
+            if not options.is_growing and any(parse(line) is not None for line in unwrapped(lines.unfinished)):
                 omissions.add(f"line {line_number + 1}", UNFINISHED)
 
         def rows() -> Iterator[Row]:
@@ -140,7 +141,7 @@ class TextLogReader(SingleFile):
             repeated.tell()
 
         found = False
-        told_apart = _told_apart(rows(), lambda: map(_parser(options.pattern), TextLines(path, errors="replace")), path)
+        told_apart = _told_apart(rows(), lambda: map(_parser(options.pattern), _lines_of(path)), path)
         for run in runs_of(told_apart, plan=lambda: Plan(total_steps=totals[0] if totals else None)):
             found = True
             yield replace(run, nan_filtered=("loss",)) if is_trainers and _is_finite(path) else run
@@ -151,6 +152,19 @@ class TextLogReader(SingleFile):
                 else "The pattern matches none of its lines"
             )
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield lines and their numbers in the file. Containers wrap several lines in one."""
+    for line_number, text in enumerate(lines, start=1):
+        for line in unwrapped(text):
+            yield line_number, line
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a file."""
+    for _, line in _numbered(TextLines(path, errors="replace")):
+        yield line
 
 
 def _is_finite(path: Path) -> bool:
@@ -291,6 +305,9 @@ class _Lines:
         self._logged = 0
         self._epoch = 0.0
         self._bars = 0
+        #: Whether batches were rows, since the newest summary of an epoch and before it, and its epoch.
+        self._is_counted = self._was_counted = False
+        self._ended_epoch: int | None = None
         self._state: tuple[int, int, Mapping[str, float]] = (0, 0, {})
         self._announced = ""
         self._block: _Block | None = None
@@ -318,10 +335,19 @@ class _Lines:
         if place is None or not self._is_row(line):
             return None
         metrics = _named(line)
+        is_summary = self._is_summary(line)
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None and len(line.counters) > 1:
             metrics.setdefault("epoch", float(epoch.done))
-        row = Row(place.step, metrics, line.attrs, line.time_ns, line.elapsed_ns, step_unit=self._positions.step_unit)
+        row = Row(
+            place.step,
+            metrics,
+            line.attrs,
+            line.time_ns,
+            line.elapsed_ns,
+            step_unit=self._positions.step_unit,
+            is_summary=is_summary,
+        )
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
     def _block_of(self, text: str, line: LogLine | None) -> _Block | None:
@@ -342,6 +368,16 @@ class _Lines:
             return True
         is_measured = self._block is not None or any(map(_MEASURED.search, line.metrics))
         return line.is_whole and is_measured and not any(map(_STALE.search, line.metrics))
+
+    def _is_summary(self, line: LogLine) -> bool:
+        """Whether a line sums up an epoch whose batches were rows before."""
+        epoch = line.counters.get(EPOCH_RANK)
+        if epoch is not None and (line.phase == "train" or (len(line.counters) == 1 and epoch.inner is None)):
+            if epoch.done != self._ended_epoch:
+                self._ended_epoch, self._was_counted, self._is_counted = epoch.done, self._is_counted, False
+            return self._was_counted
+        self._is_counted |= bool(line.counters) and not line.phase
+        return False
 
     def _is_result(self, bar: Bar, metrics: Mapping[str, float]) -> bool:
         """Whether a state of a progress bar is the last one of its epoch, or of a training without epochs."""
@@ -434,6 +470,7 @@ class Positions:
         #: The steps before each epoch, and the newest epoch's own count.
         self._before: dict[int, int] = {}
         self._count = 0
+        self._unit = "updates"
 
     @property
     def is_counted_by_bars(self) -> bool:
@@ -444,7 +481,7 @@ class Positions:
     def step_unit(self) -> str:
         """The unit of the steps so far, as in ``ImportedRun``; empty where only progress bars count."""
         if self._step is not None or self._steps_per_epoch is not None:
-            return "updates"
+            return self._unit
         return "" if self._epoch is None else "epochs"
 
     def place_of(self, line: LogLine) -> LinePlace | None:
@@ -469,7 +506,7 @@ class Positions:
         if finest == EPOCH_RANK and counter.inner is None:
             return LinePlace(*self._after_epoch(counter))
         place = self._counted(counter)
-        self._step = place.step
+        self._step, self._unit = place.step, counter.unit
         return place
 
     def _uncounted(self, line: LogLine) -> LinePlace | None:
