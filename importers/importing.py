@@ -21,6 +21,7 @@ from ..store.errors import TelemetryError
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
+from .plain_tables import PlainFacts
 from .rows import PLACE_NAMES, is_evaluation
 from .run_writing import (
     Course,
@@ -230,7 +231,12 @@ def _import_run(
         evaluations = {renamed.get(name, name) for name in options.evaluations}
         evaluations |= {new for old, new in renamed.items() if is_evaluation(new) and not is_evaluation(old)}
         provenance = _provenance(source, run, digest, renamed, sorted(evaluations))
-        run = replace(run, facts=with_evaluations(with_names(run.facts, renamed), evaluations))
+
+        def named(facts: Iterator[Fact]) -> Iterator[Fact]:
+            return with_evaluations(with_names(facts, renamed), evaluations)
+
+        facts = run.facts
+        run = replace(run, facts=facts.mapped(named) if isinstance(facts, PlainFacts) else named(facts))
         return _make(store, identity, source, run, provenance, known)
     except TelemetryError as error:
         problem = _failure(error, source, is_all=True)
@@ -241,10 +247,15 @@ def _import_run(
 def _make(
     store: Path, identity: str, source: Source, run: ImportedRun, provenance: _Provenance, known: dict[str, Path]
 ) -> Outcome:
-    first = next(run.facts, None)
-    if first is None:
-        raise UnreadableSource(NO_EVENT)
-    began_ns = run.started_ns or first.time_ns
+    facts = run.facts
+    if isinstance(facts, PlainFacts):
+        first_ns = int(facts.table.time_ns[0])
+    else:
+        first = next(facts, None)
+        if first is None:
+            raise UnreadableSource(NO_EVENT)
+        facts, first_ns = chain((first,), facts), first.time_ns
+    began_ns = run.started_ns or first_ns
     run_id = f"{_stamp(began_ns)}-{identity}"
     info = RunInfo(
         run_id,
@@ -256,7 +267,7 @@ def _make(
         source=asdict(provenance),
     )
     folder = store / run_id
-    courses, told = write_new(folder, info, run, chain((first,), run.facts))
+    courses, told = write_new(folder, info, run, facts)
     known[identity] = folder
     return _outcome(State.NEW, source, folder, told, courses, courses.events)
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,12 +20,14 @@ from typing import Final, TypeAlias, TypeVar
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, is_kind
+from ..store.journal.segment import EventColumns
 from ..store.journal.writer import JournalWriter
-from ..store.parquet.sealing import seal
+from ..store.parquet.sealing import seal, seal_columns
 from ..store.plan import Plan
 from ..store.run_folder import DIGESTS_JSON
 from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
 from .encodings.numbers import INT64_MAX
+from .plain_tables import PlainFacts
 from .source import Fact, ImportedRun, RefusedRun, UnreadableSource
 
 _UNKNOWN: Final = float("nan")
@@ -211,12 +213,17 @@ def write_new(folder: Path, info: RunInfo, run: ImportedRun, facts: Iterable[Fac
     aside.mkdir(parents=True)
     try:
         courses = Courses()
-        append_facts(aside, info.run_id, facts, courses, run.started_ns)
+        columns = _columns_of(facts, courses) if isinstance(facts, PlainFacts) else ()
+        if not columns:
+            append_facts(aside, info.run_id, facts, courses, run.started_ns)
         if not courses.events or isinstance(courses.problem, RefusedRun):
             raise courses.problem or UnreadableSource("the source holds no events")
         told = _told(replace(info, attempts=courses.attempts(run)), courses, run)
         write_run_info(aside, told)
-        seal(aside)
+        if columns:
+            seal_columns(aside, told, columns)
+        else:
+            seal(aside)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -249,6 +256,30 @@ def _told(info: RunInfo, courses: Courses, run: ImportedRun) -> RunInfo:
     key = courses.planned(run)[0]
     source = {**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem}
     return replace(info, source=source | ({"plan_from": key} if key else {}))
+
+
+def _columns_of(facts: PlainFacts, courses: Courses) -> Sequence[EventColumns]:
+    """Return the events of a plain table by columns, and count them, as ``append_facts`` does.
+
+    Raises:
+        UnreadableSource: A log cannot hold them.
+    """
+    table, columns = facts.table, facts.table.events()
+    steps, time_ns = table.steps, table.time_ns
+    course = Course(0, first_step=int(steps[0]), steps=int(steps[-1]))
+    course.spacing = int((steps[1:] - steps[:-1]).max(initial=0))
+    course.started_ns, course.ended_ns = int(time_ns[0]), int(time_ns.max())
+    for events in columns:
+        _check(events.kind, events.names)
+        course.events += len(events.seq)
+        course.elapsed_ns = max(course.elapsed_ns, int(events.elapsed_ns.max()))
+        course.updates += len(events.seq) * is_update(Fact(events.kind, 0, dict.fromkeys(events.names, 0.0)))
+        course.evaluations += len(events.seq) * (events.kind == "evaluate")
+        if "epoch" in events.names:
+            epochs = events.values[:, events.names.index("epoch")].tolist()
+            course.epochs = max([course.epochs, *epochs])  # In this order, NaN is none.
+    courses.by_attempt[0] = course
+    return columns
 
 
 def append_facts(

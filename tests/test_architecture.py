@@ -252,8 +252,8 @@ OWNERS = {
     "pyarrow": {"store", "importers"},
     # Rules sum long windows with it, in the order of `rules/functions/reductions.py`; the engine loads without it. A
     # sweep evaluates a rule at all events at once, over numpy's arrays.
-    # Stable-Baselines3's evaluations are numpy's arrays.
-    "numpy": {"store", "rules", "replay", "importers/readers", "examples", "shipping"},
+    # Stable-Baselines3's evaluations are numpy's arrays, and plain tables are read by columns.
+    "numpy": {"store", "rules", "replay", "importers/plain_tables", "importers/readers", "examples", "shipping"},
     "simpleeval": {"rules"},
     "yaml": {"rules"},
     "torch": {"recorder", "examples", "integrations"},

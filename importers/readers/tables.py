@@ -7,14 +7,19 @@ text.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
+from ..plain_tables import PlainFacts, plain_table, plain_text
 from ..rows import MOST_METRICS, Row, facts_by_name, is_evaluation
 from ..source import UNFINISHED, DecimalCommas, Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
 from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, runs_in_table, wall_clock_ns
@@ -59,22 +64,49 @@ class TableReader(SingleFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
         (path,) = files
-        lines = TextLines(path)
-        rest = iter(lines)
-        try:
-            first = next(rest, "")
-            separator = _separator(path, first)
-            columns = _cells(first, separator)
-            layout = _checked(path, columns, options)
-            rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
-            if layout.is_algoperf:
-                yield from runs_in_table(rows, path, config=lambda: _settings(path), facts_of=_facts_of_algoperf)
-            elif layout.is_fastai:
-                yield from runs_in_table(rows, path, facts_of=_facts_of_fastai)
-            else:
-                yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path)
-        except csv.Error as error:
-            raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
+        text = plain_text(path)
+        plain = None if text is None else _plain_run(path, text, options)
+        yield from _runs_by_rows(path, options) if plain is None else (plain,)
+
+
+def _plain_run(path: Path, text: io.StringIO, options: ReadOptions) -> ImportedRun | None:
+    """Return the run of a plain table; None where its rows must be read one by one."""
+    first = text.readline()
+    separator = _separator(path, first)
+    columns = _cells(first, separator)
+    layout = _checked(path, columns, options)
+    facts_of, config = _ways_of(layout, path)
+    table = plain_table(text, separator, columns, layout, _places(columns, layout).metrics, facts_of)
+    if table is None:
+        return None
+    row = Row(int(table.steps[0]), {}, {}, step_unit=layout.step_unit)
+    (run,) = runs_in_table([row], path, config=config, facts_of=facts_of)
+    by_rows = chain.from_iterable(run.facts for run in _runs_by_rows(path, options))
+    return replace(run, facts=PlainFacts(by_rows, table))
+
+
+def _runs_by_rows(path: Path, options: ReadOptions) -> Iterator[ImportedRun]:
+    lines = TextLines(path)
+    rest = iter(lines)
+    try:
+        first = next(rest, "")
+        separator = _separator(path, first)
+        columns = _cells(first, separator)
+        layout = _checked(path, columns, options)
+        rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
+        facts_of, config = _ways_of(layout, path)
+        yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=config, facts_of=facts_of)
+    except csv.Error as error:
+        raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
+
+
+def _ways_of(
+    layout: TableColumns, path: Path
+) -> tuple[Callable[[Row, int], Iterator[Fact]], Callable[[], dict[str, object]]]:
+    """Return how a table's rows become events, and how its configuration is read."""
+    if layout.is_algoperf:
+        return _facts_of_algoperf, partial(_settings, path)
+    return _facts_of_fastai if layout.is_fastai else facts_by_name, dict
 
 
 def _header(path: Path, head: bytes) -> list[str]:

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -93,6 +93,25 @@ class SampleSpans(NamedTuple):
     flagged: Integers
     flagged_count: Integers
     token_count: Integers
+
+
+class EventColumns(NamedTuple):
+    """Events of one kind with the same metrics, by columns. They have no attributes, samples or vectors.
+
+    Attributes:
+        kind, names: Their layout.
+        seq: Rising. Shape (events,), as the next ones.
+        step, time_ns, elapsed_ns: As in ``Event``.
+        values: Shape (events, metrics).
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    seq: Integers
+    step: Integers
+    time_ns: Integers
+    elapsed_ns: Integers
+    values: npt.NDArray[np.float64]
 
 
 #: The columns ``layout``, ``flags``, ``start`` and ``end`` of a segment without events.
@@ -376,6 +395,27 @@ class Segment:
             data[lengths:token_losses],
             data[token_losses : token_losses + 4 * token_count],
         )
+
+
+def segment_of_columns(columns: Sequence[EventColumns], *, attempt: int = 0, rank: int = 0) -> Segment:
+    """Return a segment that no journal holds, of events that are numbered from 0."""
+    ordered = sorted(columns, key=lambda events: int(events.seq[0]))
+    layout, start, end = (np.empty(sum(len(events.seq) for events in ordered), np.int64) for _ in range(3))
+    layouts, parts, size = [], [], 0
+    for number, events in enumerate(ordered):
+        layouts.append(EventLayout(events.kind, events.names))
+        payloads = np.zeros(len(events.seq), layouts[-1].head)
+        payloads["epoch"] = np.nan
+        for field_name in ("seq", "step", "time_ns", "elapsed_ns", "values"):
+            payloads[field_name] = getattr(events, field_name)
+        layout[events.seq] = number
+        start[events.seq] = size + payloads.itemsize * np.arange(len(payloads))
+        end[events.seq] = start[events.seq] + payloads.itemsize
+        parts.append(payloads.tobytes())
+        size += payloads.nbytes
+    flags, header = np.zeros(len(layout), np.uint8), {"attempt": attempt, "rank": rank}
+    data = b"".join(parts)
+    return Segment(header, 0, "", data, tuple(layouts), layout.astype(np.int32), flags, start, end)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ cut, merged, compressed or sorted, and changes with any value. Digests of column
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
 from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, Stream, list_files, read_file, replace_file
-from ..run_info import Attempt, RunInfo, read_run_info
+from ..run_info import Attempt, RunInfo, fields_of, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
 
 #: Columns of each table that hardly change from row to row: only changed values and their positions are digested.
@@ -150,12 +149,12 @@ class PresenceDigest:
         """Add more rows, and return their non-null values."""
         if 0 < values.null_count < len(values):
             has = values.is_valid().to_numpy()
-        else:  # All rows are alike, so one suffices.
-            has = np.full(min(1, len(values)), not values.null_count)
-        if len(has):
             changes = self._rows + np.flatnonzero(np.diff(has, prepend=self._last))
             self._digest.update(changes.astype(np.int64).data)
             self._last = bool(has[-1])
+        elif len(values) and self._last is (values.null_count > 0):
+            self._digest.update(np.array([self._rows], np.int64).data)
+            self._last = not self._last
         self._rows += len(values)
         return values.drop_null() if values.null_count else values
 
@@ -208,22 +207,28 @@ class _Changes(EachValue):
         self._last: int | str | None = None
 
     def _digest(self, present: pa.Array) -> None:
-        is_text = not pa.types.is_integer(present.type)
-        if is_text and not pa.types.is_dictionary(present.type):
+        if pa.types.is_integer(present.type):
+            numbers = present.to_numpy()
+            begins = _begins(numbers)
+            begins = begins[int(numbers[0] == self._last) :]
+            self._last = int(numbers[-1])
+            self._values.update(_pairs(self._count + begins, numbers[begins].astype(np.int64)))
+            return
+        if not pa.types.is_dictionary(present.type):
             present = present.dictionary_encode()
-        codes = (present.indices if is_text else present).to_numpy()
-        begins = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-        run = present.take(pa.array(begins))
-        run = run.dictionary_decode().cast(pa.large_string()) if is_text else run.cast(pa.int64())
+        begins = _begins(present.indices.to_numpy())
+        run = present.take(pa.array(begins)).dictionary_decode().cast(pa.large_string())
         # Two codes may mean the same text.
         differs = np.concatenate([[run[0].as_py() != self._last], pc.not_equal(run[1:], run[:-1])])
         self._last = run[-1].as_py()
         changed, places = run.filter(pa.array(differs)), self._count + begins[differs]
-        if is_text:
-            self._lengths.update(_pairs(places, pc.binary_length(changed).to_numpy()))
-            self._values.update(characters(changed))
-        else:
-            self._values.update(_pairs(places, changed.to_numpy()))
+        self._lengths.update(_pairs(places, pc.binary_length(changed).to_numpy()))
+        self._values.update(characters(changed))
+
+
+def _begins(codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the positions of values that differ from the one before, the first included."""
+    return np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
 
 
 class LongDigests:
@@ -508,16 +513,16 @@ def faults_of(
 
 def attempt_digest(attempt: Attempt) -> str:
     """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
-    told = dataclasses.asdict(attempt, dict_factory=_without_none)
+    told = _without_none(attempt)
     later = {name: told[name] for name in _OPTIONAL_FIELDS if name in told}
     fields = [*(told.get(name) for name in ATTEMPT_FIELDS), *([later] if later else [])]
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_without_none)
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
-def _without_none(pairs: list[tuple[str, Any]]) -> JsonObject:
-    """Build a dictionary without None values."""
-    return {name: value for name, value in pairs if value is not None}
+def _without_none(entry: Any) -> JsonObject:
+    """Return the fields of a part of ``run.json`` that are not None."""
+    return {name: value for name, value in fields_of(entry).items() if value is not None}
 
 
 def log_digest(
