@@ -89,6 +89,8 @@ def curve(number: int, length: int = 6) -> list[float]:
         ({"group": "night", "source": {"folder": "logs/a"}}, "model", Family("group", "night")),
         ({"source": {"folder": "logs/nanogpt/run-3/tb", "path": "x"}}, None, Family("source folder", "logs/nanogpt")),
         ({"source": {"folder": "logs", "path": "logs/a.csv"}}, None, Family("source folder", "logs")),
+        ({"source": {"folder": "runs/lr-0.1"}, "name": "lr-0.1"}, None, Family("source folder", "runs")),
+        ({"source": {"folder": "runs/gpt/lr-0.1"}, "name": "gpt/lr-0.1"}, None, Family("source folder", "runs/gpt")),
         ({}, None, Family("configuration", "train.py")),
     ],
 )

@@ -123,9 +123,16 @@ def _value_of(info: RunInfo, key: str) -> str:
 
 
 def _source_folder(info: RunInfo) -> str:
-    """Return the import root's name and the first folder in it that leads to the source; empty for a recorded run."""
+    """Return the import root's name and the first folder in it that leads to the source; empty for a recorded run.
+
+    A folder that a run is named after is the run's own, as a file is: it holds no other run.
+    """
     folder = (info.source or {}).get("folder")
-    return "/".join(PurePath(folder).parts[:_FOLDER_PARTS]) if isinstance(folder, str) else ""
+    if not isinstance(folder, str):
+        return ""
+    parts = PurePath(folder).parts
+    is_own = len(parts) > 1 and parts[1:] == PurePath(info.name).parts
+    return "/".join(parts[: len(parts) - is_own][:_FOLDER_PARTS])
 
 
 def _configuration(info: RunInfo) -> str:
