@@ -31,7 +31,7 @@ EVALUATION_WORDS: Final = frozenset(
 PLACE_NAMES: Final = frozenset(
     (
         *("epoch", "train/epoch", "global_step", "train/global_step", "trainer/global_step", "time", "data_time"),
-        *("total_steps", "percentage"),
+        *("step", "iter", "iteration", "total_steps", "percentage"),
     )
 )
 

@@ -87,6 +87,19 @@ _RANGE_ENDS: Final = ("__MIN", "__MAX")
 _MOST_SECONDS: Final = 1e11
 
 
+def step_unit_of(column: str) -> str:
+    """Return what a column that counts steps counts, as ``ImportedRun.step_unit``; its name where that is its own.
+
+    >>> [step_unit_of(name) for name in ("iter", "Epoch", "total_timesteps", "tokens")]
+    ['updates', 'epochs', 'timesteps', 'tokens']
+
+    """
+    name = column.strip().casefold()
+    if "timesteps" in name:
+        return "timesteps"
+    return _OTHER_UNITS.get(name, "updates") if name in STEP_COLUMNS else column.strip()
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumns:
     """The roles of a table's columns.
@@ -110,11 +123,8 @@ class TableColumns:
 
     @property
     def step_unit(self) -> str:
-        """The unit of the steps, as in ``ImportedRun``. A column with a name of its own is its own unit."""
-        name = self.step.strip().casefold()
-        if "timesteps" in name:
-            return "timesteps"
-        return _OTHER_UNITS.get(name, "updates") if name in STEP_COLUMNS else self.step.strip()
+        """The unit of the steps, as in ``ImportedRun``."""
+        return step_unit_of(self.step)
 
     @property
     def is_algoperf(self) -> bool:

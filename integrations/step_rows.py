@@ -8,14 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from ..importers.rows import split_row
+from ..importers.call_steps import CallSteps
+from ..importers.rows import PLACE_NAMES, split_row
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import triggering_kinds
-
-#: The kind of event that a row becomes, but for the values of evaluations.
-StepKind: TypeAlias = Literal["log", "step_end"]
 
 logger = logging.getLogger("steptape")
 
@@ -26,60 +23,60 @@ def warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-def warn_of_rules_without_events(recorder: Recorder, rules: Any, step_kind: StepKind) -> None:
-    """Warn of rules that judge updates where rows are not recorded as updates."""
-    kinds = triggering_kinds(rules) if recorder.decides else ()
-    if step_kind == "log" and "step_end" in kinds and "log" not in kinds:
-        what = "rules with the trigger on_step_end decide nothing here: rows are recorded as log events"
-        warn_once(f"{what}. If the steps count optimizer updates, pass step_kind='step_end'")
-
-
 class StepRows:
     """The rows of one recorder.
 
-    Metrics whose names say that they were measured on held-out data become ``evaluate`` events, as in imports.
+    A row becomes the events that an import of the tracker's file makes of it: ``step_end``, and ``evaluate`` for the
+    metrics whose names say that they were measured on held-out data.
 
     Args:
         recorder: Records the rows.
-        step_kind: ``step_end`` if the steps count optimizer updates.
+        step: Step of the first row.
+        steps: Place each row by its values; None to place it by its step alone.
 
     Attributes:
         step: Step of the current row.
-        row: Its values so far.
+        row: Its values so far; None before the first.
     """
 
-    def __init__(self, recorder: Recorder, step_kind: StepKind = "log", step: int = 0) -> None:
-        if step_kind not in ("log", "step_end"):
-            raise ValueError(f"step_kind must be 'log' or 'step_end'; got {step_kind!r}")
+    def __init__(self, recorder: Recorder, step: int = 0, steps: CallSteps | None = None) -> None:
         self.step = step
-        self.row: dict[str, float] = {}
-        self._recorder = recorder
-        self._step_kind = step_kind
-        self._newest = step - 1
+        self.row: dict[str, Any] | None = None
+        self._recorder, self._steps = recorder, steps
 
     def add(self, values: Mapping[str, Any], step: int) -> None:
         """Add values to the row of a step. If it is another step, commit the current row first."""
         if step != self.step:
             self.commit()
             self.step = step
-        self.row.update((name, _snapshot(value)) for name, value in values.items())
+        self.row = self.row or {}
+        self.row.update((name, _snapshot(value)) for name, value in values.items() if value is not None)
 
     def commit(self) -> None:
         """Record the current row, at its step or at the newest step so far."""
-        row, self.row = self.row, {}
-        if not row:
+        row, self.row = self.row, None
+        if row is None:
             return
-        if self.step < self._newest:
-            names = ", ".join(map(repr, sorted(row)[:3]))
+        newest = self._recorder.progress.updates
+        step = self.step if self._steps is None else self._steps.place(self.step, row)
+        if self._steps is not None and self._steps.fault:
+            warn_once(self._steps.fault)
+        if row and (step < newest or (self._steps is not None and self._steps.is_behind)):
+            names = ", ".join(map(repr, sorted(row.keys() - PLACE_NAMES or row)[:3]))
             warn_once(f"steps of {names} lie behind those of other values; they are recorded at the newest step")
-        is_new, self._newest = self.step > self._newest, max(self.step, self._newest)
-        for kind, values in split_row(row):
-            if kind == self._step_kind == "step_end" and is_new:
-                self._recorder.step(values, step=self._newest)
+        self._record(row, max(step, newest))
+
+    def _record(self, row: Mapping[str, Any], step: int) -> None:
+        texts = {name: value for name, value in row.items() if isinstance(value, (str, list, tuple))}
+        parts = [*split_row({name: value for name, value in row.items() if name not in texts})]
+        for kind, values in parts or [("log", {})] * bool(texts):
+            given, texts = {**values, **texts}, {}
+            if kind == "step_end":
+                self._recorder.step(given, step=step)
                 continue
-            self._recorder.at(self._newest)
+            self._recorder.at(step)
             record = self._recorder.evaluate if kind == "evaluate" else self._recorder.log
-            record(values)
+            record(given)
 
 
 def flattened(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:

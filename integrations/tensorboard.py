@@ -12,18 +12,35 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from ..recorder.advice import Advice, advising
 from ..recorder.arguments import Ranks, completed
 from ..recorder.recorder import Recorder
 from . import wandb
-from .step_rows import StepKind, StepRows, step_of, warn_of_rules_without_events, warn_once
+from .step_rows import StepRows, step_of, warn_once
+
+_ADVICE: Final = Advice(
+    recorder="writer.recorder",
+    control="writer.control",
+    kinds={
+        "step_end": "add_scalar with a tag of the training",
+        "evaluate": "add_scalar with a tag such as 'Loss/val'",
+        "log": "SummaryWriter with log_every=1",
+    },
+    epoch="Call add_scalar('epoch', ...)",
+    agree="Broadcast writer.control.should_stop to the other ranks",
+    first_step="Give add_scalar the step i + 1",
+    end="Close the writer after the last value",
+    repeats_steps=True,
+)
 
 
 class SummaryWriter:
     """A run with the methods of TensorBoard's writer.
 
-    The values of one step are one event. It is recorded when a value of another step comes, or the same tag again.
+    The values of one step are one event, and those of tags such as ``Loss/val`` an evaluation. They are recorded when a
+    value of another step comes, or the same tag again.
     After ``wandb.init(sync_tensorboard=True)`` of ``steptape.integrations.wandb``, the writer writes into that run.
 
     Args:
@@ -31,7 +48,6 @@ class SummaryWriter:
         comment: A suffix of the name.
         purge_step, max_queue, flush_secs, filename_suffix: For ``tee``.
         store: The store; by default ``STEPTAPE_STORE`` or ``runs``.
-        step_kind: ``step_end`` if ``global_step`` counts optimizer updates; by default events are ``log``.
         tee: A real writer that also gets every call; True makes one for ``log_dir``.
         **own: Arguments of ``Recorder``, such as ``rules``.
 
@@ -50,7 +66,6 @@ class SummaryWriter:
         filename_suffix: str = "",
         *,
         store: str | os.PathLike[str] | None = None,
-        step_kind: StepKind = "log",
         tee: Any = None,
         **own: Any,
     ) -> None:
@@ -67,13 +82,13 @@ class SummaryWriter:
         else:
             # A rank of its own: a writer belongs to one process, and scripts make it on rank 0 alone.
             own = completed({"name": f"{'/'.join(parts)}{comment}" or None, **own}, Ranks, rank=0)
-            self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
-            warn_of_rules_without_events(self.recorder, own.get("rules"), step_kind)
+            with advising(_ADVICE):
+                self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
         if log_dir is not None:
             os.makedirs(log_dir, exist_ok=True)
         self.log_dir = str(self.recorder.folder if log_dir is None else log_dir)
         self._tee = tee
-        self._rows = StepRows(self.recorder, step_kind)
+        self._rows = StepRows(self.recorder, self.recorder.progress.updates)
         atexit.register(self._rows.commit)
 
     @property
@@ -116,8 +131,7 @@ class SummaryWriter:
         self._add(metric_dict, None)
 
     def flush(self) -> None:
-        """Record the current event."""
-        self._rows.commit()
+        """Flush ``tee``. The current event stays open: the values of its step may follow."""
         if self._tee is not None:
             self._tee.flush()
 
@@ -155,6 +169,6 @@ class SummaryWriter:
             )
 
     def _add(self, values: Mapping[str, Any], step: Any) -> None:
-        if not self._rows.row.keys().isdisjoint(values):
+        if self._rows.row and not self._rows.row.keys().isdisjoint(values):
             self._rows.commit()
         self._rows.add(values, step_of(step, self._rows.step))

@@ -19,15 +19,14 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
+from ..importers.call_steps import CallSteps
+from ..recorder.advice import Advice, advising
 from ..recorder.arguments import MOVED_ARGUMENTS, Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.run_folder import RUN_JSON
 from ..store.store import open_run
-from .step_rows import StepKind, StepRows, flattened, step_of, warn_of_rules_without_events, warn_once
-
-#: Keys that count steps, if ``define_metric`` declares them.
-_STEP_KEYS: Final = frozenset(("step", "iter", "iteration", "global_step", "_step"))
+from .step_rows import StepRows, flattened, step_of, warn_once
 
 _MEDIA: Final = frozenset(
     ("Artifact", "Audio", "Graph", "Histogram", "Html", "Image", "JoinedTable", "Molecule", "Object3D", "Plotly")
@@ -36,6 +35,21 @@ _MEDIA: Final = frozenset(
 _CALLS: Final = frozenset(
     ("link_artifact", "log_artifact", "log_code", "log_model", "mark_preempting", "require", "save", "setup")
 ) | {"unwatch", "watch"}
+
+_ADVICE: Final = Advice(
+    recorder="wandb.run.recorder",
+    control="wandb.run.control",
+    kinds={
+        "step_end": "wandb.log with values of the training",
+        "evaluate": "wandb.log with names such as 'val/loss'",
+        "log": "wandb.init with log_every=1",
+    },
+    epoch="Log it as 'epoch'",
+    agree="Broadcast wandb.run.should_stop to the other ranks",
+    first_step="Log with step=i + 1",
+    end="Call wandb.finish after the last call",
+    repeats_steps=True,
+)
 
 #: What a run without W&B's service has under these names.
 _LOCAL: Final = {"offline": True} | dict.fromkeys(("entity", "path", "settings", "start_time", "sweep_id"))
@@ -99,8 +113,8 @@ class WandbRun:
     Args:
         recorder: Records it.
         rows: Its rows.
+        steps: Place the rows.
         config: Its hyper-parameters.
-        step_key: The key in the logged data that holds the step, if one does.
         real: The real run that everything is passed through to.
         **described: Further attributes, such as ``name`` and ``project``.
 
@@ -112,14 +126,13 @@ class WandbRun:
     """
 
     def __init__(
-        self, recorder: Recorder, rows: StepRows, config: Mapping[str, Any], step_key: Any, real: Any, **described: Any
+        self, recorder: Recorder, steps: CallSteps, config: Mapping[str, Any], real: Any, *, step: int, **described: Any
     ) -> None:
         self.recorder, self.id, self.dir = recorder, recorder.run_id, str(recorder.folder.absolute())
         self.config = _NamedValues(config, self._declare)
         self.summary = _NamedValues({}, self._summarise)
         self._summary: dict[str, object] = {}
-        self._rows, self._real = rows, real
-        self._step_keys = [] if step_key is None else [step_key]
+        self._rows, self._steps, self._real = StepRows(recorder, step, steps), steps, real
         self.__dict__.update(described)
         atexit.register(self._end)
 
@@ -160,29 +173,25 @@ class WandbRun:
     def log(
         self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None, sync: Any = None
     ) -> None:
-        """Add values to the row of a step; record the row when the step changes, or now with ``commit``."""
+        """Add values to the row of a step; record the row when the step changes, or now with ``commit``.
+
+        Without a step, each row is one more, and a value such as ``global_step`` or ``iter`` counts the steps instead.
+        """
         if self._real is not None:
             self._real.log(data, step=step, commit=commit)
         values = {name: value for name, value in flattened(data, ".") if not _is_media(value)}
-        key = next((key for key in self._step_keys if key in values), None)
-        counted = step
-        if key is not None:
-            counted = values.pop(key)
-        elif step is None and (keys := sorted(_STEP_KEYS.intersection(values))):
-            warn_once(f"log: {keys[0]!r} is a value here, and steps count calls, as in W&B; init(step_key={keys[0]!r})")
-        self._rows.add(values, step_of(counted, self._rows.step))
+        self._rows.add(values, step_of(step, self._rows.step))
         dict.update(self.summary, values)
-        if commit or (commit is None and step is None and key is None):
+        if commit or (commit is None and step is None):
             self._rows.commit()
             self._rows.step += 1
 
     def define_metric(self, name: str, step_metric: str | None = None, **others: Any) -> None:
-        """Take a step metric such as ``global_step`` as the step. Everything else is accepted and ignored."""
+        """Count the steps by a step metric such as ``global_step``. Everything else is accepted and ignored."""
         if self._real is not None:
             self._real.define_metric(name, step_metric=step_metric, **others)
-        for key in (name, step_metric):
-            if key and re.split(r"[/.]", key)[-1] in _STEP_KEYS and key not in self._step_keys:
-                self._step_keys.append(key)
+        if step_metric is not None:
+            self._steps.count_by(step_metric)
 
     def alert(self, title: str, text: str = "", level: Any = None, wait_duration: Any = None) -> None:
         """Record a note."""
@@ -273,8 +282,6 @@ def init(
     dir: str | os.PathLike[str] | None = None,  # noqa: A002
     notes: str | None = None,
     store: str | os.PathLike[str] | None = None,
-    step_kind: StepKind = "log",
-    step_key: str | None = None,
     resume_step: int | None = None,
     sync_tensorboard: bool = False,
     passthrough: bool = False,
@@ -288,10 +295,8 @@ def init(
         id: The run's id.
         resume: Continue the run with this id: ``allow``, ``auto``, ``must`` or True.
         mode: ``disabled`` records nothing.
-        dir: The store is the folder ``runs`` in it.
+        dir: A folder, in which ``runs`` is the store unless ``store`` or ``STEPTAPE_STORE`` names one.
         store: The store; by default ``STEPTAPE_STORE`` or ``runs``.
-        step_kind: ``step_end`` if the steps of this script are optimizer updates; by default rows become ``log``.
-        step_key: The key in the logged data that holds the step.
         resume_step: Continue the run after this step; after its last one if not given.
         sync_tensorboard: ``SummaryWriter`` of ``steptape.integrations.tensorboard`` writes into this run.
         passthrough: Also log to the real W&B.
@@ -312,18 +317,18 @@ def init(
         id, name, config = real.id, real.name, dict(real.config)  # noqa: A001
     elif others:
         warn_once(f"init: {', '.join(sorted(others))}: without meaning here")
-    folder = Path(store or (Path(dir) / "runs" if dir else os.environ.get("STEPTAPE_STORE", "runs"))).expanduser()
+    folder = Path(store or os.environ.get("STEPTAPE_STORE") or Path(dir or "") / "runs").expanduser()
     is_disabled = (mode or os.environ.get("WANDB_MODE")) == "disabled"
     own |= {"mode": "disabled"} if is_disabled else {}
     # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
     own = completed({**_continued(folder, id, resume, resume_step), **own}, Ranks, rank=0)
-    recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
-    warn_of_rules_without_events(recorder, own.get("rules"), step_kind)
+    with advising(_ADVICE):
+        recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
     step = own["resume"][1] + 1 if "resume" in own else 0
-    rows = StepRows(recorder, step_kind, step)
     described: Arguments = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}
     described |= {"tags": tuple(tags or ()), "resumed": step > 0, "disabled": is_disabled}
-    run = WandbRun(recorder, rows, _mapping_of(config), step_key, real, syncs_tensorboard=sync_tensorboard, **described)
+    described |= {"syncs_tensorboard": sync_tensorboard, "step": step}
+    run = WandbRun(recorder, CallSteps(), _mapping_of(config), real, **described)
     if notes:
         recorder.annotate(notes)
     return run

@@ -21,6 +21,7 @@ from ..store.events import PLAN, RANKS
 from ..store.journal.writer import AT_ONCE
 from ..store.run_folder import RUN_JSON
 from ..store.run_info import RunInfo
+from .advice import Advice
 from .arguments import Journal, Samples
 from .calls.call_warnings import CallWarnings
 from .control import Callbacks, Control
@@ -65,6 +66,7 @@ class RecorderSettings:
         certified: The certificate with which the run is compared; None without one.
         is_strict: Whether wrong calls and failures raise.
         is_quiet: Whether no line is printed.
+        advice: The calls that warnings name.
     """
 
     rank: Rank
@@ -78,6 +80,7 @@ class RecorderSettings:
     certified: CertifiedRun | None
     is_strict: bool
     is_quiet: bool
+    advice: Advice
 
 
 class LiveAttempt:
@@ -141,12 +144,13 @@ class LiveAttempt:
             from .steering import Steering
 
             order = self.agreement.order_operation
-            self._steering = Steering(opening.engine, control, callbacks, self.orders, order)
+            self._steering = Steering(opening.engine, control, callbacks, self.orders, order, settings.advice)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
             read_by_rules=self._steering.reads if self._steering else (),
             read_at_evaluations=self._steering.reads_at_evaluations if self._steering else (),
             total_steps=attempt.plan.max_steps(),
+            advice=settings.advice,
         )
         self.warnings.check_rules_of_resume(opening.info)
         self._requests = Requests(opening.folder, self.agreement, self.warnings, self.emit)
@@ -235,7 +239,7 @@ class LiveAttempt:
         """Whether the run has ended, so that a call records nothing. The first such call is warned of."""
         if self._is_over:
             what = f"the run in {self.folder} has ended: calls are not recorded any more"
-            self.warnings.object_to(what, fix="Close the recorder after the last call")
+            self.warnings.object_to(what, fix=self.warnings.advice.end)
         return self._is_over
 
     def apply(self, outcomes: Sequence[Outcome]) -> Control:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 from ..store.errors import TelemetryError
 from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
 from ..store.reading.tally import ProgressCounts
+from .advice import current_advice
 from .arguments import (
     OWN_METHODS,
     declared_callbacks,
@@ -195,6 +196,7 @@ class Recorder:
             certified,
             is_strict=strict,
             is_quiet=quiet or not own.decides,
+            advice=current_advice(),
         )
         self._store, self._policy, self.control = folder, policy, Control()
         self._handlers: Handlers | None = None

@@ -21,6 +21,7 @@ from ..rules.language.name_patterns import MetricNames
 from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.policy import Policy
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind
+from .advice import Advice
 from .control import FLAGS, Callbacks, Control
 
 logger = logging.getLogger("steptape.rules")
@@ -35,24 +36,12 @@ _SEVERITY_LEVELS: Final[Mapping[str, int]] = {"warning": logging.WARNING, "criti
 #: Updates after which a loop that continues is taken to ignore a stop.
 _IGNORED_STEPS: Final = 10
 
-#: The call that records each kind of event.
-_CALLS: Final = {
-    "step_end": "step",
-    "ranks": "agree",
-    "span": "span",
-    "system": "watch_system",
-    **{kind: kind for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
-}
-
 #: Kinds that need no call of the loop.
 _RECORDERS_OWN: Final = ("train_begin", "train_end")
 
 _REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
-    Effect.SAVE: ("a checkpoint", "Save one when rec.step(...).should_save is true and call rec.save(path)"),
-    Effect.EVALUATE: (
-        "an evaluation",
-        "Evaluate when rec.step(...).should_evaluate is true and call rec.evaluate(...)",
-    ),
+    Effect.SAVE: ("a checkpoint", "Save one when {control}.should_save is true and call {recorder}.save(path)"),
+    Effect.EVALUATE: ("an evaluation", "Evaluate when {control}.should_evaluate is true and call {evaluate}"),
 }
 
 
@@ -68,6 +57,7 @@ class Steering:
         callbacks: Called when an operation with their effect is decided, after its flag is set.
         orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
         order_operation: Orders the loop an operation with arguments.
+        advice: The calls that warnings name.
 
     Attributes:
         reads_samples: Whether the rules read sample losses.
@@ -86,7 +76,9 @@ class Steering:
         callbacks: Callbacks,
         orders: Control,
         order_operation: Callable[[str, Decision], None],
+        advice: Advice,
     ) -> None:
+        self._advice = advice
         self._engine = engine
         self._policy = engine.policy
         self.reads_samples = engine.policy.reads_samples
@@ -131,8 +123,8 @@ class Steering:
         try:
             lines = [
                 *self._engine.never_recorded(),
-                *_unfired_rules(self._policy.controllers, kinds, has_epoch=has_epoch),
-                *(() if step is None else _unserved_requests(waiting, step)),
+                *_unfired_rules(self._policy.controllers, kinds, self._advice, has_epoch=has_epoch),
+                *(() if step is None else _unserved_requests(waiting, step, self._advice)),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -214,9 +206,8 @@ class Steering:
         if event.step >= asked_at + _IGNORED_STEPS and event.kind == "step_end":
             self.observe = self._engine.observe
             what = f"a rule asked for a stop at step {asked_at}, but the loop continues at step {event.step}"
-            logger.warning(
-                "%s. End it when rec.step(...).should_stop is true, or give callbacks={'stop': function}", what
-            )
+            fix = f"End it when {self._advice.control}.should_stop is true, or give callbacks={{'stop': function}}"
+            logger.warning("%s. %s", what, fix)
         return self._engine.observe(event)
 
     def _act(self, operation: str, decision: Decision) -> list[str]:
@@ -245,26 +236,29 @@ def _warn_of(policy: Policy) -> None:
             logger.warning("%s", finding)
 
 
-def _unfired_rules(controllers: Sequence[Controller], kinds: Collection[str], *, has_epoch: bool) -> Iterator[str]:
+def _unfired_rules(
+    controllers: Sequence[Controller], kinds: Collection[str], advice: Advice, *, has_epoch: bool
+) -> Iterator[str]:
     """Yield a line for the controllers that decided nothing for want of a trigger, an epoch or the values of ranks.
 
     Args:
         controllers: Of the policy.
         kinds: The kinds of events that the run has; nothing is yielded if the loop recorded none.
+        advice: The calls that the lines name.
         has_epoch: Whether the loop gave epochs.
     """
     if not any(is_loop_kind(kind) for kind in kinds if kind not in _RECORDERS_OWN):
         return
-    yield from _never_triggered(controllers, kinds)
+    yield from _never_triggered(controllers, kinds, advice)
     if not has_epoch:
-        yield from _without_epoch(controllers)
+        yield from _without_epoch(controllers, advice)
     names = [each.name for each in controllers if each.ranks and {*each.triggers} != {"on_ranks"}]
     if names and RANKS not in kinds:
         what = f"{_subject(names)}: the values of all ranks are read, but this run never gathered any"
-        yield f"{what}. Call rec.agree() on every rank, in a process group"
+        yield f"{what}. {advice.agree}"
 
 
-def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) -> Iterator[str]:
+def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str], advice: Advice) -> Iterator[str]:
     """Yield a line for the controllers whose triggers did not occur, one for each choice of triggers."""
     named: dict[tuple[str, ...], list[str]] = {}
     for controller in controllers:
@@ -272,37 +266,34 @@ def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str]) 
         if not {INIT_END, *kinds}.intersection(awaited):
             named.setdefault(awaited, []).append(controller.name)
     for awaited, names in named.items():
-        fix = f"Call {' or '.join(map(_call, awaited))}"
+        fix = f"Call {' or '.join(map(advice.call, awaited))}"
         triggers = " and ".join(f"on_{kind}" for kind in awaited)
         yield f"{_subject(names)}: {triggers} did not occur in this run, so {_they(names)} decided nothing. {fix}"
 
 
-def _call(kind: str) -> str:
-    """Return the call that records a kind of event."""
-    return f"rec.{_CALLS[kind]}(...)" if kind in _CALLS else f"rec.event({kind!r})"
-
-
-def _without_epoch(controllers: Iterable[Controller]) -> Iterator[str]:
+def _without_epoch(controllers: Iterable[Controller], advice: Advice) -> Iterator[str]:
     """Yield a line for the controllers whose rules read the epoch of a run that has none."""
     names = [
         each.name for each in controllers if any(read.fact == "epoch" for read in each.rule.bound.references.values())
     ]
     if names:
         what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
-        yield f"{what}. Call rec.epoch_begin(), or rec.step(epoch=...)"
+        yield f"{what}. {advice.epoch}"
 
 
-def _unserved_requests(asked_at: Mapping[Effect, int], step: int) -> Iterator[str]:
+def _unserved_requests(asked_at: Mapping[Effect, int], step: int, advice: Advice) -> Iterator[str]:
     """Yield a line for each kind of request that waited for the loop until the end.
 
     Args:
         asked_at: The step of each request that nobody served.
         step: The last step. A loop may end at once when asked there.
+        advice: The calls that the lines name.
     """
-    for effect, (what, fix) in _REQUESTS.items():
+    calls = {"control": advice.control, "recorder": advice.recorder, "evaluate": advice.call("evaluate")}
+    for effect, (what, how) in _REQUESTS.items():
         if asked_at.get(effect, step) < step:
             asked = f"a rule asked for {what} at step {asked_at[effect]}"
-            fix += f", or give callbacks={{{effect.value!r}: ...}}"
+            fix = f"{how.format(**calls)}, or give callbacks={{{effect.value!r}: ...}}"
             yield f"{asked}, but the run ended at step {step} without one. {fix}"
 
 

@@ -181,6 +181,7 @@ PUBLIC: dict[str, set[str]] = {
         "store_push",
     },
     "recorder": {
+        "advice",
         "arguments",
         "process/termination",
         "ranks/rank",
@@ -188,6 +189,7 @@ PUBLIC: dict[str, set[str]] = {
     },
     "integrations": set(),
     "importers": {
+        "call_steps",
         "discovery",
         "importing",
         "rows",

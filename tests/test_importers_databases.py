@@ -278,7 +278,7 @@ def wandb_file(path: Path, *records: bytes) -> Path:
     return path
 
 
-def history(step: int, **values: Any) -> bytes:
+def history(step: int, /, **values: Any) -> bytes:
     """Encode a record of a history row."""
     items = b"".join(field(1, field(1, key) + field(16, json.dumps(value))) for key, value in values.items())
     return field(2, items + field(2, b"\x08" + varint(step)))
@@ -302,6 +302,52 @@ def test_records_of_wandb_that_cross_blocks_are_put_together(tmp_path: Path, imp
     assert [entry[2] for entry in events_of(run)] == [0, *range(2001)]
     assert [event.elapsed_ns for event in run.events()][-2:] == [999_500_000_000, 0]
     assert run.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "unit"),
+    [
+        (
+            [{"train/global_step": 10, "loss": 1.0}, {"seen": 1}, {"train/global_step": 20, "loss": 1.0}],
+            [10, 10, 20],
+            "updates",
+        ),
+        ([{"iter": 0, "loss": 1.0}, {"iter": 10, "loss": 1.0}, {"iter": 0, "loss": 1.0}], [0, 10, 20], "updates"),
+        ([{"loss": 1.0}, {"loss": 1.0}, {"loss": 1.0, "step": 90}], [0, 1, 2], "wandb steps"),
+        ([{"loss": 1.0, "note": "text"}, {"epoch": 3, "loss": 1.0}], [0, 1], "wandb steps"),
+    ],
+)
+def test_a_value_that_counts_is_the_step_where_wandb_counts_calls(
+    rows: list[dict[str, float]], steps: list[int], unit: str, tmp_path: Path, imports: Imports
+) -> None:
+    """No row decides about an earlier one: a file that has grown has the steps that it had."""
+    records = [history(call, **row) for call, row in enumerate(rows)]
+    for size in range(1, len(rows) + 1):
+        ((outcome, run),) = imports(wandb_file(tmp_path / "run-r.wandb", *records[:size]))
+
+        assert outcome.problem is None
+        assert [event[2] for event in events_of(run)] == steps[:size]
+    assert (run.info.source or {})["step_unit"] == unit
+
+
+@pytest.mark.parametrize(
+    ("calls", "counters", "steps", "kept"),
+    [
+        ([0, 10, 20], [0, 100, 200], [0, 10, 20], [100, 200]),
+        ([0, 10, 20], [2048, 22528, 43008], [2048, 22528, 43008], []),
+        ([1, 2, 3], [100, 200, 300], [100, 200, 300], []),
+    ],
+)
+def test_steps_that_a_script_gives_to_wandb_count_unless_they_rise_as_calls_do(
+    calls: list[int], counters: list[int], steps: list[int], kept: list[int], tmp_path: Path, imports: Imports
+) -> None:
+    """Another counter among the values then remains a metric. No step lies behind one that was recorded."""
+    records = [history(call, step=counter, loss=1.0) for call, counter in zip(calls, counters, strict=True)]
+
+    ((_, run),) = imports(wandb_file(tmp_path / "run-r.wandb", *records))
+
+    assert [event[2] for event in events_of(run)] == steps
+    assert [event[3]["step"] for event in events_of(run) if "step" in event[3]] == kept
 
 
 def test_a_run_that_its_source_calls_running_has_no_known_end(tmp_path: Path, imports: Imports) -> None:

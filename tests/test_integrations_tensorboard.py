@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from waiting import PATIENCE_S
@@ -37,19 +36,18 @@ def events_of(run: Run) -> list[tuple[str, int, dict[str, float]]]:
     return [(event.kind, event.step, dict(event.metrics)) for event in run.events() if event.kind in kinds]
 
 
-@pytest.mark.parametrize("step_kind", ["log", "step_end"])
-def test_the_values_of_a_step_are_one_event_that_a_rule_judges(step_kind: Any) -> None:
+def test_the_values_of_a_step_are_one_event_that_a_rule_judges() -> None:
     """One tag a call. To read ``control`` ends the step, so that the rule has all of its values."""
     Path("stop.yaml").write_text(
-        f"""
+        """
 controllers:
   - name: both
-    triggers: [on_{step_kind}]
+    triggers: [on_step_end]
     rule: series("losses/value") > 2 and series("losses/kl") > 2
     operations: [hfcontrols.should_training_stop]
 """
     )
-    with SummaryWriter("runs/ppo__1", step_kind=step_kind, rules="stop.yaml") as writer:
+    with SummaryWriter("runs/ppo__1", rules="stop.yaml") as writer:
         for step in range(128, 1280, 128):
             writer.add_scalar("losses/value", 3.0, step)
             writer.add_scalar("losses/kl", 3.0 if step == 512 else 1.0, global_step=step, walltime=0.0)
@@ -57,35 +55,63 @@ controllers:
                 break
 
     assert events_of(recorded()) == [
-        (step_kind, at, {"losses/value": 3.0, "losses/kl": 3.0 if at == 512 else 1.0}) for at in range(128, 640, 128)
+        ("step_end", at, {"losses/value": 3.0, "losses/kl": 3.0 if at == 512 else 1.0}) for at in range(128, 640, 128)
     ]
     assert (recorded().info.name, recorded().status, step) == ("ppo__1", "stopped", 512)
 
 
-def test_a_rule_for_which_no_call_recorded_an_event_is_named_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Calls that are no steps, and a shipped policy that judges steps."""
-    with SummaryWriter(rules="loss_spike") as writer:
-        for step in range(1, 100):
-            writer.add_scalar("loss", 1.0 if step < 80 else 50.0, step)
+def test_warnings_name_calls_of_the_writer(caplog: pytest.LogCaptureFixture) -> None:
+    """No script has a recorder of the name ``rec``: what rules lack, ask for in vain or may order is the writer's."""
+    Path("all.yaml").write_text(
+        """
+controllers:
+  - {name: logged, triggers: [on_log], rule: loss > 0, operations: [hfcontrols.should_save]}
+  - {name: evaluated, triggers: [on_evaluate], rule: val_loss > 0 and epoch > 1, operations: [hfcontrols.should_save]}
+  - {name: sleeps, triggers: [on_sleep], rule: loss > 0, operations: [hfcontrols.should_save]}
+  - {name: lowers, triggers: [on_step_end], rule: loss > 5, operations: [lr.scale(0.5)]}
+  - {name: saves, triggers: [on_step_end], rule: loss > 0, operations: [hfcontrols.should_save]}
+  - {name: stops, triggers: [on_step_end], rule: loss > 0, operations: [hfcontrols.should_training_stop]}
+"""
+    )
+    with SummaryWriter(rules="all.yaml", total_steps=20) as writer:
+        for step in range(20):
+            writer.add_scalar("loss", 1.0, step)
+            writer.add_scalar("loss", 1.0, step)
+            writer.add_scalar("step", step, step)
+    writer.add_scalar("loss", 1.0, 21)
+    writer.close()
 
-    assert "on_step_end did not occur in this run" in caplog.text
+    for fix in (
+        "Call SummaryWriter with log_every=1",
+        "Call add_scalar with a tag such as 'Loss/val'",
+        "Call writer.recorder.event('sleep')",
+        "Call add_scalar('epoch', ...)",
+        "Call writer.recorder.learning_rate(optimizer, scheduler)",
+        "Save one when writer.control.should_save is true and call writer.recorder.save(path)",
+        "End it when writer.control.should_stop is true",
+        "Give add_scalar the step i + 1",
+        "Close the writer after the last value",
+    ):
+        assert fix in caplog.text
+    assert "rec." not in caplog.text.replace("writer.rec", "")
+    assert "go backwards" not in caplog.text
 
 
 def test_the_same_tag_again_is_another_event_of_the_step() -> None:
     """Several episodes may end in one step; validation is an evaluation; without a step the newest holds."""
-    with SummaryWriter(step_kind="step_end") as writer:
+    with SummaryWriter() as writer:
         writer.add_scalar("return", 1.0, 5)
         writer.add_scalar("return", 2.0, 5)
-        writer.add_scalar("Loss/val", 3.0, 5)
         writer.flush()
+        writer.add_scalar("Loss/val", 3.0, 5)
         writer.add_scalar("return", 4.0)
         writer.add_scalars("losses", {"a": 1, "b": 2}, 6)
 
     assert events_of(recorded()) == [
         ("step_end", 5, {"return": 1.0}),
-        ("log", 5, {"return": 2.0}),
+        ("step_end", 5, {"return": 2.0}),
         ("evaluate", 5, {"Loss/val": 3.0}),
-        ("log", 5, {"return": 4.0}),
+        ("step_end", 5, {"return": 4.0}),
         ("step_end", 6, {"losses/a": 1.0, "losses/b": 2.0}),
     ]
 
@@ -139,7 +165,7 @@ def test_a_writer_writes_into_the_wandb_run_that_asks_for_it() -> None:
     assert recorded().status == "running"
     wandb.finish()
 
-    assert (events_of(recorded()), recorded().info.group) == ([("log", 5, {"loss": 1.0})], "p")
+    assert (events_of(recorded()), recorded().info.group) == ([("step_end", 5, {"loss": 1.0})], "p")
     assert recorded().status == "completed"
 
 
@@ -164,7 +190,7 @@ def test_a_script_that_ends_without_close_has_its_last_event(end: str, status: s
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, timeout=PATIENCE_S)
 
-    assert (recorded().status, events_of(recorded())) == (status, [("log", 7, {"loss": 1.0})])
+    assert (recorded().status, events_of(recorded())) == (status, [("step_end", 7, {"loss": 1.0})])
 
 
 def test_an_exception_in_a_with_block_fails_the_run() -> None:
@@ -174,7 +200,7 @@ def test_an_exception_in_a_with_block_fails_the_run() -> None:
     with pytest.raises(ZeroDivisionError), writer:
         _ = 1 / 0
 
-    assert (recorded().status, events_of(recorded())) == ("failed", [("log", 1, {"loss": 1.0})])
+    assert (recorded().status, events_of(recorded())) == ("failed", [("step_end", 1, {"loss": 1.0})])
 
 
 @pytest.mark.parametrize("log_dir", [None, "logs"])
@@ -187,19 +213,6 @@ def test_a_disabled_writer_records_nothing(log_dir: str | None, monkeypatch: pyt
         assert writer.control.should_stop is False
 
     assert [path.name for path in Path().iterdir()] == [] if log_dir is None else [log_dir]
-
-
-def test_rules_that_no_event_of_the_writer_triggers_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """At once, not at the end."""
-    with SummaryWriter(rules="loss_spike"):
-        (said,) = [record.message for record in caplog.records]
-        assert "on_step_end" in said
-        assert "step_kind='step_end'" in said
-
-    caplog.clear()
-    warn_once.cache_clear()
-    with SummaryWriter(rules="loss_spike", step_kind="step_end"), SummaryWriter(rules="grpo"):
-        assert caplog.records == []
 
 
 def test_purge_step_is_for_the_real_writer_alone() -> None:

@@ -10,7 +10,6 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from waiting import PATIENCE_S
@@ -24,7 +23,7 @@ from steptape.store.run import Run
 STOP = """
 controllers:
   - name: spike
-    triggers: [{trigger}]
+    triggers: [on_step_end]
     rule: loss > 2
     operations: [hfcontrols.should_training_stop]
 """
@@ -51,11 +50,10 @@ def events_of(run: Run) -> list[tuple[str, int, dict[str, float]]]:
     return [(event.kind, event.step, dict(event.metrics)) for event in run.events() if event.kind in kinds]
 
 
-@pytest.mark.parametrize(("step_kind", "trigger"), [("log", "on_log"), ("step_end", "on_step_end")])
-def test_a_rule_stops_a_script_that_asks_after_it_has_logged(step_kind: Any, trigger: str) -> None:
+def test_a_rule_stops_a_script_that_asks_after_it_has_logged() -> None:
     """To ask commits the row of the step, so that no rule decides one call late."""
-    Path("stop.yaml").write_text(STOP.format(trigger=trigger))
-    run = wandb.init(project="p", name="n", rules="stop.yaml", step_kind=step_kind)
+    Path("stop.yaml").write_text(STOP)
+    run = wandb.init(project="p", name="n", rules="stop.yaml")
     for step in range(1, 10):
         wandb.log({"loss": 3.0 if step == 5 else 1.0}, step=step)
         wandb.log({"lr": 0.1}, step=step)
@@ -65,7 +63,7 @@ def test_a_rule_stops_a_script_that_asks_after_it_has_logged(step_kind: Any, tri
 
     assert (step, wandb.run, run.should_stop) == (5, None, True)
     assert events_of(recorded()) == [
-        (step_kind, step, {"loss": 3.0 if step == 5 else 1.0, "lr": 0.1}) for step in range(1, 6)
+        ("step_end", step, {"loss": 3.0 if step == 5 else 1.0, "lr": 0.1}) for step in range(1, 6)
     ]
     assert (recorded().info.group, recorded().status, recorded().info.last.steps) == ("p", "stopped", 5)
     assert verify(recorded()).identical
@@ -89,41 +87,68 @@ def test_values_of_an_evaluation_are_an_evaluation_of_their_step() -> None:
     wandb.finish()
 
     assert events_of(recorded()) == [
-        ("log", 3, {"train.loss": 1.0}),
+        ("step_end", 3, {"train.loss": 1.0}),
         ("evaluate", 3, {"val/loss": 2.0}),
         ("evaluate", 4, {"eval_acc": 0.5}),
     ]
     assert [event.attrs["note"] for event in recorded().events() if "note" in event.attrs] == ["text"]
 
 
-def test_a_declared_key_counts_the_steps() -> None:
-    """Either ``define_metric`` or ``init`` declares it. Another key does not, which is said."""
-    for step_key in ("trainer/global_step", None):
-        wandb.init(store="declared", step_key=step_key)
-        if step_key is None:
-            wandb.define_metric("trainer/global_step")
-            wandb.define_metric("*", step_metric="trainer/global_step", summary="min")
-            wandb.define_metric("val/*", step_metric="epoch")
-        for step in (100, 200):
-            wandb.log({"trainer/global_step": step, "val/bpb": 1.0})
-            wandb.log({"trainer/global_step": step, "loss": 1.0, "epoch": 1})
-        wandb.finish()
-    expected = [
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_key_among_the_values_counts_the_steps(is_declared: bool) -> None:
+    """Rows without it belong to the newest step. ``define_metric`` also says it of rows before the first with it."""
+    wandb.init()
+    if is_declared:
+        wandb.define_metric("trainer/global_step")
+        wandb.define_metric("*", step_metric="trainer/global_step", summary="min")
+        wandb.define_metric("val/*", step_metric="epoch")
+    wandb.log({"parameters": 3})
+    wandb.log({"seconds": 3})
+    for step in (100, 200):
+        wandb.log({"trainer/global_step": step, "val/bpb": 1.0})
+        wandb.log({"trainer/global_step": step, "loss": 1.0, "epoch": 1})
+        wandb.log({"sample": 1.0})
+    wandb.finish()
+
+    first, second, *others = events_of(recorded())
+    assert (first, second[1]) == (("step_end", 0, {"parameters": 3.0}), 0 if is_declared else 1)
+    assert others == [
         entry
         for step in (100, 200)
-        for entry in (("log", step, {"loss": 1.0, "epoch": 1.0}), ("evaluate", step, {"val/bpb": 1.0}))
+        for entry in (
+            ("evaluate", step, {"val/bpb": 1.0}),
+            ("step_end", step, {"loss": 1.0, "epoch": 1.0}),
+            ("step_end", step, {"sample": 1.0}),
+        )
     ]
-    assert [events_of(run) for run in open_store("declared")] == [expected, expected]
 
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "said"),
+    [
+        ([{"loss": 1.0}, {"loss": 1.0}, {"val/loss": 2.0, "step": 9}], [0, 1, 2], "'step' is a value, not the step"),
+        ([{"iter": i, "loss": 1.0} for i in (0, 10, 20, 0, 10)], [0, 10, 20, 30, 40], "'iter' begins again at 0"),
+        ([{"step": i, "loss": 1.0} for i in (0, 10, 20, 10, 30)], [0, 10, 20, 20, 30], "steps of 'loss' lie"),
+        ([{"step": i / 2, "loss": 1.0} for i in (1, 3)], [0, 1], None),
+        ([{"val/step": i, "val/loss": 1.0} for i in (1, 3)], [0, 1], None),
+    ],
+)
+def test_a_key_that_does_not_count_the_steps_is_warned_of(
+    rows: list[dict[str, float]], steps: list[int], said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes late, counts within epochs, goes back, is no whole number, or belongs to an evaluation."""
     wandb.init()
-    wandb.log({"global_step": 100, "loss": 1.0})
+    for row in rows:
+        wandb.log(row)
     wandb.finish()
-    assert events_of(recorded()) == [("log", 0, {"global_step": 100.0, "loss": 1.0})]
+
+    assert [step for _, step, _ in events_of(recorded())] == steps
+    assert [record.message.startswith(said or "-") for record in caplog.records] == [True] * (said is not None)
 
 
 def test_a_step_that_goes_backwards_keeps_its_values_at_the_newest_step(caplog: pytest.LogCaptureFixture) -> None:
     """W&B drops them. They are no second row of the newest step, whose values they would replace."""
-    wandb.init(step_kind="step_end")
+    wandb.init()
     wandb.log({"loss": 1.0}, step=10)
     for step in (3, 4):
         wandb.log({"loss": 2.0}, step=step)
@@ -132,8 +157,8 @@ def test_a_step_that_goes_backwards_keeps_its_values_at_the_newest_step(caplog: 
 
     assert events_of(recorded()) == [
         ("step_end", 10, {"loss": 1.0}),
-        ("log", 10, {"loss": 2.0}),
-        ("log", 10, {"loss": 2.0}),
+        ("step_end", 10, {"loss": 2.0}),
+        ("step_end", 10, {"loss": 2.0}),
         ("step_end", 11, {"loss": 3.0}),
     ]
     assert [record.message for record in caplog.records] == [
@@ -156,7 +181,7 @@ def test_what_is_no_step_and_no_value_does_not_end_the_training(caplog: pytest.L
         wandb.log({"loss": 1.0}, step=float("inf"))  # type: ignore[arg-type]
     wandb.finish()
 
-    assert events_of(recorded()) == [("log", 0, {"loss": 1.0, "3": 4.0})]
+    assert events_of(recorded()) == [("step_end", 0, {"loss": 1.0, "3": 4.0})]
     assert [record.message.partition(";")[0] for record in caplog.records] == [
         "a step must be a whole number",
         "a step must be a whole number",
@@ -173,7 +198,7 @@ def test_a_tensor_has_the_value_that_it_had_when_it_was_logged() -> None:
     loss.data += 1.0
     wandb.finish()
 
-    assert events_of(recorded()) == [("log", 1, {"loss": 1.0})]
+    assert events_of(recorded()) == [("step_end", 1, {"loss": 1.0})]
 
 
 def test_what_has_no_meaning_here_is_accepted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,7 +219,7 @@ def test_what_has_no_meaning_here_is_accepted_and_said_once(caplog: pytest.LogCa
     wandb.finish()
 
     assert isinstance(table, wandb.Table)
-    assert events_of(recorded()) == [("log", step, {"loss": 1.0}) for step in range(3)]
+    assert events_of(recorded()) == [("step_end", step, {"loss": 1.0}) for step in range(3)]
     assert [event.attrs["text"] for event in recorded().events() if event.kind == "annotation"] == ["title: text"]
     said = [record.message.partition(":")[0] for record in caplog.records if record.levelno == logging.WARNING]
     left_out = ("Artifact", "Image", "Settings", "Table", "log_artifact", "plot", "save", "watch")
@@ -230,18 +255,50 @@ def test_what_scripts_read_of_wandb_without_a_service_is_there() -> None:
         assert getattr(run, name) is None
 
 
-def test_rules_that_no_row_triggers_are_warned_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows are ``log`` events unless the script says that its steps are updates."""
-    wandb.init(rules="loss_spike")
-    (said,) = [record.message for record in caplog.records]
-    assert "on_step_end" in said
-    assert "step_kind='step_end'" in said
+def test_warnings_name_calls_of_wandb(caplog: pytest.LogCaptureFixture) -> None:
+    """No script has a recorder of the name ``rec``."""
+    Path("all.yaml").write_text(
+        """
+controllers:
+  - {name: logged, triggers: [on_log, on_evaluate], rule: epoch > 1, operations: [hfcontrols.should_save]}
+  - {name: skips, triggers: [on_step_begin], rule: loss > 5, operations: [batch.skip()]}
+  - {name: evaluates, triggers: [on_step_end], rule: loss > 0, operations: [hfcontrols.should_evaluate]}
+  - {name: stops, triggers: [on_step_end], rule: loss > 0, operations: [hfcontrols.should_training_stop]}
+"""
+    )
+    run = wandb.init(rules="all.yaml", total_steps=20)
+    for step in range(20):
+        wandb.log({"step": step, "loss": 1.0})
+        wandb.log({"step": step, "lr": 1.0})
+    wandb.finish()
+    run.log({"loss": 1.0})
+
+    for fix in (
+        "Call wandb.init with log_every=1 or wandb.log with names such as 'val/loss'",
+        "Log it as 'epoch'",
+        "Call wandb.run.recorder.handle('batch.skip')",
+        "Evaluate when wandb.run.control.should_evaluate is true and call wandb.log with names such as 'val/loss'",
+        "End it when wandb.run.control.should_stop is true",
+        "Log with step=i + 1",
+        "Call wandb.finish after the last call",
+    ):
+        assert fix in caplog.text
+    assert "rec." not in caplog.text.replace("wandb.run.rec", "")
+    assert "go backwards" not in caplog.text
+
+
+def test_a_script_that_names_a_folder_records_into_the_store_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``dir`` is where W&B writes. It holds the store only if none is named."""
+    monkeypatch.setenv("STEPTAPE_STORE", str(tmp_path / "named"))
+    wandb.init(dir="elsewhere")
+    wandb.finish()
+    monkeypatch.delenv("STEPTAPE_STORE")
+    wandb.init(dir="elsewhere")
     wandb.finish()
 
-    caplog.clear()
-    warn_once.cache_clear()
-    wandb.init(rules="loss_spike", step_kind="step_end")
-    assert caplog.records == []
+    assert [len([*open_store(folder)]) for folder in (tmp_path / "named", Path("elsewhere/runs"))] == [1, 1]
 
 
 def test_the_configuration_is_that_of_the_end_and_the_summary_a_note() -> None:
@@ -276,7 +333,7 @@ def test_a_script_that_ends_has_its_last_row(end: str, status: str, summary: boo
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], stderr=subprocess.PIPE, timeout=PATIENCE_S)
 
-    assert (recorded().status, events_of(recorded())) == (status, [("log", 7, {"loss": 1.0})])
+    assert (recorded().status, events_of(recorded())) == (status, [("step_end", 7, {"loss": 1.0})])
     assert any(event.attrs.get("text") == "summary" for event in recorded().events()) is summary
 
 
@@ -287,7 +344,7 @@ def test_an_exception_in_a_with_block_fails_the_run() -> None:
     with pytest.raises(ZeroDivisionError), run:
         _ = 1 / 0
 
-    assert (recorded().status, events_of(recorded()), wandb.run) == ("failed", [("log", 0, {"loss": 1.0})], None)
+    assert (recorded().status, events_of(recorded()), wandb.run) == ("failed", [("step_end", 0, {"loss": 1.0})], None)
     assert (recorded().info.last.failure or {})["type"] == "ZeroDivisionError"
 
 
@@ -362,9 +419,9 @@ def test_rank_0_alone_may_record_in_a_process_group() -> None:
         dist.barrier()
         dist.destroy_process_group()
         """
-    Path("stop.yaml").write_text(STOP.format(trigger="on_log"))
+    Path("stop.yaml").write_text(STOP)
     command = [sys.executable, "-c", textwrap.dedent(script)]
     processes = [subprocess.Popen([*command, str(rank), str(Path("meeting").absolute())]) for rank in range(2)]
 
     assert [process.wait(PATIENCE_S) for process in processes] == [0, 0]
-    assert events_of(recorded()) == [("log", 1, {"loss": 3.0})]
+    assert events_of(recorded()) == [("step_end", 1, {"loss": 3.0})]

@@ -196,7 +196,8 @@ def test_rules_on_all_ranks_that_nothing_feeds_are_named_at_the_end(
         == [
             "controller 'gathered': on_ranks did not occur in this run, so it decided nothing. Call rec.agree(...)",
             "controller 'any': the values of all ranks are read, but this run never gathered any. "
-            "Call rec.agree() on every rank, in a process group",
+            "Create the recorder after torch.distributed's process group, without rank=, and call rec.agree() on every "
+            "rank",
         ]
         * is_named
     )

@@ -6,7 +6,7 @@ from steptape.integrations.tensorboard import SummaryWriter
 
 random.seed(0)
 weight = 5.0
-with SummaryWriter("runs/parabola", rules="loss_spike", step_kind="step_end") as writer:
+with SummaryWriter("runs/parabola", rules="loss_spike") as writer:
     for step in range(1, 201):
         gradient = 2 * (weight - 1) + random.gauss(0, 0.1)
         weight -= 0.1 * gradient * (15 if step > 160 else 1)

@@ -5,7 +5,7 @@ import random
 import steptape.integrations.wandb as wandb
 
 random.seed(0)
-run = wandb.init(project="examples", config={"lr": 0.1}, rules="loss_spike", step_kind="step_end")
+run = wandb.init(project="examples", config={"lr": 0.1}, rules="loss_spike")
 weight = 5.0
 for step in range(1, 201):
     gradient = 2 * (weight - 1) + random.gauss(0, 0.1)

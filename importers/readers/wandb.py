@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ..call_steps import CallSteps
 from ..encodings.numbers import NS, flattened, nanoseconds, number_of, sorted_out, step_of
 from ..encodings.protobuf import fields, message, signed, text
 from ..encodings.wandb_log import HEADER, records
 from ..rows import Row, facts_by_name
 from ..source import Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
+from ..table_columns import step_unit_of
 
 #: Field numbers of ``wandb_internal.proto``: those of a ``Record``, ...
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
@@ -67,8 +69,11 @@ class WandbReader(SingleFile):
             if not recorded.rows:
                 raise problem from None
         config = {key: value for key, value in recorded.config.items() if key.partition(".")[0] not in _OWN}
+        steps = None if options.step_column else CallSteps()
+        facts = [*_facts(recorded.rows, options.step_column or _STEP, steps, omissions := Omissions(str(path)))]
+        unit = step_unit_of(options.step_column) if options.step_column else ""
         yield ImportedRun(
-            _facts(path, recorded.rows, options.step_column or _STEP, problem),
+            _ended(facts, problem, omissions),
             name=recorded.name or recorded.run_id,
             group=recorded.group or recorded.project,
             tags=tuple(recorded.tags),
@@ -76,6 +81,7 @@ class WandbReader(SingleFile):
             status="running" if recorded.exit_code is None else "failed" if recorded.exit_code else "completed",
             nan_filtered=("train/loss",) if config.get("logging_nan_inf_filter") is True else (),
             started_ns=recorded.started_ns,
+            step_unit="updates" if steps is not None and steps.counts_updates else unit,
         )
 
 
@@ -148,9 +154,9 @@ def _parsed(value_json: str) -> Any:
 
 
 def _facts(
-    path: Path, rows: Sequence[dict[str, object]], step_column: str, problem: UnreadableSource | None
+    rows: Sequence[dict[str, object]], step_column: str, steps: CallSteps | None, omissions: Omissions
 ) -> Iterator[Fact]:
-    omissions = Omissions(str(path))
+    """Yield the events of the rows, at the steps of a column, or at those that ``steps`` gives them."""
     for index, row in enumerate(rows):
         try:
             step = step_of(row.get(step_column), "")
@@ -160,11 +166,18 @@ def _facts(
         # A file stores a nested value whole or by leaves, as ``picture._type`` and ``picture.height``.
         media = tuple(key.removesuffix("_type") for key in row if key.endswith("._type"))
         own = {key for key in row if key in (*_OWN, _STEP) or key.startswith(media)}
-        seen = {key: value for key, value in row.items() if key not in own and not _is_media(value)}
-        metrics, attrs = sorted_out(flattened(seen, "."))
+        seen = flattened({key: value for key, value in row.items() if key not in own and not _is_media(value)}, ".")
+        if steps is not None:
+            step = steps.place(step, seen)
+        metrics, attrs = sorted_out(seen)
         elapsed_ns = nanoseconds(number_of(row.get("_runtime")))
         wall_ns = nanoseconds(number_of(row.get("_timestamp"))) or 0
         yield from facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0)
+
+
+def _ended(facts: Iterable[Fact], problem: UnreadableSource | None, omissions: Omissions) -> Iterator[Fact]:
+    """Yield the facts, then raise what the file lacks."""
+    yield from facts
     if problem is not None:
         raise problem
     omissions.tell()

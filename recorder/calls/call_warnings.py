@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from ...store.annotations import INCIDENT, labelled_steps
 from ...store.errors import InvalidEvent, counted
 from ...store.run_info import RunInfo
+from ..advice import OWN, Advice
 from ..loop_values import Payload, json_value
 from ..position import Position
 
@@ -40,9 +41,10 @@ class CallWarnings:
         read_by_rules: The metrics that its rules read.
         read_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         total_steps: The planned length of the run, if it is known.
+        advice: The calls that the warnings name.
 
     Attributes:
-        is_strict, total_steps: The same.
+        is_strict, total_steps, advice: The same.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class CallWarnings:
         read_by_rules: Container[str] = (),
         read_at_evaluations: Collection[str] = (),
         total_steps: int | None = None,
+        advice: Advice = OWN,
     ) -> None:
-        self.is_strict = strict
+        self.is_strict, self.advice = strict, advice
         self._read_by_rules = read_by_rules
         self._read_at_evaluations = read_at_evaluations
         self.total_steps = total_steps
@@ -125,6 +128,8 @@ class CallWarnings:
             resumed = ", from which this attempt resumes"
             fix = "Count on from the checkpoint, or resume from an earlier one with resume=(run_id, step)"
         position.is_ordered = False
+        if self.advice.repeats_steps:
+            return
         what = f"step {step} follows step {position.step}{resumed}: step numbers repeat or go backwards"
         self.object_to(f"{what}; recorded as given", fix=fix)
 
@@ -194,12 +199,12 @@ class CallWarnings:
         if step == 0 and (total := self.total_steps):
             what = f"the first step is 0, but step counts finished updates: a loop of {counted(total, 'update', ',')}"
             what += f" then ends at step {total - 1:,}, and counts as shorter than planned"
-            self.object_to(what, fix="Write step=i + 1, or leave step= out")
+            self.object_to(what, fix=self.advice.first_step)
 
     def _new_names(self, kind: str, names: tuple[str, ...]) -> None:
         """Check names of numbers that the run had not so far."""
         new = {name for name in names if name not in self._numbers}
-        if "step" in new:
+        if "step" in new and not self.advice.repeats_steps:
             takes, fix = "has no such argument, and records at the current step", "Call rec.step(step=...) before it"
             if kind == "step_end":
                 takes, fix = "takes its number as an argument", "Write rec.step(values, step=...)"

@@ -30,9 +30,9 @@ LEARNING_RATE: Final = "lr."
 
 #: What a loop must call to carry out an operation, by the operation's first word.
 _HOW: Final[Mapping[str, str]] = {
-    "lr": "Call rec.learning_rate(optimizer, scheduler)",
-    "batch": "Call rec.handle('batch.skip'), and leave out the update when rec.control.should_skip is true",
-    "rollback": "Give rec.handle('rollback.to', function) a function that loads a checkpoint",
+    "lr": "Call {rec}.learning_rate(optimizer, scheduler)",
+    "batch": "Call {rec}.handle('batch.skip'), and leave out the update when {rec}.control.should_skip is true",
+    "rollback": "Give {rec}.handle('rollback.to', function) a function that loads a checkpoint",
 }
 
 #: The most ids of skipped samples that a receipt holds.
@@ -151,9 +151,10 @@ class Handlers:
         return function(request)
 
 
-def _how_to_handle(operation: str) -> str:
-    """Return what a loop must call to carry out an operation."""
-    return _HOW.get(operation.partition(".")[0], f"Give rec.handle({operation!r}, function) a function for it")
+def _how_to_handle(operation: str, recorder: str = "rec") -> str:
+    """Return what a loop must call to carry out an operation, on the recorder of this expression."""
+    how = _HOW.get(operation.partition(".")[0], f"Give {{rec}}.handle({operation!r}, function) a function for it")
+    return how.format(rec=recorder)
 
 
 class Operations:
@@ -262,12 +263,12 @@ class Operations:
         self.handlers.has_named = True
         if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
-            self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE)}")
+            self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice.recorder)}")
         for operation in self._calls:
             name = parse_call(operation).name
             if not self.handlers.has(name):
                 what = f"rules may order {operation}, and this loop would refuse it"
-                self._warnings.once(f"{what}. {_how_to_handle(name)}")
+                self._warnings.once(f"{what}. {_how_to_handle(name, self._warnings.advice.recorder)}")
 
     def add_save(self, path: str) -> None:
         """Add a checkpoint to those that a rollback may load."""
@@ -278,7 +279,8 @@ class Operations:
         rate = self.handlers.learning_rate
         metrics = {} if rate is None else rate.end_update()
         if is_applied and rate is not None and rate.is_idle:
-            what = f"the optimizer of rec.learning_rate has not stepped in {IDLE_UPDATES} updates"
+            optimizer = f"the optimizer of {self._warnings.advice.recorder}.learning_rate"
+            what = f"{optimizer} has not stepped in {IDLE_UPDATES} updates"
             self._warnings.once(f"{what}, so rules do not change the rate. Is it a copy of the one that trains?")
         return metrics if is_applied else {}
 
@@ -301,7 +303,8 @@ class Operations:
         self._unanswered += 1
         if self._unanswered == _UNANSWERED_EVENTS:
             what = f"should_skip is set since step {self._position.step}, and every batch since was left out"
-            self._warnings.once(f"{what}. Call rec.step(applied=False) for a skipped update: it takes the flag back")
+            call = f"{self._warnings.advice.recorder}.step(applied=False)"
+            self._warnings.once(f"{what}. Call {call} for a skipped update: it takes the flag back")
 
     def refuse_waiting(self) -> None:
         """Refuse what still waits when the run ends."""
@@ -331,7 +334,7 @@ class Operations:
         if self.handlers.learning_rate is not None:
             self.handlers.learning_rate.detach()
             if not rate.is_of(self.handlers.learning_rate):
-                what = "rec.learning_rate was called with another optimizer"
+                what = f"{self._warnings.advice.recorder}.learning_rate was called with another optimizer"
                 self._warnings.once(f"{what}: from now on rules change its rate, and no more that of the one before")
         self.handlers.learning_rate = rate
         return rate

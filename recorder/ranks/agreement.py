@@ -94,8 +94,7 @@ class Agreement:
         if steering is not None and self._rank.world_size > 1 and not self._rank.has_group:
             self._warnings.once(
                 f"rules steer rank 0 only, because no process group connects the {self._rank.world_size} ranks. "
-                "Create the recorder after torch.distributed's process group, without rank=, and call rec.agree() on "
-                "every rank"
+                f"{warnings.advice.agree}"
             )
 
     def reach(self) -> Control:

@@ -62,6 +62,61 @@ def one_call_per_step(wandb: Any) -> None:
         wandb.log({"iter": step * 10, "train/loss": torch.tensor(1 / (step + 1)), "val/loss": 0.5, "lr": 1e-3})
 
 
+def calls_that_count(wandb: Any) -> None:
+    """A value counts the steps only if it comes before others repeat: these are calls."""
+    wandb.log({"note": "text", "val/loss": 3.0})
+    for epoch in range(2):
+        for _ in range(3):
+            wandb.log({"loss": 1.0, "epoch": epoch})
+        wandb.log({"val/loss": 2.0, "step": epoch})
+
+
+def hugging_face(wandb: Any) -> None:
+    """The Trainer declares its key, and logs it with each row; a callback of the script logs without it."""
+    wandb.define_metric("train/global_step")
+    wandb.define_metric("*", step_metric="train/global_step", step_sync=True)
+    wandb.log({"parameters": 124})
+    for step in range(10, 50, 10):
+        wandb.log({"train/loss": 1 / step, "train/epoch": step / 50, "train/global_step": step})
+        wandb.log({"sample": 1.0})
+        wandb.log({"eval/loss": 2.0, "train/epoch": step / 50, "train/global_step": step})
+    wandb.log({"train/total_flos": 1e9, "train/global_step": 40})
+
+
+def lightning(wandb: Any) -> None:
+    """Its key has another name, and rows of the training and of the validation come at one step."""
+    for step in range(49, 250, 50):
+        wandb.log({"epoch": 0, "loss": 1 / step, "trainer/global_step": step})
+        wandb.log({"epoch": 0, "val_loss": 0.5, "trainer/global_step": step})
+
+
+def a_counter_within_epochs(wandb: Any) -> None:
+    """``iter`` begins again in each epoch: the steps count on. Validation by epoch is at the newest step."""
+    for epoch in range(3):
+        for step in range(0, 40, 10):
+            wandb.log({"epoch": epoch, "iter": step, "loss": 1.0})
+        wandb.log({"val/loss": 0.5, "iter": epoch})
+
+
+def a_counter_that_goes_back(wandb: Any) -> None:
+    """A loop that loads an earlier checkpoint: its rows have the newest step until it is passed."""
+    for step in (0, 10, 20, 30, 20, 30, 40):
+        wandb.log({"global_step": step, "loss": 1.0})
+
+
+def steps_and_a_counter(wandb: Any) -> None:
+    """Where the script gives the steps, they count, be it with another counter among the values."""
+    for step in range(100, 500, 100):
+        wandb.log({"global_step": step // 100, "loss": 1.0}, step=step)
+        wandb.log({"val/loss": 0.5}, step=step)
+
+
+def epochs_as_steps(wandb: Any) -> None:
+    """A step that rises by one counts no more than calls do."""
+    for epoch in range(1, 4):
+        wandb.log({"global_step": epoch * 100, "loss": 1.0, "val_loss": 0.5}, step=epoch)
+
+
 def several_calls_per_step(wandb: Any) -> None:
     """Rows are merged until the step changes."""
     for step in range(0, 40, 10):
@@ -104,14 +159,30 @@ def keys_that_count(wandb: Any) -> None:
         wandb.log({"step": step, "train/loss": 2.0, "train/epoch": "3 pq: 4"})
 
 
-@pytest.mark.parametrize("loop", [one_call_per_step, several_calls_per_step, commits, media, keys_that_count])
+_WANDB_LOOPS: Final = {
+    one_call_per_step: [0, 10, 20, 30, 40],
+    calls_that_count: [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    hugging_face: [0, 10, 20, 30, 40],
+    lightning: [49, 99, 149, 199, 249],
+    a_counter_within_epochs: [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110],
+    a_counter_that_goes_back: [0, 10, 20, 30, 40],
+    steps_and_a_counter: [1, 200, 300, 400],
+    epochs_as_steps: [100, 200, 300],
+    several_calls_per_step: [0, 10, 20, 30, 41],
+    commits: [0, 7, 8, 9],
+    media: [0, 1, 2],
+    keys_that_count: [0, 100, 200],
+}
+
+
+@pytest.mark.parametrize(("loop", "steps"), _WANDB_LOOPS.items())
 def test_a_script_records_what_the_real_wandb_records(
-    loop: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: Callable[[Any], None], steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinds, steps, names, values, name, group, tags and config of the run are those of the imported W&B run."""
     monkeypatch.setenv("WANDB_SILENT", "true")
     described = {"dir": str(tmp_path), "project": "p", "name": "n", "tags": ["t"], "config": {"lr": 0.1, "n": {"w": 2}}}
-    for each, more in ((real_wandb, {"mode": "offline"}), (wandb, {"step_kind": "step_end"})):
+    for each, more in ((real_wandb, {"mode": "offline"}), (wandb, {})):
         each.init(**described, **more)
         each.config.update({"late": 1})
         each.config.later = 2
@@ -122,6 +193,7 @@ def test_a_script_records_what_the_real_wandb_records(
     (real,) = imported("wandb", tmp_path / "wandb", tmp_path / "imported")
     (ours,) = open_store(tmp_path / "runs")
     assert comparable(events_of(ours)) == comparable(events_of(real))
+    assert sorted({step for _, step, _ in events_of(ours)}) == steps
     assert (ours.info.name, ours.info.group, ours.info.tags) == (real.info.name, real.info.group, real.info.tags)
     assert ours.info.config == real.info.config
     assert ours.info.last.status == real.info.last.status == "completed"
@@ -129,7 +201,7 @@ def test_a_script_records_what_the_real_wandb_records(
 
 def test_the_differences_from_wandb_are_those_that_the_page_lists(tmp_path: Path) -> None:
     """A step that goes backwards is kept at the newest step, and a boolean is a number; W&B drops one, imports both."""
-    for each, more in ((real_wandb, {"mode": "offline"}), (wandb, {"step_kind": "step_end"})):
+    for each, more in ((real_wandb, {"mode": "offline"}), (wandb, {})):
         with each.init(dir=str(tmp_path), **more) as run:
             run.log({"loss": 1.0, "done": True}, step=10)
             run.log({"val/loss": 2.0}, step=3)
@@ -198,13 +270,11 @@ def test_a_script_records_what_the_real_summary_writer_writes(loop: Callable[[An
     real_writer = __import__("torch.utils.tensorboard", fromlist=["SummaryWriter"]).SummaryWriter
     with real_writer(str(tmp_path / "real")) as writer:
         loop(writer)
-    with tensorboard.SummaryWriter(
-        tmp_path / "ours", store=tmp_path / "runs", step_kind="step_end", tee=True
-    ) as writer:
+    with tensorboard.SummaryWriter(tmp_path / "ours", store=tmp_path / "runs", tee=True) as writer:
         loop(writer)
 
     (real,) = imported("tensorboard", tmp_path / "real", tmp_path / "imported")
     (teed,) = imported("tensorboard", tmp_path / "ours", tmp_path / "teed")
     (ours,) = open_store(tmp_path / "runs")
-    assert comparable(as_float32(events_of(ours))).replace("log 20", "step_end 20") == comparable(events_of(real))
+    assert comparable(as_float32(events_of(ours))) == comparable(events_of(real))
     assert comparable(events_of(teed)) == comparable(events_of(real))
