@@ -84,6 +84,18 @@ def is_evaluation(name: str) -> bool:
     return bool(found) or _RESULT.search(name) is not None
 
 
+#: Last words of names of the training whose partners end with another word: ``loss_train`` beside ``loss_val``.
+_TRAINING_ENDS: Final = ("train", "training", "trn", "tr")
+
+
+def _paired(names: Sequence[str]) -> frozenset[str]:
+    """Return the names that end with a word for held-out data, where one of them has a partner of the training."""
+    split = {name: [word.casefold() for word in _WORD.findall(name)] for name in names}
+    trained = {tuple(words[:-1]) for words in split.values() if words[-1:] and words[-1] in _TRAINING_ENDS}
+    ends = {words[-1] for words in split.values() if len(words) > 1 and tuple(words[:-1]) in trained}
+    return frozenset(name for name, words in split.items() if words[-1:] and words[-1] in ends & EVALUATION_WORDS)
+
+
 @functools.lru_cache(maxsize=1024)
 def parts_of(names: tuple[str, ...]) -> _Parts:
     """Return the events for a row of these names: training metrics as ``step_end``, evaluation metrics as ``evaluate``.
@@ -95,7 +107,7 @@ def parts_of(names: tuple[str, ...]) -> _Parts:
     >>> parts_of(("epoch",))
     (('log', ('epoch',)),)
     """
-    evaluated = tuple(name for name in names if is_evaluation(name))
+    evaluated = tuple(name for name in names if is_evaluation(name) or name in _paired(names))
     rest = tuple(name for name in names if name not in evaluated)
     if not evaluated:
         is_news = any(name not in PLACE_NAMES and name not in NO_STEP_NAMES for name in rest)

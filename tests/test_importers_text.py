@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from imported_logs import imported
 
 from steptape import open_run
 from steptape.importers.discovery import all_readers, find_sources, reader_of
@@ -413,3 +414,83 @@ def test_a_line_of_a_million_columns_is_refused_quickly(written: Written) -> Non
 
     assert outcome.problem is not None
     assert outcome.run_id == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "events"),
+    [
+        (
+            "| epoch   1 |    10/   25 batches | lr 20.00 | ms/batch  2.50 | loss  6.50 | ppl   665.14\n"
+            "| epoch   1 |    20/   25 batches | lr 20.00 | ms/batch  2.50 | loss  5.50 | ppl   244.69\n"
+            "| end of epoch   1 | time:  2.50s | valid loss  5.25 | valid ppl   190.57\n"
+            "| epoch   2 |    10/   25 batches | lr 20.00 | ms/batch  2.50 | loss  5.00 | ppl   148.41\n",
+            [
+                ("step_end", 10, {"lr": 20.0, "ms/batch": 2.5, "loss": 6.5, "ppl": 665.14}),
+                ("step_end", 20, {"lr": 20.0, "ms/batch": 2.5, "loss": 5.5, "ppl": 244.69}),
+                ("evaluate", 25, {"valid loss": 5.25, "valid ppl": 190.57}),
+                ("step_end", 35, {"lr": 20.0, "ms/batch": 2.5, "loss": 5.0, "ppl": 148.41}),
+            ],
+        ),
+        (
+            "2026-11-03 10:00:07,123 - INFO - joeynmt.training - Epoch   1, Step:   500, Batch Loss:   4.25\n"
+            "2026-11-03 10:00:08,123 - INFO - joeynmt.training - Validation result (greedy) at epoch   1, step   500: "
+            "bleu:   1.50, loss: 60.50\n",
+            [
+                ("step_end", 500, {"epoch": 1.0, "Batch Loss": 4.25}),
+                ("evaluate", 500, {"epoch": 1.0, "validation/bleu": 1.5, "validation/loss": 60.5}),
+            ],
+        ),
+        (
+            "Epoch:  1, loss: 8.75\nEpoch:  1 Dev Bleu Score: BLEU = 0.25 14.9/1.0 (BP = 0.5)\n",
+            [("step_end", 1, {"loss": 8.75}), ("evaluate", 1, {"dev/BLEU": 0.25, "dev/BP": 0.5})],
+        ),
+        (
+            "1\tbleu-val=0.25\tconverged=False\tepoch=7\tperplexity-train=169.5\tperplexity-val=89.5\n"
+            "2\tbleu-val=0.50\tconverged=False\tepoch=14\tperplexity-train=80.5\tperplexity-val=60.5\n",
+            [
+                ("step_end", 7, {"perplexity-train": 169.5}),
+                ("evaluate", 7, {"bleu-val": 0.25, "perplexity-val": 89.5}),
+                ("step_end", 14, {"perplexity-train": 80.5}),
+                ("evaluate", 14, {"bleu-val": 0.5, "perplexity-val": 60.5}),
+            ],
+        ),
+        (
+            "INFO: Namespace(lr=0.5, epochs=100, loss_weights=0.1)\nargs: Namespace(lr=0.5, epochs=100, loss=0.1)\n"
+            "Epoch: 1 loss: 0.5\nEpoch: 2 loss: 0.25\n",
+            [("step_end", 1, {"loss": 0.5}), ("step_end", 2, {"loss": 0.25})],
+        ),
+        (
+            "Epoch 1[16/32]: loss:0.50\nTest on Epoch 1\n100%|####| 310/310 [00:32<00:00,  9.54it/s]\nEvaluation\n"
+            "100%|####| 20/20 [00:00<00:00, 224.92it/s]\nmAP: 0.75\nrecall: 0.25, accuracy: 0.5\n"
+            "Epoch 2[16/32]: loss:0.25\n",
+            [
+                ("step_end", 16, {"loss": 0.5}),
+                ("evaluate", 16, {"evaluation/mAP": 0.75, "evaluation/recall": 0.25, "evaluation/accuracy": 0.5}),
+                ("step_end", 48, {"loss": 0.25}),
+            ],
+        ),
+        (
+            "[1/5], [100/200], global_step: 100, loss: 0.5\n[1/5], train_loss: 0.75, lr: 0.1\n"
+            "[2/5], [100/200], global_step: 300, loss: 0.25\n",
+            [
+                ("step_end", 100, {"loss": 0.5, "train_loss": 0.75, "lr": 0.1}),
+                ("step_end", 300, {"loss": 0.25}),
+            ],
+        ),
+        (
+            "Step 50/100; acc: 50.5; ppl: 20.5\nValidation perplexity: 74.75\nModel is improving ppl: 80.5 --> 74.75.\n"
+            "Step 100/100; acc: 60.5; ppl: 10.5\n",
+            [
+                ("step_end", 50, {"acc": 50.5, "ppl": 20.5}),
+                ("evaluate", 50, {"Validation perplexity": 74.75}),
+                ("step_end", 100, {"acc": 60.5, "ppl": 10.5}),
+            ],
+        ),
+    ],
+    ids=["PyTorch", "JoeyNMT", "phase-in-front", "Sockeye", "Namespace", "PaddleClas", "DBNet", "OpenNMT"],
+)
+def test_lines_of_public_tools(log: str, events: list[tuple[str, int, dict[str, float]]], tmp_path: Path) -> None:
+    """Each is a form that a public log has, with numbers of our own."""
+    runs, problems = imported(tmp_path, {"train.log": log}, "text")
+
+    assert (list(runs.values()), problems) == ([events], [])

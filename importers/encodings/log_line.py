@@ -34,7 +34,8 @@ BATCH_RANK: Final = 4
 EPOCH_RANK: Final = 5
 
 #: Names of counters in lower-case text, and what may follow: ``step 5/30``, ``Epoch [3/10]``, ``Iter(train) [5/160]``,
-#: ``epoch 001:  100 / 1102``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``. Inner numbers count within epochs.
+#: ``epoch 001:  100 / 1102``, ``epoch 1 | 100/ 2826 batches``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``.
+#: Inner numbers count within epochs.
 _COUNTER_NAME: Final = re.compile(
     r"(?<![\w.\-])(?<!\w\()(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s(?=:\d+ t[re]l:)"
     r"|updates?|batch(?:_idx)?|epochs?)(?=[\s:=\#\[(])"
@@ -45,7 +46,8 @@ _COUNTED: Final = re.compile(
     rf"(?P<open>\[\s*)?(?P<count>{_COUNT})(?![\d.]*\d|[\w%]|,\d)"
     r"(?:\s{0,20}(?:/|of\s)\s{0,20}(?P<total>\d{1,18})(?![\d/]))?(?(open)\s*\])"
     rf"(?:\s{{0,20}}\[\s*(?P<inner>{_COUNT})\s*(?:/\s*(?P<within>\d{{1,18}})\s*)?(?:\(\s*\d+%\s*\)\s*)?\]"
-    rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}}))?"
+    rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}})"
+    rf"|\s{{0,20}}\|\s{{0,20}}(?P<count3>{_COUNT})/\s{{0,20}}(?P<within3>\d{{1,18}})\sbatches)?"
 )
 
 #: LightGBM and XGBoost begin a line with the round in brackets, CatBoost with a colon after it and the best round.
@@ -53,8 +55,10 @@ _ROUND: Final = re.compile(r"\s*(?:\[(\d{1,18})\]\s|(\d{1,18}):\s+(?=(?:learn|te
 _BEST_SO_FAR: Final = re.compile(r"\sbest: \S+ \(\d+\)")
 #: PyTorch's tutorials begin a line with the epoch and the batch.
 _EPOCH_AND_BATCH: Final = re.compile(r"\s*\[(\d{1,9}),\s*(\d{1,18})\](?=:?\s)")
-#: Values before a counter: ``loss = 0.5, step = 100``.
-_PAIRS_BEFORE: Final = re.compile(r"\s*(?:[A-Za-z_][\w./-]* ?[=:] ?[-+\d.e]+,\s)+", re.IGNORECASE)
+#: Values before a counter: ``loss = 0.5, step = 100``. Sockeye has tabs between them and the checkpoint's number first.
+_PAIRS_BEFORE: Final = re.compile(
+    r"\s*(?:\d+\t)?((?:[a-z_][\w./-]* ?[=:] ?[-+\d.e]+,\s)+|(?:[a-z_][\w./-]*=[-+\w.]+\t)+)", re.IGNORECASE
+)
 
 #: A progress bar's count and total: Keras, before and since version 3, and tqdm.
 _KERAS_BAR: Final = re.compile(
@@ -63,10 +67,10 @@ _KERAS_BAR: Final = re.compile(
 _TQDM_BAR: Final = re.compile(r"\d+%\|[^|]*\|\s*(\d{1,18})/(\d{1,18})\s*\[[^\]]*?(?:,\s|\])(?=[\s\d?.]*\w+/\w+|\])")
 
 #: A separator and a number, optionally with its total or unit, or in brackets. Commas group thousands. A number with
-#: another comma does not match, since its meaning is ambiguous; nor does a version or a time of day.
+#: another comma does not match, since its meaning is ambiguous; nor does a version, a time of day or what was before.
 _NUMBER: Final = (
     r"[+-]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|inf(?:inity)?)"
-    r"(?!\.?\d|,\d|[\w.]*:\d|\s{0,2}[:=]|\s+days?\b)"
+    r"(?!\.?\d|,\d|[\w.]*:\d|\s{0,2}[:=]|\s+days?\b|\s?--?>)"
 )
 _VALUE: Final = re.compile(
     # "number of nan iterations: 0" counts iterations.
@@ -117,9 +121,13 @@ _BEFORE: Final = frozenset(
     )
 ).union(("of", "at", "the", "in", "on", "for", "after"))
 _MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s--?\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
+#: The start of a line that is the result of an evaluation: ``Validation result (greedy) at epoch``.
+_PHASE_FIRST: Final = re.compile(r"\s*([a-z]+)[^\d:=|]*\Z")
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
 _SEGMENT: Final = re.compile(
-    r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)", re.IGNORECASE
+    r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)"
+    r"|\|\s*([a-z]+)(?: [a-z]+){1,3}:\s(?=[a-z]\w* ?[=:])",
+    re.IGNORECASE,
 )
 
 #: A number of batches and their total, at the end of PyTorch's lines or after ``Test:``.
@@ -150,9 +158,10 @@ _STYLEGAN_MEASURE: Final = re.compile(r'\s*(?:network-snapshot-\S+\s+time |\{"re
 _STYLEGAN_RESULT: Final = re.compile(r'(?<![\w/])((?:(?:fid|kid|is|pr|eq[tr])\d|ppl)\w*)"?:? +(-?\d+(?:\.\d+)?)')
 #: A line without a digit says nothing.
 _DIGIT: Final = re.compile(r"\d")
-#: Source code and commands, which some scripts print first, and lines of processes that repeat what rank 0 says.
+#: Source code, commands and arguments, which some scripts print first, and lines of processes that repeat rank 0's.
 _ASIDE_LINE: Final = re.compile(
-    r"\s*(?:#|//|@|\++ |\$ |\[[Rr]ank ?[1-9]\d*\]|(?:def|class|import|from|elif|assert|raise|return)\s"
+    r"\s*(?:#|//|@|\++ |\$ |\[[Rr]ank ?[1-9]\d*\]|[^=]*(?:Namespace|Args|Arguments|Config)\(\w+="
+    r"|(?:def|class|import|from|elif|assert|raise|return)\s"
     r"|(?:if|for|while|with)\s.*(?::\s*$|\w\()|(?!\w+ = [-+.\de]+, step = \d)[\w.\[\]]+(?:, ?[\w.\[\]]+)* [-+*/]?=\s)"
 )
 
@@ -241,10 +250,17 @@ def parsed_line(text: str) -> LogLine | None:
     return None if line is None else line._replace(time_ns=time_ns, indent=indent)
 
 
-def announced_phase(text: str) -> str:
-    """Return the phase whose results a line without values announces; empty where it announces none."""
-    match = _ANNOUNCEMENT.match(without_head(text).text)
-    return _PHASES[match[1].casefold()] if match else ""
+def announced_phase(text: str, before: str = "") -> str:
+    """Return the phase whose results a line without values announces; empty where it announces none.
+
+    Args:
+        text: The line.
+        before: The phase announced before it, which a blank line or a progress bar leaves as it is.
+    """
+    text = without_head(text).text
+    if match := _ANNOUNCEMENT.match(text):
+        return _PHASES[match[1].casefold()]
+    return before if not text.strip() or _TQDM_BAR.search(text) else ""
 
 
 def _of_evaluation(text: str) -> str:
@@ -385,9 +401,11 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
         counter = _counter(rank, match)
         if not counters:
             phase = next((_PHASES[word] for word in words if word in _PHASES), "")
+            if not phase and (first := _PHASE_FIRST.match(lower[: name.start()].rpartition(" - ")[2])):
+                phase = _PHASES.get(first[1], "")
             phase = phase or (match["mode"] or "").removeprefix("train")
             before = _PAIRS_BEFORE.fullmatch(text, 0, name.start())
-            kept.append(f"{_phase_before(text[: name.start()]) if before is None else before[0]}|")
+            kept.append(f"{_phase_before(text[: name.start()]) if before is None else before[1]}|")
         else:
             kept.append(text[end : name.start()])
         counters[rank] = counter
@@ -416,8 +434,8 @@ def _counter(rank: int, match: re.Match[str]) -> Counter:
         rank,
         _whole(match["count"]) or 0,
         _whole(match["total"]),
-        _whole(match["inner"] or match["count2"]),
-        _whole(match["within"] or match["within2"]),
+        _whole(match["inner"] or match["count2"] or match["count3"]),
+        _whole(match["within"] or match["within2"] or match["within3"]),
         is_from_zero=match["open"] is not None and ":" in match[0],
         counts_evaluation=match["mode"] in ("val", "test"),
     )
@@ -435,9 +453,9 @@ def _phase_before(text: str) -> str:
 
 
 def _segment_phase(text: str) -> str:
-    """Return the phase that a part of a line names alone: ``train |`` (fairseq) or ``Test set:``."""
+    """Return the phase that a part of a line names: ``train |`` (fairseq), ``Test set:``, ``Dev score: BLEU = 0.2``."""
     for match in _SEGMENT.finditer(text):
-        word = (match[1] or match[2]).casefold()
+        word = (match[1] or match[2] or match[3]).casefold()
         if word in _PHASES or word == "train":
             return _PHASES.get(word, word)
     return "val" if text.lstrip().startswith("* ") else ""

@@ -15,7 +15,16 @@ from typing import Final, NamedTuple
 from ...store.plan import Plan
 from ..encodings.line_head import DAY_NS, unwrapped, without_head
 from ..encodings.lines import TextLines, decoded_head
-from ..encodings.log_line import EPOCH_RANK, GLOBAL_RANK, Bar, Counter, LogLine, announced_phase, parsed_line
+from ..encodings.log_line import (
+    BATCH_RANK,
+    EPOCH_RANK,
+    GLOBAL_RANK,
+    Bar,
+    Counter,
+    LogLine,
+    announced_phase,
+    parsed_line,
+)
 from ..encodings.numbers import INT64_MAX, number, step_of
 from ..encodings.printed_table import PrintedTable
 from ..rows import Life, Lives, Row, is_evaluation, joined, runs_of
@@ -318,7 +327,7 @@ class _Lines:
         announced, self._announced = self._announced, ""
         line = self._table.row_of(text) or parsed_line(text)
         if line is None or not line.metrics:
-            self._announced = announced_phase(text) or (announced if not without_head(text).text.strip() else "")
+            self._announced = announced_phase(text, announced)
         self._block = self._block_of(text, line)
         if line is None:
             return None
@@ -326,6 +335,7 @@ class _Lines:
             line = line._replace(phase=line.phase or self._block.phase, time_ns=max(line.time_ns, self._block.time_ns))
         elif announced and line.is_whole:
             line = line._replace(phase=line.phase or announced)
+            self._announced = announced
         if line.is_object and not line.counters:
             return self._trainer_row(line)
         place = self._positions.place_of(line)
@@ -471,6 +481,8 @@ class Positions:
         self._before: dict[int, int] = {}
         self._count = 0
         self._unit = "updates"
+        #: Whether a line counted the steps of the whole training: numbers in brackets count none elsewhere.
+        self._is_global = False
 
     @property
     def is_counted_by_bars(self) -> bool:
@@ -493,7 +505,7 @@ class Positions:
 
     def _place_of(self, line: LogLine) -> LinePlace | None:
         finest = min(line.counters, default=None)
-        if finest is None:
+        if finest is None or (finest == BATCH_RANK and self._is_global):
             return self._uncounted(line)
         counter = line.counters[finest]
         epoch = line.counters.get(EPOCH_RANK)
@@ -506,6 +518,7 @@ class Positions:
         if finest == EPOCH_RANK and counter.inner is None:
             return LinePlace(*self._after_epoch(counter))
         place = self._counted(counter)
+        self._is_global |= finest == GLOBAL_RANK
         self._step, self._unit = place.step, counter.unit
         return place
 
