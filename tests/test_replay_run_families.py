@@ -235,9 +235,8 @@ def test_several_logs_of_one_training_count_once(policy: Policy, record: Callabl
     assert report_json(summarize(report))["repeated"] == [
         {"run_id": "tb", "name": "tb", "reason": "it repeats the series of csv (csv)"}
     ]
-    assert any(
-        line.startswith("Counted once: 1 run that repeats another's") for line in summary_lines(summarize(report))
-    )
+    said = "1 training was logged twice and counts once, such as tb (tb): it repeats the series of csv (csv)."
+    assert said in summary_lines(summarize(report))
     assert "counted once" in report_page(summarize(report))
 
 
@@ -301,7 +300,7 @@ def test_what_becomes_of_a_repeated_run_is_said(policy: Policy, record: Callable
 
     assert [result.notes for result in report.results] == [(said,)]
     assert f"kept: {said}." in summary_lines(summarize(report))
-    assert any("Counted once: 1 run" in line for line in diff_lines(diff_policies(policy, policy, runs)))
+    assert any("1 training was logged twice" in line for line in diff_lines(diff_policies(policy, policy, runs)))
 
 
 def test_short_series_and_schedules_make_no_repetition(policy: Policy, record: Callable[..., Run]) -> None:

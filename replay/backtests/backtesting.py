@@ -19,13 +19,13 @@ from ..policies.coverage import Coverage, coverage_of
 from ..policies.mute_rules import mute_rules
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
-from ..runs.history import Knowledge, repeated_by, repeats
 from ..runs.incidents import IncidentLabels
 from ..runs.judging import facts_of_run, result_of
 from ..runs.metric_names import is_held_out, mode_of
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
 from ..runs.run_families import check_family_key
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
+from ..runs.same_training import Knowledge, Sketch, repeated_by, repeats
 from .baselines import baseline_outcomes, reads_runs
 from .judged_runs import Backtest, Baseline, LackedMetric
 
@@ -128,7 +128,7 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
     family = request.settings.family
     if family is not None:
         check_family_key(family, [result.family for result in results], (run.info for run in judged_runs))
-    counts_for = repeated_by([one.series for one in judged], list(map(_knowledge, results)))
+    counts_for = repeated_by([one.sketch for one in judged], list(map(_knowledge, results)))
     for index, by in sorted(counts_for.items()):
         if results[index].detection is not None and results[by].detection is None:
             note = f"the labels of {results[index].name} ({results[index].run_id}), which repeats it, are not used"
@@ -175,7 +175,8 @@ def _judging(name: str, objective: Objective | None) -> str:
 def _knowledge(result: RunResult) -> Knowledge:
     identity = result.identity
     clocks = (result.recorded.elapsed_s is not None) + (result.began_ns > 0)
-    return Knowledge(len(result.evaluations), clocks, identity.event_count, identity.log_digest)
+    is_judged = result.objective is not None and not result.could_not_fire
+    return Knowledge(is_judged, len(result.evaluations), clocks, identity.event_count, identity.log_digest)
 
 
 def _repeated(result: RunResult, by: RunResult) -> Excluded:
@@ -208,13 +209,13 @@ class _JudgedRun(NamedTuple):
 
     Attributes:
         result: The policy's outcome.
-        series: Digests of the series by which another log of the same training is found.
+        sketch: Values by which another log of the same training is found.
         evaluated: The evaluation metrics.
         lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
     """
 
     result: RunResult
-    series: frozenset[str]
+    sketch: Sketch
     evaluated: frozenset[str]
     lacked: Mapping[str, str]
 
@@ -248,4 +249,4 @@ class _Judge:
             result = result_of(facts, background.objective_among(evaluated, self.declared), self.declared)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
-        return _JudgedRun(result, record.series, frozenset(evaluated), facts.lacked), read_events
+        return _JudgedRun(result, record.sketch, frozenset(evaluated), facts.lacked), read_events

@@ -31,7 +31,7 @@ ASSUMPTIONS = (
     "Deployable is an evaluation at a step that has a checkpoint.",
     "Regret statistics cover runs that ran as long as planned; for the others, regret is a lower bound.",
     f"They leave out runs with fewer than {FEWEST_EVALUATIONS} evaluations, whose best says little.",
-    "Several logs of one training count once: they hold the same series of losses or scores.",
+    "Several logs of one training count once: their losses or scores are equal at equal steps.",
 )
 
 #: Printed with them where the plans of completed runs are their lengths.

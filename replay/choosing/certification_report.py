@@ -20,6 +20,7 @@ from ..documents import document
 from ..runs.objective import NEAR_ZERO, Objective
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
+from ..runs.same_training import repeated_sentence
 from ..sweeps.totals import Sweep
 from .population import PopulationMember, described_population
 from .promise import FIXED_SEQUENCE, MOST_ROWS, families, percent, promise_lines
@@ -175,8 +176,8 @@ def _population_lines(found: Certification) -> Iterator[str]:
         yield "A risk without percent, such as 'regret > 0.02', is in the metric's own units."
     for reason, count in Counter(run.reason for run in found.outside).most_common(MOST_ROWS):
         yield f"Outside of the population: {counted(count, 'run', ',')}, because {reason}."
-    if found.sweep.repeated:
-        yield f"Counted once: {counted(len(found.sweep.repeated), 'run', ',')} that repeat the series of others."
+    if repeated := repeated_sentence(found.sweep.repeated):
+        yield repeated
 
 
 def _arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:

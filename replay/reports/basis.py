@@ -15,7 +15,7 @@ from ..intervals import FEWEST_FAMILIES
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
-from ..runs.run_result import Excluded
+from ..runs.same_training import repeated_sentence
 from .amounts import percent, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Part
 
@@ -95,15 +95,6 @@ def family_notice(families: FamilyCounts, runs: int) -> str:
         return ""
     describe = "" if families.count == 1 else " Means mostly describe these."
     return f"{warning}{describe} --family names another key."
-
-
-def repeated_sentence(repeated: Sequence[Excluded]) -> str:
-    """Return which runs count once with another; empty without any."""
-    if not repeated:
-        return ""
-    verb = "repeats" if len(repeated) == 1 else "repeat"
-    such = f"{repeated[0].name} ({repeated[0].run_id}): {repeated[0].reason}"
-    return f"Counted once: {counted(len(repeated), 'run', ',')} that {verb} another's series, such as {such}."
 
 
 def family_heading(families: FamilyCounts) -> str:

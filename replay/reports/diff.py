@@ -25,8 +25,9 @@ from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
 from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
 from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult
+from ..runs.same_training import repeated_sentence
 from .amounts import duration
-from .basis import family_sentence, objective_sentences, objectives_json, renamed_text, repeated_sentence
+from .basis import family_sentence, objective_sentences, objectives_json, renamed_text
 from .result import FamilyCounts
 from .sentences import REGRET, SAVES
 

@@ -229,8 +229,8 @@ def _left_out_sentence(result: BacktestResult) -> str:
     if backtest.excluded:
         parts.append(f"{counted(len(backtest.excluded), 'run', ',')} could not be judged")
     if backtest.repeated:
-        verb = "repeats" if len(backtest.repeated) == 1 else "repeat"
-        parts.append(f"{counted(len(backtest.repeated), 'run', ',')} {verb} another's series and counted once")
+        verb = "is another log" if len(backtest.repeated) == 1 else "are other logs"
+        parts.append(f"{counted(len(backtest.repeated), 'run', ',')} {verb} of a training that is counted once")
     if unable:
         parts.append(f"the policy could not fire in {counted(len(unable), 'run', ',')}, left out of every number")
     if left:

@@ -15,6 +15,7 @@ from ..runs.appearances import thinning_note
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
+from ..runs.same_training import repeated_sentence
 from .amounts import hours, percent, size
 from .basis import (
     all_of,
@@ -22,7 +23,6 @@ from .basis import (
     family_warning,
     objective_sentences,
     renamed_sentences,
-    repeated_sentence,
 )
 from .result import (
     NOTABLE_REGRET,

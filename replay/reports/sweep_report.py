@@ -20,6 +20,7 @@ from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_result import SECONDS_PER_HOUR
+from ..runs.same_training import repeated_sentence
 from ..sweeps.totals import Sweep, stopped_counts
 from .basis import (
     families_text,
@@ -28,7 +29,6 @@ from .basis import (
     objective_sentences,
     objectives_json,
     renamed_text,
-    repeated_sentence,
 )
 from .html import STYLE_FILE, TEMPLATES, html_environment
 from .plots import Mark, savings_plot

@@ -34,13 +34,14 @@ from .event_stream import (
     renamed_columns,
     renames_in,
 )
-from .history import History, digested, history_of, restored_steps, step_unit_of, stream_digests
+from .history import History, history_of, restored_steps, step_unit_of
 from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
 from .metric_names import Renames, nearest_metric
 from .objective import UPDATES, Objective, objective_among, objective_of_study
 from .replaying import Replayer, replay_stream, stream_under
 from .run_families import UNKNOWN_FAMILY, Family, family_of
 from .run_result import DEFAULT_SETTINGS, BacktestSettings, Outlay, Replay, RunResult, Validity, drops_own_checkpoints
+from .same_training import Sketch, sketch_of, sketched
 from .scoring import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
 
 #: Most evaluation metrics that a note names.
@@ -132,7 +133,7 @@ class RunRecord:
         stream: The deciding rank's events.
         history: Their facts.
         appearances: Where values and events came.
-        series: Digests of the series by which another log of the same training is found.
+        sketch: Values by which another log of the same training is found.
         rolled_back: What resumes undid.
         incidents: The labelled incidents; None if the run has no labels.
     """
@@ -141,7 +142,7 @@ class RunRecord:
     stream: EventStream
     history: History
     appearances: StreamAppearances
-    series: frozenset[str]
+    sketch: Sketch
     rolled_back: RolledBack
     incidents: Sequence[Incident] | None
 
@@ -247,7 +248,7 @@ def _record_of(
         stream,
         history,
         StreamAppearances(stream, background.plan, background.nan_filtered),
-        stream_digests(stream, digested(stream.facts.metrics)),
+        sketch_of(stream, sketched(stream.facts.metrics)),
         rolled_back,
         annotated or None if labels is None else labels.of(background.run_id, background.name),
     )

@@ -22,7 +22,6 @@ from ..columns.variant_firings import VariantBatch, batches_of
 from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
-from ..runs.history import Knowledge, digested, repeated_by, repeats, stream_digests
 from ..runs.judging import background_of
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
@@ -36,6 +35,7 @@ from ..runs.objective import (
 from ..runs.replaying import stream_under
 from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
+from ..runs.same_training import Knowledge, repeated_by, repeats, sketch_of, sketched
 from .totals import RunFold, Sweep, SweptRun
 from .variant_outcomes import sweep_stream
 
@@ -132,7 +132,7 @@ def _fold(
 def _repeats(swept: Mapping[int, SweptRun]) -> dict[int, int]:
     """Return for each run that repeats another's series the run that counts for both, by number."""
     numbers, runs = [*swept], [*swept.values()]
-    found = repeated_by([run.series for run in runs], [run.knowledge for run in runs])
+    found = repeated_by([run.sketch for run in runs], [run.knowledge for run in runs])
     return {numbers[index]: numbers[by] for index, by in found.items()}
 
 
@@ -185,7 +185,7 @@ class RunSweeper:
         background = background_of(snapshot, self.settings)
         renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in self._batches))
         names = renamed_columns(snapshot, renames)
-        judging, compared = self._could_judge(names, background.of_study), digested(names)
+        judging, compared = self._could_judge(names, background.of_study), sketched(names)
         stream = read_metrics(snapshot, metrics.union(judging, compared), renames)
         if not _is_judged(snapshot, stream):
             return Excluded(background.run_id, background.name, "it recorded no step and no metric")
@@ -199,14 +199,16 @@ class RunSweeper:
         swept = sweep_stream(self._batches, stream, background, objective, self.settings, events=events)
         evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
         info, rows = snapshot.info, swept.outcomes.rows
+        could_fire = bool(rows.could_fire.any())
+        is_judged = could_fire and objective is not None
         return SweptRun(
             run_id=background.run_id,
             name=background.name,
             steps=stream.last_step,
             kept=swept.outcomes,
             family=background.family,
-            series=stream_digests(stream, compared),
-            knowledge=_knowledge(stream, len(evaluations), background.log_digest),
+            sketch=sketch_of(stream, compared),
+            knowledge=_knowledge(stream, len(evaluations), background.log_digest, is_judged=is_judged),
             objective=objective,
             evaluated=evaluated,
             engine_reason=swept.engine_reason,
@@ -216,7 +218,7 @@ class RunSweeper:
             ended_ns=_ended_ns(info, stream),
             configuration=configuration_of(info),
             has_few_evaluations=bool(rows.has_few_evaluations.all()),
-            could_fire=bool(rows.could_fire.any()),
+            could_fire=could_fire,
         )
 
     def _could_judge(self, names: Iterable[str], study: Objective | None) -> set[str]:
@@ -227,10 +229,10 @@ class RunSweeper:
         return told if study is None else told | {study.metric}
 
 
-def _knowledge(stream: EventStream, evaluations: int, log_digest: str) -> Knowledge:
+def _knowledge(stream: EventStream, evaluations: int, log_digest: str, *, is_judged: bool) -> Knowledge:
     times_ns = stream.facts.whole("time_ns")[:1]
     clocks = bool((stream.elapsed_ns > 0).any()) + bool((times_ns > 0).any())
-    return Knowledge(evaluations, clocks, len(stream), log_digest)
+    return Knowledge(is_judged, evaluations, clocks, len(stream), log_digest)
 
 
 def _ended_ns(info: RunInfo, stream: EventStream) -> int:

@@ -21,11 +21,11 @@ from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
 from ..columns.variants import Variant
-from ..runs.history import Knowledge
 from ..runs.metric_names import Renames
 from ..runs.objective import UPDATES, Objective, Saves, shared_objective
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
+from ..runs.same_training import Knowledge, Sketch
 
 if TYPE_CHECKING:
     import polars as pl
@@ -120,7 +120,7 @@ class SweptRun:
         steps: Optimizer updates that it made.
         kept: The outcomes of each variant on it; None if the sweep does not keep them.
         family: The runs that it is not independent of.
-        series: Digests of the series by which another log of the same training is found.
+        sketch: Values by which another log of the same training is found.
         knowledge: How much it knows of the training.
         objective: The metric that judges the run; None if none of its evaluations says how good it is.
         evaluated: The metrics that it evaluated, among those that could judge it.
@@ -139,7 +139,7 @@ class SweptRun:
     steps: int
     kept: VariantOutcomes | None
     family: Family
-    series: frozenset[str]
+    sketch: Sketch
     knowledge: Knowledge
     objective: Objective | None = None
     evaluated: frozenset[str] = frozenset()
