@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .errors import DamagedLog, NotARun, require_version
 from .events import JsonObject
@@ -90,6 +91,18 @@ class Attempt:
         return self.plan if self.declared is None else self.declared
 
 
+class TimeTaken(NamedTuple):
+    """How long a run took.
+
+    Attributes:
+        trained_s: Seconds of its attempts, from the start of each to its end or, without one, to its newest event.
+        paused_s: Seconds between attempts, as between a crash and the next start.
+    """
+
+    trained_s: float
+    paused_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """A run's identity, configuration and attempts.
@@ -127,6 +140,18 @@ class RunInfo:
     def earlier_plans(self) -> dict[int, Plan]:
         """What each attempt but the newest declared at its start."""
         return {attempt.attempt: attempt.plan for attempt in self.attempts[:-1]}
+
+    def time_taken(self, newest_ns: Mapping[int, int]) -> TimeTaken:
+        """Return how long the run trained, and how long it paused between its attempts.
+
+        Args:
+            newest_ns: Time of the newest event of each attempt: the end of one that is open or crashed.
+        """
+        ends = [(one.started_ns, one.ended_ns or newest_ns.get(one.attempt, 0)) for one in self.attempts]
+        known = [(begin, max(begin, end)) for begin, end in ends if begin]
+        trained_ns = sum(end - begin for begin, end in known)
+        whole_ns = max((end for _, end in known), default=0) - min((begin for begin, _ in known), default=0)
+        return TimeTaken(trained_ns / 1e9, max(0, whole_ns - trained_ns) / 1e9)
 
     def to_json(self) -> bytes:
         """Encode the content of ``run.json``."""

@@ -375,5 +375,5 @@ def delete_run(folder: Path) -> None:
 
 def _is_older(entry: Entry, now: datetime, age: timedelta) -> bool:
     """Whether the run was last heard of longer ago; not if nobody knows when it was."""
-    started = entry.summary.started
-    return started is not None and now - (started + timedelta(seconds=entry.summary.duration_s)) > age
+    run = entry.summary
+    return run.started is not None and now - (run.started + timedelta(seconds=run.duration_s + run.paused_s)) > age

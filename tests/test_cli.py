@@ -112,6 +112,24 @@ def test_show_has_the_orders_of_rules_and_what_the_loop_answered(tmp_path: Path)
     assert [receipt["answer"] for receipt in document["receipts"]] == ["applied", "refused"]
 
 
+def test_show_tells_a_pause_between_attempts_from_training(tmp_path: Path) -> None:
+    """A job that waits in a queue after a crash does not train."""
+    with Recorder(tmp_path / "runs", name="requeued") as rec:
+        rec.step(loss=1.0)
+    with Recorder(tmp_path / "runs", resume=rec.run_id) as resumed:
+        resumed.step(loss=1.0)
+    path = rec.folder / "run.json"
+    document = json.loads(path.read_text())
+    start_ns = 1_700_000_000 * 10**9
+    for attempt, (begin_s, end_s) in zip(document["attempts"], ((0, 6), (172, 176)), strict=True):
+        attempt |= {"started_ns": start_ns + begin_s * 10**9, "ended_ns": start_ns + end_s * 10**9}
+    path.write_text(json.dumps(document))
+
+    page = steptape("show", rec.folder)
+
+    assert "2 steps in 10 s, paused 2 min 46 s between attempts, started 2023-11-14 22:13:20 UTC" in page
+
+
 def test_show_lists_the_phases_of_a_run(tmp_path: Path) -> None:
     """The longest comes first; those that an exception ended are counted."""
     with Recorder(tmp_path) as rec:

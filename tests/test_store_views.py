@@ -87,6 +87,7 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
         "started": "2026-01-02 03:04:05",
         "ended": "2026-01-02 03:04:10",
         "duration_s": "5.0",
+        "paused_s": "0.0",
         "steps": "2",
         "planned_steps": "12",
         "attempts": "1",
@@ -654,3 +655,27 @@ def test_a_metric_is_never_another_one_that_differs_by_case_only(
 
     found = store.rows('SELECT run_id, loss, "Loss~7e13be37" AS other FROM steps ORDER BY run_id')
     assert [tuple(row.values()) for row in found] == [("both", 1.0, 10.0), ("one", 1.0, None), ("two", None, 10.0)]
+
+
+@pytest.mark.parametrize("crashed", [True, False])
+def test_the_time_between_attempts_is_a_pause_and_no_training(
+    crashed: bool, store_record: Callable[..., Path], store_path: Path
+) -> None:
+    """An attempt that crashed ends with its newest event. A scan finds the same without and with the events."""
+    start_ns = 1_700_000_000 * 10**9
+    events = [
+        Event("step_end", attempt=attempt, step=step, time_ns=start_ns + second * 10**9, metrics={"loss": 1.0})
+        for attempt, step, second in ((0, 1, 3), (0, 2, 6), (1, 3, 174), (1, 4, 176))
+    ]
+    folder = store_record(events, sealed=True, steps=4)
+    info = read_run_info(folder)
+    first = replace(info.last, status="crashed" if crashed else "interrupted", started_ns=start_ns, steps=None)
+    first = replace(first, ended_ns=None if crashed else start_ns + 6 * 10**9)
+    second = replace(info.last, attempt=1, started_ns=start_ns + 172 * 10**9, ended_ns=start_ns + 176 * 10**9)
+    write_run_info(folder, replace(info, attempts=(first, replace(second, parent=0, from_step=2))))
+    for path in (store_path, folder, folder / "run.json"):
+        os.utime(path, (1, 1))  # Long ago: a scan then lists a run without its events, if it can.
+
+    (row,) = open_store(store_path).rows("SELECT duration_s, paused_s FROM runs")
+
+    assert row == {"duration_s": 10.0, "paused_s": 166.0}

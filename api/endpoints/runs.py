@@ -54,6 +54,9 @@ class RunFacts(Model):
     ended: _InUtc | None
     """UTC, ISO 8601; null while the run is live, or if it crashed."""
     duration_s: Number
+    """Seconds of its attempts, without the time between them."""
+    paused_s: Number
+    """Seconds between its attempts, as between a crash and the next start."""
     steps: int
     """Optimizer updates finished, without those that a resume rolled back."""
     planned_steps: int | None

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from ...replay.reports.amounts import duration
+from ...replay.reports.amounts import with_pause
 from ...replay.reports.html import html_environment
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
@@ -117,8 +117,9 @@ def moment(value: datetime | None) -> str:
 
 
 def time_taken(run: RunSummary) -> str:
-    """Format a run's duration; a dash where it has no clock."""
-    return _DASH if run.started is None and not run.duration_s else duration(run.duration_s)
+    """Format the time that a run trained, and that it paused; a dash where it has no clock."""
+    is_unknown = run.started is None and not run.duration_s
+    return _DASH if is_unknown else with_pause(run.duration_s, run.paused_s)
 
 
 def share_done(run: RunSummary) -> int | None:

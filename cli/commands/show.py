@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any, Final
 
-from ...replay.reports.amounts import duration, size
+from ...replay.reports.amounts import duration, size, with_pause
 from ...store.errors import counted, plural
 from ...store.events import JsonObject
 from ...store.reading.summary import leading_metric, summarize
@@ -122,7 +122,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     ending = _ENDINGS.get(str((run.info.source or {}).get("ending")), "")
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}{ending}")
     began = shown["started"]
-    took = duration(shown["duration_s"])
+    took = with_pause(shown["duration_s"], shown["paused_s"])
     when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["source"]:

@@ -48,6 +48,16 @@ def hours(seconds: float, of: float | None = None) -> str:
     return f"{count:,.{0 if abs(count) >= 100 or not count else 1}f} {unit}"
 
 
+def with_pause(trained_s: float, paused_s: float) -> str:
+    """Format how long a run trained, and how long it paused if it did for a second or more.
+
+    >>> with_pause(10, 166), with_pause(10, 0.2)
+    ('10 s, paused 2 min 46 s between attempts', '10 s')
+    """
+    paused = f", paused {duration(paused_s)} between attempts" if paused_s >= 1 else ""
+    return f"{duration(trained_s)}{paused}"
+
+
 def short_duration(seconds: float | None) -> str:
     """Format seconds as one number.
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -42,7 +43,8 @@ class RunSummary(NamedTuple):
     Attributes:
         started, ended: UTC; None where the source of an imported run has no clock. ``ended`` is also None while the run
             is live, or when it crashed.
-        duration_s: Seconds from the start to the end or, without one, to the last event.
+        duration_s: Seconds of its attempts, from the start of each to its end or, without one, to its newest event.
+        paused_s: Seconds between its attempts, as between a crash and the next start.
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
         hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
@@ -59,6 +61,7 @@ class RunSummary(NamedTuple):
     started: datetime | None
     ended: datetime | None
     duration_s: float
+    paused_s: float
     steps: int
     planned_steps: int | None
     attempts: int
@@ -78,26 +81,29 @@ class RunSummary(NamedTuple):
         return {**self._asdict(), "tags": list(self.tags), "hosts": hosts}
 
 
-def row_of(info: RunInfo, status: str, steps: int, last_ns: int | None, *, is_pushed: bool) -> RunSummary:
+def row_of(
+    info: RunInfo, status: str, steps: int, newest_ns: Mapping[int, int] = MappingProxyType({}), *, is_pushed: bool
+) -> RunSummary:
     """Return the run's row.
 
     Args:
         info: The content of ``run.json``.
         status: The run's status.
         steps: Optimizer updates finished.
-        last_ns: Time of the last event; None when unknown.
+        newest_ns: Time of the newest event of each attempt; needed for those whose end is not recorded.
         is_pushed: Whether a push brought the run here. Its machine is then not shown: its paths mean nothing here.
     """
-    last, started_ns = info.last, info.attempts[0].started_ns
+    last, taken = info.last, info.time_taken(newest_ns)
     return RunSummary(
         run_id=info.run_id,
         name=info.name,
         group=info.group,
         tags=info.tags,
         status=status,
-        started=_utc(started_ns),
+        started=_utc(info.attempts[0].started_ns),
         ended=_utc(last.ended_ns),
-        duration_s=((last_ns or started_ns) - started_ns) / 1e9,
+        duration_s=taken.trained_s,
+        paused_s=taken.paused_s,
         steps=steps,
         planned_steps=last.newest_plan.max_steps(),
         attempts=len(info.attempts),
@@ -133,6 +139,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("started", pa.timestamp("us")),
         ("ended", pa.timestamp("us")),
         ("duration_s", pa.float64()),
+        ("paused_s", pa.float64()),
         ("steps", pa.int64()),
         ("planned_steps", pa.int64()),
         ("attempts", pa.int32()),
@@ -145,13 +152,17 @@ RUNS_SCHEMA: Final = pa.schema(
 
 
 def summarize(snapshot: Snapshot) -> RunSummary:
-    """Return the run's row. Reads events only where ``run.json`` lacks the step count: for live or crashed runs."""
+    """Return the run's row. Reads events only where ``run.json`` lacks the step count or the end of an attempt."""
     info = snapshot.info
-    steps, last_ns = info.last.steps, info.last.ended_ns
-    if steps is None:
-        steps, last_ns = _progress(snapshot, info.attempts[0].started_ns)
+    steps = _finished_steps(snapshot) if info.last.steps is None else info.last.steps
+    newest_ns = {} if _has_ends(info) else _newest_ns(snapshot)
     is_pushed = (snapshot.folder / INTAKE_JSON).exists()
-    return row_of(info, snapshot.status, steps, last_ns, is_pushed=is_pushed)
+    return row_of(info, snapshot.status, steps, newest_ns, is_pushed=is_pushed)
+
+
+def _has_ends(info: RunInfo) -> bool:
+    """Whether the end of each attempt with a clock is recorded: not after a crash, also of an earlier attempt."""
+    return all(attempt.ended_ns or not attempt.started_ns for attempt in info.attempts)
 
 
 def runs_table(summaries: Iterable[RunSummary]) -> pa.Table:
@@ -173,13 +184,19 @@ def leading_metric(metrics: Sequence[str]) -> str | None:
     return next((metric for metric in metrics if "loss" in metric.casefold()), metrics[0] if metrics else None)
 
 
-def _progress(snapshot: Snapshot, started_ns: int) -> tuple[int, int]:
-    """Return the number of finished updates and the time of the newest event, from the events themselves."""
+def _finished_steps(snapshot: Snapshot) -> int:
+    """Return the number of finished updates, from the events themselves."""
     cuts = effective_lineage(snapshot).cuts
-    table = snapshot.events_table(("kind", "step", "time_ns", *(PLACE if cuts else ())))
+    table = snapshot.events_table(("kind", "step", *(PLACE if cuts else ())))
     steps = effective_rows(table.filter(pc.equal(table["kind"], "step_end")), cuts)["step"]
-    finished = pc.max(steps).as_py() or snapshot.info.last.from_step or 0
-    return finished, pc.max(table["time_ns"]).as_py() or started_ns
+    return pc.max(steps).as_py() or snapshot.info.last.from_step or 0
+
+
+def _newest_ns(snapshot: Snapshot) -> dict[int, int]:
+    """Return the time of the newest event of each attempt."""
+    table = snapshot.events_table(("attempt", "time_ns"))
+    newest = table.group_by("attempt", use_threads=False).aggregate([("time_ns", "max")])
+    return dict(zip(newest["attempt"].to_pylist(), newest["time_ns_max"].to_pylist(), strict=True))
 
 
 #: A folder that changed this recently may change again without a new timestamp: file systems tick in milliseconds.
@@ -331,10 +348,10 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
     if content.columns_json is not None:
         columns_of(content.columns_json, folder)
     last = info.last
-    if last.status == "running" or last.steps is None:
+    if last.status == "running" or last.steps is None or not _has_ends(info):
         return None
     is_pushed = INTAKE_JSON in content.names
-    summary = row_of(info, last.status, last.steps, last.ended_ns, is_pushed=is_pushed)
+    summary = row_of(info, last.status, last.steps, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
     return Entry(store, content.name, content.stamp, summary, files=files, columns_json=content.columns_json)
 
