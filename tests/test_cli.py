@@ -116,7 +116,7 @@ def test_show_tells_a_pause_between_attempts_from_training(tmp_path: Path) -> No
     """A job that waits in a queue after a crash does not train."""
     with Recorder(tmp_path / "runs", name="requeued") as rec:
         rec.step(loss=1.0)
-    with Recorder(tmp_path / "runs", resume=rec.run_id) as resumed:
+    with Recorder(tmp_path / "runs", resume=(rec.run_id, 1)) as resumed:
         resumed.step(loss=1.0)
     path = rec.folder / "run.json"
     document = json.loads(path.read_text())
