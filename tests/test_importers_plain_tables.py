@@ -74,6 +74,7 @@ def is_plain(path: Path) -> bool:
 NUMBERS = st.one_of(
     st.floats().map(repr),
     st.floats(width=32).map(repr),
+    st.from_regex(r"-?[0-9]{0,20}[.]?[0-9]{1,30}(e[-+]?[0-9]{1,3})?", fullmatch=True),
     st.integers(-(10**25), 10**25).map(str),
     st.sampled_from(
         ["", "", "", "nan", "NaN", "-Infinity", "INF", " 1.5 ", '"2"', "1e400", "-0", "5e-324", "\u0663", ".5"]
@@ -81,7 +82,9 @@ NUMBERS = st.one_of(
 )
 
 #: Cells that are something else.
-ODDITIES = st.sampled_from(["x", " ", "1_0", '"1,5"', '"3', '4"', '"5\n"', "0x1", "--", "1,2", "\u00a0", "None", "+-5"])
+ODDITIES = st.text("0123456789+-.eE", max_size=5) | st.sampled_from(
+    ["x", " ", "1_0", '"1,5"', '"3', '4"', '"5\n"', "0x1", "--", "1,2", "\u00a0", "None", "+-5"]
+)
 
 #: What a table's names may be, without those of runs and long tables.
 NAMES = st.lists(
@@ -154,6 +157,7 @@ def plain(rows: int, *, step: int = 0) -> str:
     "table",
     [
         plain(1),
+        ",loss,lr,\n0,1.5,,7\n1,.5,-3e-7,8\n",
         plain(12_000),
         plain(5, step=-2),
         plain(9).replace("\n", "\r\n"),
@@ -168,7 +172,7 @@ def plain(rows: int, *, step: int = 0) -> str:
         + "\n"
         + "".join(f"{n}{',1' * 600}\n" for n in range(3)),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_plain_table_is_read_by_columns(tmp_path: Path, table: str) -> None:
     """So the comparison of both compares two ways."""
