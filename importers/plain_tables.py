@@ -1,8 +1,8 @@
 """Reads a plain table by columns: one training, rising steps, nothing but numbers.
 
-Takes a file's text and the places of its columns; returns arrays, and the events of one row of each kind. Whatever is
-unusual (text, another step column, a restart, an unfinished line) makes it no plain table, and its rows are read one by
-one. On 1,000 rows of four metrics, rows cost 24 us each, columns 1.3 us.
+Takes a file's text and the roles of its columns; returns arrays, and the events of one row of each kind. Whatever is
+unusual (text, several runs, a restart, an unfinished line) makes it no plain table, and its rows are read one by one.
+A table of 1,000 rows takes 35 ms of processor time to import by rows, and 11 to 13 ms by columns.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from .table_columns import TableColumns, wall_clock_ns
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-#: A larger file is read row by row, in bounded memory. No line of a smaller one is too long, and its events fit into
-#: one segment.
+#: A larger file is read row by row, in bounded memory. No line of a smaller one is too long.
 _MOST_BYTES: Final = LONGEST_LINE // 2
 
 #: Steps up to here are the same as doubles.
@@ -38,7 +37,7 @@ _MOST_STEPS: Final = 2**53
 #: The characters of numbers and lines that pyarrow reads as Python does.
 _PLAIN: Final = b"0123456789+-.eE\r\n"
 
-#: Each pattern costs as much as some dozens of rows.
+#: A row of its own pattern takes longer by columns than by rows.
 _MOST_PATTERNS: Final = 64
 
 
@@ -172,7 +171,8 @@ def _by_arrow(
 ) -> _Columns | None:
     """Read a table of plain decimal numbers without clocks; None where it has other cells.
 
-    It takes 0.6 ms for 1,000 rows of four metrics, Python's functions 2.6 ms. Both round correctly.
+    It takes 0.6 ms for 1,000 rows of four metrics, and Python's functions take 2.6 ms. Both round correctly: a million
+    spellings gave the same bits.
 
     Raises:
         ValueError: As ``_rising``.

@@ -155,20 +155,8 @@ class RunInfo:
 
     def to_json(self) -> bytes:
         """Encode the content of ``run.json``."""
-        document = {"format": FORMAT, **fields_of(self)}
-        return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=fields_of) + "\n").encode()
-
-
-def fields_of(entry: Any) -> JsonObject:
-    """Return the fields of a part of ``run.json``. ``dataclasses.asdict`` copies all that they hold, in 0.7 ms a run.
-
-    Raises:
-        TypeError: It is no such part, and JSON cannot hold it.
-    """
-    names = _NAMES.get(type(entry))
-    if names is None:
-        raise TypeError(f"{type(entry).__name__} is not JSON")
-    return {name: getattr(entry, name) for name in names}
+        document = {"format": FORMAT, **dataclasses.asdict(self)}
+        return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def flattened(config: Any, prefix: str = "") -> JsonObject:
@@ -282,7 +270,7 @@ def _known(type_: type[Attempt | Plan | PolicyRecord], entry: JsonObject) -> Jso
 
 
 _NAMES: Final = {
-    type_: tuple(field.name for field in dataclasses.fields(type_)) for type_ in (RunInfo, Attempt, Plan, PolicyRecord)
+    type_: frozenset(field.name for field in dataclasses.fields(type_)) for type_ in (Attempt, Plan, PolicyRecord)
 }
 
 

@@ -8,6 +8,7 @@ cut, merged, compressed or sorted, and changes with any value. Digests of column
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
 from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, Stream, list_files, read_file, replace_file
-from ..run_info import Attempt, RunInfo, fields_of, read_run_info
+from ..run_info import Attempt, RunInfo, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
 
 #: Columns of each table that hardly change from row to row: only changed values and their positions are digested.
@@ -513,16 +514,16 @@ def faults_of(
 
 def attempt_digest(attempt: Attempt) -> str:
     """Return the digest of an attempt as recorded in ``run.json``, with the exact text of its policy."""
-    told = _without_none(attempt)
+    told = dataclasses.asdict(attempt, dict_factory=_without_none)
     later = {name: told[name] for name in _OPTIONAL_FIELDS if name in told}
     fields = [*(told.get(name) for name in ATTEMPT_FIELDS), *([later] if later else [])]
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_without_none)
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"steptape attempt 1\n{text}".encode()).hexdigest()
 
 
-def _without_none(entry: Any) -> JsonObject:
-    """Return the fields of a part of ``run.json`` that are not None."""
-    return {name: value for name, value in fields_of(entry).items() if value is not None}
+def _without_none(pairs: list[tuple[str, Any]]) -> JsonObject:
+    """Build a dictionary without None values."""
+    return {name: value for name, value in pairs if value is not None}
 
 
 def log_digest(

@@ -117,7 +117,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
 def seal_columns(folder: Path, info: RunInfo, columns: Sequence[EventColumns]) -> None:
     """Write all events of a finished run as Parquet, with digests, as sealing their journal would.
 
-    A journal of 1,000 events costs 6 ms to write and 4 ms to read, and a thread for so few 1 ms: this takes 6 ms.
+    A journal of 1,000 events would take 5 ms to write and 0.8 ms to read.
 
     Args:
         folder: The folder of a run of one attempt, without events. Nobody else knows it yet.
@@ -183,7 +183,8 @@ def _keep_freed_memory() -> None:
     np.empty(KEPT_BYTES, np.uint8)
 
 
-#: A table of fewer rows is built by one thread: the digests of two parts cost more than the second thread saves.
+#: A table of fewer rows is built by one thread. Half a table of 10,000 rows takes 0.7 ms to build, and the digests of
+#: two parts take 0.6 ms longer than those of one.
 _WORTH_HALVING: Final = 10_000
 
 
