@@ -624,6 +624,10 @@ class ImportArguments(NamedTuple):
         list[str] | None,
         typer.Option(metavar="COLUMN", help="A column or metric of held-out data, though its name does not say so."),
     ] = None
+    steps_per_epoch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Training steps in an epoch, for evaluations that count epochs."),
+    ] = None
     renames: RenameOption = None
     ray: RayOption = None
     as_json: JsonOption = False

@@ -22,7 +22,7 @@ from ..store.errors import TelemetryError, counted
 from ..store.plan import Plan
 from ..store.run_info import STATUSES
 from .held_out import DataPart, part_of, runs_of_parts
-from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, UnreadableSource, stem_of
+from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, StepAxis, UnreadableSource, stem_of
 
 #: Bytes from the start of a file that readers see to recognise it.
 HEAD_BYTES: Final = 64 * 1024
@@ -580,7 +580,7 @@ def _taken(fact: Fact) -> Fact:
     Raises:
         TypeError, ValueError: It is not a fact, or a field cannot be converted.
     """
-    kind, step, metrics, epoch, time_ns, elapsed_ns, attrs, attempt = fact
+    kind, step, metrics, epoch, time_ns, elapsed_ns, attrs, attempt, axis = fact
     return Fact(
         str(kind),
         index(step),
@@ -590,4 +590,5 @@ def _taken(fact: Fact) -> Fact:
         None if elapsed_ns is None else index(elapsed_ns),
         dict(attrs),
         index(attempt),
+        None if axis is None else StepAxis(*axis),
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..store.errors import TelemetryError
+from .axes import LOGGED_STEP, LoggedEntry, StepPlace, logged_step, places_of
 from .rows import EVALUATION_WORDS, PLACE_NAMES, is_evaluation, words_of
-from .source import Fact, ImportedRun, Reader, ReadOptions, RefusedRun, UnreadableSource, stem_of
+from .source import EPOCHS, Fact, ImportedRun, Reader, ReadOptions, RefusedRun, UnreadableSource, stem_of
 
 #: Words for the training among names of parts.
 _TRAINING_WORDS: Final = frozenset(("train", "training", "learn"))
@@ -114,21 +115,29 @@ def runs_of_parts(
         TelemetryError: A file cannot be read, or not to its end.
     """
     problems: list[TelemetryError] = []
-    found: dict[tuple[str, str], list[_HeldOutRun]] = {}
+    found: list[_HeldOutRun] = []
     for file, word in zip(files, words, strict=True):
-        for held in _held_out_runs(reader, file, word, options, problems) if word else ():
-            found.setdefault((held.run.identity, held.run.step_unit), []).append(held)
+        found += _held_out_runs(reader, file, word, options, problems) if word else ()
     training = [file for file, word in zip(files, words, strict=True) if not word]
     try:
         for file in training:
             for run in reader.read((file,), options):
-                others = found.pop((run.identity, run.step_unit), [])
+                others = [held for held in found if _is_of(held.run, run)]
+                found = [held for held in found if not _is_of(held.run, run)]
                 told, problems = problems, []
-                yield replace(run, facts=_merged(run.facts, others, told))
+                yield replace(run, facts=_merged(run, others, told, options))
     except TelemetryError as error:
         problems.insert(0, error)
-    yield from _runs_alone(found.values(), has_training=bool(training))
+    by_run: dict[tuple[str, str], list[_HeldOutRun]] = {}
+    for held in found:
+        by_run.setdefault((held.run.identity, held.run.step_unit), []).append(held)
+    yield from _runs_alone(by_run.values(), has_training=bool(training))
     _raise(problems)
+
+
+def _is_of(held: ImportedRun, run: ImportedRun) -> bool:
+    """Whether a run of held-out data is of a training: epochs have a place among its steps, other counts have not."""
+    return held.identity == run.identity and held.step_unit in (run.step_unit, EPOCHS)
 
 
 class _HeldOutRun(NamedTuple):
@@ -188,7 +197,7 @@ def _as_evaluations(facts: Sequence[Fact], word: str) -> Iterator[Fact]:
 
 def _joined(runs: Iterable[_HeldOutRun]) -> list[Fact]:
     """Return the facts of several files in order of attempt and step; those of one step are one event."""
-    ordered = sorted((fact for held in runs for fact in held.facts), key=lambda fact: (fact.attempt, fact.step))
+    ordered = sorted((fact for held in runs for fact in held.facts), key=_order)
     joined: list[Fact] = []
     for fact in ordered:
         last = joined[-1] if joined else None
@@ -201,30 +210,85 @@ def _joined(runs: Iterable[_HeldOutRun]) -> list[Fact]:
     return joined
 
 
+def _order(fact: Fact) -> tuple[float, ...]:
+    return fact.attempt, fact.step, fact.attrs.get(LOGGED_STEP, -1.0 if fact.epoch is None else fact.epoch)
+
+
 def _is_one_event(last: Fact, fact: Fact) -> bool:
-    is_alike = (last.kind, last.step, last.attempt) == (fact.kind, fact.step, fact.attempt)
+    is_alike = _place(last) == _place(fact)
     return is_alike and last.metrics.keys().isdisjoint(fact.metrics.keys() - PLACE_NAMES)
 
 
-def _merged(facts: Iterator[Fact], others: Sequence[_HeldOutRun], problems: list[TelemetryError]) -> Iterator[Fact]:
+def _place(fact: Fact) -> tuple[object, ...]:
+    """Return what facts of one event have in common."""
+    return fact.kind, fact.step, fact.attempt, fact.epoch, fact.attrs.get(LOGGED_STEP)
+
+
+def _merged(
+    run: ImportedRun, others: Sequence[_HeldOutRun], problems: list[TelemetryError], options: ReadOptions
+) -> Iterator[Fact]:
     """Yield the facts of a training, each evaluation after those of its step; then raise the problems.
 
     An evaluation later than all steps of its attempt belongs to the next one, which resumed there.
     """
-    waiting = _joined(others)
+    if not others:
+        yield from _until_error(run.facts, problems)
+        _raise(problems)
+        return
+    facts = list(_until_error(run.facts, problems))
+    waiting = _joined(_on_one_axis(run, facts, others, options))
     waiting.reverse()
     attempt = 0
-    try:
-        for fact in facts:
-            attempt = fact.attempt
-            while waiting and waiting[-1].attempt <= attempt and waiting[-1].step < fact.step:
-                yield waiting.pop()._replace(attempt=attempt)
-            yield fact
-    except TelemetryError as error:
-        problems.insert(0, error)
+    for fact in facts:
+        attempt = fact.attempt
+        while waiting and waiting[-1].attempt <= attempt and waiting[-1].step < fact.step:
+            yield waiting.pop()._replace(attempt=attempt)
+        yield fact
     for fact in reversed(waiting):
         yield fact._replace(attempt=attempt)
     _raise(problems)
+
+
+def _until_error(facts: Iterator[Fact], problems: list[TelemetryError]) -> Iterator[Fact]:
+    """Yield the facts; an error becomes the first of the problems."""
+    try:
+        yield from facts
+    except TelemetryError as error:
+        problems.insert(0, error)
+
+
+def _on_one_axis(
+    run: ImportedRun, facts: Sequence[Fact], others: Sequence[_HeldOutRun], options: ReadOptions
+) -> list[_HeldOutRun]:
+    """Return the runs of held-out data with the steps of the training. Nothing but a clock relates several files."""
+    entries = [_entry(fact, run.step_unit, 0) for fact in facts]
+    begins = []
+    for stream, held in enumerate(others, start=1):
+        begins.append(len(entries))
+        entries += [_entry(fact, held.run.step_unit, stream) for fact in held.facts]
+    places = places_of(entries, options.steps_per_epoch, context=len(facts))
+    placed = []
+    for begin, held in zip(begins, others, strict=True):
+        own = [
+            _placed(fact, places.by_index.get(begin + index))
+            for index, fact in enumerate(held.facts)
+            if not (options.is_growing and begin + index in places.undecided)
+        ]
+        placed.append(held._replace(facts=own))
+    return placed
+
+
+def _entry(fact: Fact, unit: str, stream: int) -> LoggedEntry:
+    names = tuple(name for name in fact.metrics if name not in PLACE_NAMES)
+    epoch = fact.metrics.get("epoch", fact.epoch)
+    return LoggedEntry(names, fact.step, fact.time_ns, epoch, unit, stream)
+
+
+def _placed(fact: Fact, place: StepPlace | None) -> Fact:
+    if place is None:
+        return fact
+    attrs = {**fact.attrs, **logged_step(fact.step, place)}
+    return fact._replace(step=place.step, epoch=place.epoch, attrs=attrs).on_axis(place.axis)
 
 
 def _raise(problems: Sequence[TelemetryError]) -> None:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -35,7 +35,7 @@ from .run_writing import (
     write_grown,
     write_new,
 )
-from .source import REST_IMPORTED, Fact, ImportedRun, ReadOptions, UnreadableSource
+from .source import REST_IMPORTED, Fact, ImportedRun, ReadOptions, StepAxis, UnreadableSource
 
 #: Ids of imported runs: start time, or ``import`` where it is unknown, then ``Source.identity``.
 _IMPORTED: Final = re.compile(r"(?:\d{8}T\d{6}|import)-([0-9a-f]{10})")
@@ -73,6 +73,8 @@ class Outcome:
         rolled_back: How many of them its resumes rolled back.
         rewritten: Folder of the unchanged run whose values the source no longer holds.
         plan_from: The key of its configuration that is its plan; empty where none is.
+        axes: What its metrics count that count something else than the training; empty for an unchanged run.
+        unplaced: The metrics of which nothing proves at which step they were logged.
     """
 
     state: State
@@ -90,6 +92,8 @@ class Outcome:
     plan_from: str = ""
     evaluations: int | None = None
     held_out: tuple[Path, ...] = ()
+    axes: Mapping[StepAxis, tuple[str, ...]] = field(default_factory=dict)
+    unplaced: tuple[str, ...] = ()
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -226,7 +230,7 @@ def _import_run(
     folder = known.get(identity)
     try:
         if folder is not None:
-            return _grow(folder, source, run, digest)
+            return _grow(folder, source, run, digest, options.steps_per_epoch)
         renamed = options.renamed
         evaluations = {renamed.get(name, name) for name in options.evaluations}
         evaluations |= {new for old, new in renamed.items() if is_evaluation(new) and not is_evaluation(old)}
@@ -272,22 +276,30 @@ def _make(
     return _outcome(State.NEW, source, folder, told, courses, courses.events)
 
 
-def _grow(folder: Path, source: Source, run: ImportedRun, digest: str) -> Outcome:
+def _grow(folder: Path, source: Source, run: ImportedRun, digest: str, steps_per_epoch: int | None) -> Outcome:
     info = read_run_info(folder)
     before = info.source or {}
+    if before.get("unplaced") and steps_per_epoch is not None:
+        raise SourceRewritten(
+            f"{', '.join(map(repr, before['unplaced']))} was imported without --steps-per-epoch",
+            where=f"{source.path} ({info.run_id})",
+            fix="The run is unchanged. To import the source again, delete the run first",
+        )
     if before.get("sha256") == digest:
         problem = before.get("problem")
-        evaluated = _evaluated(info, folder)
+        evaluated, unplaced = _evaluated(info, folder), tuple(before.get("unplaced") or ())
         seen = (info.run_id, info.name, 0, info.last.steps or 0, problem, evaluated)
         evaluations = None if evaluated else open_run(folder).table()["kind"].to_pylist().count("evaluate")
-        return Outcome(State.UNCHANGED, source.reader.kind, source.path, *seen, evaluations=evaluations)
+        return Outcome(
+            State.UNCHANGED, source.reader.kind, source.path, *seen, evaluations=evaluations, unplaced=unplaced
+        )
     provenance = _provenance(source, run, digest, before.get("renamed") or {}, before.get("evaluations") or [])
     stored = list(open_run(folder).events(attempts="all"))
     courses = _courses_of(stored, info)
     count = courses.events
     # ``news_of`` detects a rewritten source before it yields the first new fact, so the run is still untouched.
     named = with_evaluations(with_names(run.facts, provenance.renamed), frozenset(provenance.evaluations))
-    news = news_of(stored, named, f"{source.path} ({info.run_id})")
+    news = news_of(stored, courses.with_axes(named), f"{source.path} ({info.run_id})")
     first = next(news, None)
     facts = news if first is None else chain((first,), news)
     told = write_grown(folder, replace(info, source=asdict(provenance)), run, facts, courses)
@@ -445,6 +457,8 @@ def _outcome(state: State, source: Source, folder: Path, told: RunInfo, courses:
             for file, word in zip(source.files, source.parts, strict=False)
             if word and any(name.startswith(f"{word}/") for name in _evaluated(told, folder))
         ),
+        axes={axis: tuple(names) for axis, names in courses.axes.items()},
+        unplaced=tuple(courses.unplaced),
     )
 
 

@@ -1,7 +1,7 @@
-"""Groups what a source logged into runs, attempts and events: rows, or values that were logged one by one.
+"""Groups the rows that a source logged into runs, attempts and events.
 
-A row has several metrics at one step, as in tables, JSON lines and text logs. A value has a tag, a step and a time. The
-names of metrics tell evaluations from training, and so what events a row becomes.
+A row has several metrics at one step, as in tables, JSON lines and text logs. The names of metrics tell evaluations
+from training, and so what events a row becomes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..store.plan import Plan
-from .source import Fact, ImportedRun, UnreadableSource
+from .source import Fact, ImportedRun, StepAxis
 
 #: A source with more metrics is no training log; a store would hold them, but poorly.
 MOST_METRICS: Final = 20_000
@@ -145,6 +144,7 @@ class Row(NamedTuple):
         run: The columns that tell its run from the table's others, and their values.
         step_unit: What its step counts, as in ``ImportedRun``.
         is_summary: Whether its values of the training sum up rows before it: they are a ``log``, and no update.
+        axis: As in ``Fact``.
     """
 
     step: int
@@ -157,6 +157,7 @@ class Row(NamedTuple):
     run: tuple[tuple[str, str], ...] = ()
     step_unit: str = ""
     is_summary: bool = False
+    axis: StepAxis | None = None
 
 
 def runs_of(
@@ -184,7 +185,7 @@ def runs_of(
 
     make = facts_of or facts_by_name
     for index, group in itertools.groupby(with_lives(), key=lambda entry: entry[0].run):
-        facts = (fact for life, row in group for fact in make(row, life.attempt))
+        facts = (fact.on_axis(row.axis) for life, row in group for fact in make(row, life.attempt))
         # The last row that was read is the first of this run.
         identity = str(index) if index else ""
         yield ImportedRun(facts, identity=identity, config=config(), plan=plan(), step_unit=step_unit)
@@ -284,87 +285,3 @@ class Lives:
         else:
             self._life = Life(run, attempt + 1)
         self._newest = {}
-
-
-# --- values logged one by one ---------------------------------------------------------------------------------------
-
-
-class Scalar(NamedTuple):
-    """One logged value.
-
-    Attributes:
-        tag: Its name.
-        step: Its step.
-        wall_ns: Time of logging, nanoseconds since 1970; 0 when unknown.
-        value: The number.
-    """
-
-    tag: str
-    step: int
-    wall_ns: int
-    value: float
-
-
-def courses_of(scalars: Sequence[Scalar], problem: UnreadableSource | None = None) -> Iterator[Iterator[Fact]]:
-    """Yield the facts of each run in the scalars.
-
-    Args:
-        scalars: Scalars in the order of logging.
-        problem: Error after the last scalar; raised at the end of the last run.
-    """
-    lives = _lives(scalars)
-    last = lives[-1][0] if lives else -1
-    for run in range(last + 1):
-        own = [(attempt, scalar) for (of, attempt), scalar in zip(lives, scalars, strict=True) if of == run]
-        yield _facts(own, problem if run == last else None)
-
-
-def _lives(scalars: Sequence[Scalar]) -> list[tuple[int, int]]:
-    """Return run and attempt of each scalar.
-
-    The tag with the most values is the run's clock. Where its step goes backwards, another process took over. At or
-    before the run's first step that is another run; after it, a resume from a checkpoint and so another attempt. Other
-    tags may count something of their own and lag behind.
-    """
-    if not scalars:
-        return []
-    clock = Counter(scalar.tag for scalar in scalars).most_common(1)[0][0]
-    first = newest = None
-    run = attempt = 0
-    lives = []
-    for scalar in scalars:
-        if scalar.tag == clock:
-            if first is None:
-                first = scalar.step
-            if newest is not None and scalar.step < newest:
-                if scalar.step <= first:
-                    run, attempt, first = run + 1, 0, scalar.step
-                else:
-                    attempt += 1
-            newest = scalar.step
-        lives.append((run, attempt))
-    return lives
-
-
-def _facts(own: Sequence[tuple[int, Scalar]], problem: UnreadableSource | None) -> Iterator[Fact]:
-    """Yield the events of a run: by step within an attempt, the values of a step together until a tag repeats."""
-    ordered = sorted(own, key=lambda entry: (entry[0], entry[1].step))
-    row: dict[str, Scalar] = {}
-    place: tuple[int, int] | None = None
-    for attempt, scalar in ordered:
-        if place is None or place != (attempt, scalar.step) or scalar.tag in row:
-            if place is not None:
-                yield from _events(place[0], row)
-            place, row = (attempt, scalar.step), {}
-        row[scalar.tag] = scalar
-    if place is not None:
-        yield from _events(place[0], row)
-    if problem is not None:
-        raise problem
-
-
-def _events(attempt: int, row: dict[str, Scalar]) -> Iterator[Fact]:
-    """Yield the events of one step's values, each with the time of its latest value."""
-    for kind, part in split_row({tag: scalar.value for tag, scalar in row.items()}):
-        newest = max((row[tag] for tag in part), key=lambda scalar: scalar.wall_ns)
-        yield Fact(kind, newest.step, part, time_ns=newest.wall_ns, attempt=attempt)

@@ -28,7 +28,7 @@ from ..store.run_folder import DIGESTS_JSON
 from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
 from .encodings.numbers import INT64_MAX
 from .plain_tables import PlainFacts
-from .source import Fact, ImportedRun, RefusedRun, UnreadableSource
+from .source import EPOCHS, Fact, ImportedRun, Proof, RefusedRun, StepAxis, UnreadableSource
 
 _UNKNOWN: Final = float("nan")
 
@@ -36,7 +36,6 @@ _UNKNOWN: Final = float("nan")
 _STEP_KEYS: Final = ("max_steps", "total_steps", "num_train_steps", "max_train_steps", "max_iters")
 _EPOCH_KEYS: Final = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs")
 _UPDATES: Final = ("", "updates")
-_EPOCHS: Final = "epochs"
 
 
 class SourceEnding(StrEnum):
@@ -105,10 +104,11 @@ def is_update(event: Fact | Event) -> bool:
 
 @dataclass(slots=True)
 class Courses:
-    """The totals of all attempts of a run, and the error that cut the source short."""
+    """The totals of all attempts of a run, the error that cut the source short, and the metrics of each axis."""
 
     by_attempt: dict[int, Course] = field(default_factory=dict)
     problem: TelemetryError | None = None
+    axes: dict[StepAxis, dict[str, None]] = field(default_factory=dict)
 
     @property
     def events(self) -> int:
@@ -124,6 +124,18 @@ class Courses:
     def evaluations(self) -> int:
         """Number of evaluations in all attempts."""
         return sum(course.evaluations for course in self.by_attempt.values())
+
+    @property
+    def unplaced(self) -> list[str]:
+        """The metrics of which nothing proves at which step they were logged."""
+        return sorted({name for axis, names in self.axes.items() if axis.proof is Proof.NONE for name in names})
+
+    def with_axes(self, facts: Iterable[Fact]) -> Iterator[Fact]:
+        """Yield facts, and note what they count."""
+        for fact in facts:
+            if fact.axis is not None:
+                self.axes.setdefault(fact.axis, {}).update(dict.fromkeys(fact.metrics))
+            yield fact
 
     def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
         """Return the attempts as ``run.json`` lists them.
@@ -162,7 +174,7 @@ class Courses:
             return "", run.plan
         newest = self.by_attempt[max(self.by_attempt)]
         spacing, is_complete = max(one.spacing for one in self.by_attempt.values()), self._status(run) == "completed"
-        counts_epochs, counts_updates = run.step_unit == _EPOCHS, run.step_unit in _UPDATES
+        counts_epochs, counts_updates = run.step_unit == EPOCHS, run.step_unit in _UPDATES
         for key in (*_STEP_KEYS, *_EPOCH_KEYS):
             total = _whole(run.config.get(key))
             in_steps = counts_updates if key in _STEP_KEYS else counts_epochs
@@ -215,7 +227,7 @@ def write_new(folder: Path, info: RunInfo, run: ImportedRun, facts: Iterable[Fac
         courses = Courses()
         columns = _columns_of(facts, courses) if isinstance(facts, PlainFacts) else ()
         if not columns:
-            append_facts(aside, info.run_id, facts, courses, run.started_ns)
+            append_facts(aside, info.run_id, courses.with_axes(facts), courses, run.started_ns)
         if not courses.events or isinstance(courses.problem, RefusedRun):
             raise courses.problem or UnreadableSource("the source holds no events")
         told = _told(replace(info, attempts=courses.attempts(run)), courses, run)
@@ -255,7 +267,8 @@ def _told(info: RunInfo, courses: Courses, run: ImportedRun) -> RunInfo:
     problem = None if courses.problem is None else storable(str(courses.problem))
     key = courses.planned(run)[0]
     source = {**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem}
-    return replace(info, source=source | ({"plan_from": key} if key else {}))
+    source |= {"plan_from": key} if key else {}
+    return replace(info, source=source | ({"unplaced": courses.unplaced} if courses.unplaced else {}))
 
 
 def _columns_of(facts: PlainFacts, courses: Courses) -> Sequence[EventColumns]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -24,6 +25,38 @@ class RefusedRun(UnreadableSource):
     """A run that would mislead: nothing of it is imported."""
 
 
+#: The unit of steps that are epochs.
+EPOCHS: Final = "epochs"
+
+
+class Proof(StrEnum):
+    """How an import knows the step of a value that was logged with another count than the training's."""
+
+    LOGGED = "logged"
+    EPOCHS = "epochs"
+    STEPS_PER_EPOCH = "steps_per_epoch"
+    COUNTED = "counted"
+    NONE = "none"
+
+
+class StepAxis(NamedTuple):
+    """What a series counts that counts something else than the training, and how its values got their steps.
+
+    Attributes:
+        reference: The series of the training that counts its steps.
+        proof: ``LOGGED``: each value has the newest step of the training when it was logged. ``EPOCHS``: the last step
+            of its epoch. ``STEPS_PER_EPOCH``: its count times a number that the user or the configuration gave.
+            ``COUNTED``: the log has step 0 for all values, and they are counted. ``NONE``: nothing proves a step.
+        last: Its own last count.
+        steps: The training's last step.
+    """
+
+    reference: str
+    proof: Proof
+    last: int
+    steps: int
+
+
 class Fact(NamedTuple):
     """One event of an imported run, before it has a position in a log.
 
@@ -37,6 +70,7 @@ class Fact(NamedTuple):
             wall clock, if there is one.
         attrs: Everything that is not a number.
         attempt: Attempt of the run, from 0, as far as the source shows it.
+        axis: What its source's step counts, if that is not the training, and how the event got its step.
     """
 
     kind: str
@@ -47,6 +81,14 @@ class Fact(NamedTuple):
     elapsed_ns: int | None = None
     attrs: Mapping[str, Any] = {}
     attempt: int = 0
+    axis: StepAxis | None = None
+
+    def on_axis(self, axis: StepAxis | None) -> Fact:
+        """Return the event as one that was logged with another count: it finishes no update, unless all are counted."""
+        if axis is None:
+            return self
+        is_update = self.kind == "step_end" and axis.proof is not Proof.COUNTED
+        return self._replace(kind="log" if is_update else self.kind, axis=axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +143,7 @@ class ReadOptions:
         run_column: The column or key that tells the runs of a table apart.
         evaluations: Metrics of held-out data by the source's names, whatever these say. As for ``renamed``, a run that
             is imported again keeps what it had.
+        steps_per_epoch: Steps of the training in one count of the series that count something else.
     """
 
     pattern: str | None = None
@@ -109,6 +152,7 @@ class ReadOptions:
     is_growing: bool = False
     run_column: str | None = None
     evaluations: frozenset[str] = frozenset()
+    steps_per_epoch: int | None = None
 
 
 @runtime_checkable

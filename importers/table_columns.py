@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..store.errors import counted
+from .axes import LOGGED_STEP, on_one_axis, placed_rows
 from .encodings.numbers import nanoseconds, number, number_of, sorted_out, step_of, unix_ns
 from .rows import EVALUATION_WORDS, Row, is_evaluation, runs_of
-from .source import Fact, ImportedRun, ReadOptions, RefusedRun, UnreadableSource, stem_of
+from .source import Fact, ImportedRun, Proof, ReadOptions, RefusedRun, UnreadableSource, stem_of
 
 #: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.
 STEP_COLUMNS: Final = (
@@ -284,6 +285,7 @@ def _text(value: Any) -> str:
 def runs_in_table(
     rows: Iterable[Row],
     path: Path,
+    options: ReadOptions,
     *,
     config: Callable[[], dict[str, object]] = dict,
     facts_of: Callable[[Row, int], Iterator[Fact]] | None = None,
@@ -295,6 +297,7 @@ def runs_in_table(
     Args:
         rows: The table's rows, in its order.
         path: The table.
+        options: As for ``Reader.read``.
         config, facts_of: As for ``rows.runs_of``.
     """
     rest = map(_with_part, rows)
@@ -302,7 +305,7 @@ def runs_in_table(
     if first is None:
         return
     rows = chain((first,), rest)
-    read = partial(_checked_runs, where=str(path), config=config, facts_of=facts_of)
+    read = partial(_checked_runs, where=str(path), options=options, config=config, facts_of=facts_of)
     if not first.run:
         yield from read(rows)
         return
@@ -327,13 +330,14 @@ def _checked_runs(
     rows: Iterable[Row],
     *,
     where: str,
+    options: ReadOptions,
     config: Callable[[], dict[str, object]],
     facts_of: Callable[[Row, int], Iterator[Fact]] | None,
     called: str = "the same run",
 ) -> Iterator[ImportedRun]:
     """Yield the runs of rows, each with an error at its end if its steps repeat or count within epochs."""
     repeats = _Repeats(where)
-    for run in runs_of(repeats.seen(_oldest_first(rows)), config=config, facts_of=facts_of):
+    for run in runs_of(repeats.seen(on_one_axis(_oldest_first(rows), options)), config=config, facts_of=facts_of):
         yield replace(run, facts=repeats.refused(run.facts, called))
         if repeats.within_epoch is not None:
             return  # Each epoch would be refused like the first.
@@ -369,16 +373,23 @@ def _with_part(row: Row) -> Row:
     return row
 
 
-def joined_by_step(rows: Iterable[Row]) -> Iterator[Row]:
+def joined_by_step(rows: Iterable[Row], options: ReadOptions) -> Iterator[Row]:
     """Join the rows of a long table that belong to one step of a run. The runs follow each other, each by step.
 
-    A second value of a metric at a step begins another row.
+    A second value of a metric at a step begins another row. What counts something else than the training is a row of
+    its own after those of its step.
+
+    Args:
+        rows: The table's rows, in its order.
+        options: As for ``Reader.read``.
     """
     by_key, problem = _gathered(map(_with_part, rows))
     for own in by_key.values():
-        by_step: dict[int, list[Row]] = {}
-        for row in own:
-            of_step = by_step.setdefault(row.step, [])
+        by_step: dict[tuple[int, int], dict[object, list[Row]]] = {}
+        for row in placed_rows((), own, options):
+            is_apart = row.axis is not None and row.axis.proof is not Proof.COUNTED
+            own_count = (row.epoch, row.attrs.get(LOGGED_STEP)) if is_apart else None
+            of_step = by_step.setdefault((row.step, is_apart), {}).setdefault(own_count, [])
             if not of_step or not of_step[-1].metrics.keys().isdisjoint(row.metrics):
                 of_step.append(row)
             else:
@@ -386,7 +397,8 @@ def joined_by_step(rows: Iterable[Row]) -> Iterator[Row]:
                 metrics = {**last.metrics, **row.metrics}
                 of_step[-1] = last._replace(metrics=metrics, time_ns=max(last.time_ns, row.time_ns))
         for step in sorted(by_step):
-            yield from by_step[step]
+            for of_step in by_step[step].values():
+                yield from of_step
     yield from _raised(problem)
 
 
@@ -430,6 +442,9 @@ class _Repeats:
         names: set[str] = set()
         epoch = math.inf
         for row in rows:
+            if row.axis is not None:
+                yield row
+                continue
             if step is not None and row.step < step and row.metrics.get("epoch", -math.inf) > epoch:
                 self.within_epoch = row.step
             epoch = row.metrics.get("epoch", epoch)

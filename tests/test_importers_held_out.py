@@ -123,13 +123,13 @@ def test_a_file_whose_metrics_say_what_they_are_keeps_their_kinds(reads: Reads) 
     }
 
 
-def test_files_that_count_different_things_stay_apart(reads: Reads) -> None:
-    """Evaluations by epoch have no place among steps; they are evaluations of a run of their own."""
-    runs, problems = reads({"r/train.csv": "step,loss\n100,2\n200,1\n", "r/val.csv": "epoch,loss\n1,3\n2,2\n"})
+def test_evaluations_by_step_stay_apart_from_a_training_by_epoch(reads: Reads) -> None:
+    """They have no place among its epochs; they are evaluations of a run of their own."""
+    runs, problems = reads({"r/train.csv": "epoch,loss\n1,2\n2,1\n", "r/val.csv": "step,loss\n100,3\n200,2\n"})
 
     assert sorted(runs.values()) == [
-        [("evaluate", 1, {"val/loss": 3.0}), ("evaluate", 2, {"val/loss": 2.0})],
-        [("step_end", 100, {"loss": 2.0}), ("step_end", 200, {"loss": 1.0})],
+        [("evaluate", 100, {"val/loss": 3.0}), ("evaluate", 200, {"val/loss": 2.0})],
+        [("step_end", 1, {"loss": 2.0}), ("step_end", 2, {"loss": 1.0})],
     ]
     assert problems == []
 

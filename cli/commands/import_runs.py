@@ -14,7 +14,8 @@ import typer
 
 from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
-from ...importers.source import Reader, ReadOptions
+from ...importers.rows import PLACE_NAMES
+from ...importers.source import Proof, Reader, ReadOptions, StepAxis
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.user_cache import require_writable
@@ -34,6 +35,14 @@ _HEADINGS: Final = ("run_id", "name", "kind", "state", "events", "steps")
 SHIPPED: Final = "eval_loss"
 _SAME: Final = re.compile(r"(val|valid|validation|eval|evaluation|dev)[/_. -]?loss", re.IGNORECASE)
 
+#: How values of another count got their steps.
+_PLACED: Final = {
+    Proof.LOGGED: "each value is at the newest step of the training when it was logged",
+    Proof.EPOCHS: "each value is at the last step of its epoch",
+    Proof.STEPS_PER_EPOCH: "each value is at its count times the steps per epoch",
+    Proof.COUNTED: "the values are counted instead, in the order of their logging",
+}
+
 #: Names of runs, or of metrics, in one line.
 _NAMED: Final = 3
 _LISTED: Final = 5
@@ -51,6 +60,7 @@ def import_runs(asked: ImportArguments) -> None:
         is_growing=asked.follow,
         run_column=asked.run,
         evaluations=frozenset(asked.evaluation or ()),
+        steps_per_epoch=asked.steps_per_epoch,
     )
     store = store_named(asked.store)
     require_writable(store)
@@ -114,6 +124,8 @@ def _document(outcome: Outcome) -> JsonObject:
         "evaluations": outcome.evaluations,
         "updates": outcome.updates,
         "rolled_back": outcome.rolled_back,
+        "axes": [{"metrics": list(names), **axis._asdict()} for axis, names in outcome.axes.items()],
+        "unplaced": list(outcome.unplaced),
     }
 
 
@@ -153,11 +165,38 @@ def doubts(outcomes: Sequence[Outcome], evaluations: Iterable[str] = ()) -> Iter
             planned.setdefault(outcome.plan_from, []).append(outcome.name)
     for key, names in planned.items():
         yield f"the plan of {_named(names)} is {key!r} of the configuration"
+    yield from _other_counts(outcomes)
     lost = {outcome.name: outcome for outcome in outcomes if 2 * outcome.rolled_back > (outcome.updates or 0)}
     if lost:
         names = [f"{name} ({one.rolled_back} of {one.updates} updates)" for name, one in lost.items()]
         why = "their steps go backwards again and again. If they count several things, name one with --step"
         yield f"most of the training was rolled back in {_named(names)}: {why}"
+
+
+def _other_counts(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield which metrics count something else than the training, and how they got their steps: a line for each way."""
+    for proof, how in _PLACED.items():
+        found: dict[str, StepAxis] = {}
+        runs: list[str] = []
+        for outcome in outcomes:
+            own = [(axis, names) for axis, names in outcome.axes.items() if axis.proof is proof]
+            runs += [outcome.name] if own else []
+            found |= {name: axis for axis, names in own for name in names if name not in PLACE_NAMES}
+        if not found:
+            continue
+        (first, axis), others = next(iter(found.items())), len(found) - 1
+        if proof is Proof.COUNTED:
+            yield f"all values of {_named(runs)} are at step 0: {how}"
+            continue
+        more = f" and {counted(others, 'more metric')}" if others else ""
+        verb = "count" if others else "counts"
+        what = f"{verb} something else than {axis.reference!r} ({axis.last:,} of {axis.steps:,} steps)"
+        yield f"{first!r}{more} {what} in {_named(runs)}: {how}"
+    lacking = [outcome for outcome in outcomes if outcome.unplaced]
+    if names := sorted({name for outcome in lacking for name in outcome.unplaced}):
+        listed = ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+        why = "no step is counted on them. Import with --steps-per-epoch N, into a store without these runs"
+        yield f"nothing says at which step {listed} was logged in {_named([one.name for one in lacking])}: {why}"
 
 
 def evaluation_losses(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -82,7 +82,9 @@ class JsonDocumentReader(SingleFile):
             records = [{"": index, **record} for index, record in enumerate(records)]
         layout = checked_layout(names, options, str(path))
         rows = _rows(records, layout, omissions)
-        yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=lambda: dict(config))
+        yield from runs_in_table(
+            joined_by_step(rows, options) if layout.long else rows, path, options, config=lambda: dict(config)
+        )
 
 
 def _first_row(text: str) -> dict[str, object] | None:

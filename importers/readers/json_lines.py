@@ -69,8 +69,8 @@ class JsonLinesReader(SingleFile):
         if any("iter" in row and row.get("iter") == row.get("step") for row in beginning):
             rows = _of_mmengine(rows)
         elif any(layout is not None and layout.long for layout in layouts):
-            rows = joined_by_step(rows)
-        yield from runs_in_table(rows, path, config=lambda: dict(*configs[:1]))
+            rows = joined_by_step(rows, options)
+        yield from runs_in_table(rows, path, options, config=lambda: dict(*configs[:1]))
 
 
 def _first_rows(path: Path, head: bytes) -> list[dict[str, object]]:
@@ -91,20 +91,9 @@ def _beginning(path: Path) -> list[dict[str, object]]:
 
 
 def _of_mmengine(rows: Iterator[Row]) -> Iterator[Row]:
-    """Give each evaluation that counts epochs the step of the training row before it, and its epoch.
-
-    MMEngine counts iterations in the rows of training, whose ``iter`` is their ``step``. Rows of evaluation count
-    epochs, or iterations too, as its hook is set.
-    """
-    newest = 0
+    """Yield rows of training, whose ``iter`` is their ``step``, and of evaluation, whatever their metrics' names."""
     for row in rows:
-        if "iter" in row.metrics:
-            newest = row.step
-            yield row._replace(kinds=("step_end",))
-        elif row.step < newest:
-            yield row._replace(step=newest, epoch=float(row.step), kinds=("evaluate",))
-        else:
-            yield row._replace(kinds=("evaluate",))
+        yield row._replace(kinds=("step_end" if "iter" in row.metrics else "evaluate",))
 
 
 def _parsed(line: str) -> dict[str, object] | None:
@@ -130,7 +119,6 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
     omissions = Omissions(str(path))
     commas = DecimalCommas(str(path))
     layout: TableColumns | None = None
-    counter, newest = "", 0
     layouts = functools.lru_cache(maxsize=_LAYOUTS)(layout_of)
     lines = TextLines(path)
     for line_number, line in enumerate(lines if options.is_growing else lines.all(), start=1):
@@ -150,10 +138,6 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
         except UnreadableSource as error:
             omissions.add(f"line {line_number}", no_step(error))
             continue
-        counter = counter or layout.step
-        if layout.step != counter and layout.step.casefold() == "epoch":
-            row = row._replace(step=newest, epoch=float(row.step))
-        newest = row.step
         if len(row.metrics) > MOST_METRICS:
             raise UnreadableSource(f"more than {MOST_METRICS} metrics", where=f"{path}:{line_number}")
         commas.look_at(row.attrs, line_number)

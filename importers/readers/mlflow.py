@@ -10,8 +10,8 @@ from typing import Any, Final
 from ..encodings.database import DatabaseFile, columns_of, has_tables, opened
 from ..encodings.lines import TextLines
 from ..encodings.numbers import number, step_of
-from ..rows import Scalar, courses_of
 from ..run_writing import storable_time
+from ..scalars import Scalar, courses_of
 from ..source import UNFINISHED, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 _MS: Final = 1_000_000
@@ -61,11 +61,18 @@ class MlflowReader(DatabaseFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs that hold a metric."""
         (path,) = files
-        yield from _folder_run(path.parent, options) if path.name == META else _database_runs(path)
+        yield from _folder_run(path.parent, options) if path.name == META else _database_runs(path, options)
 
 
-def _runs(scalars: list[Scalar], problem: UnreadableSource | None, identity: str, **info: Any) -> Iterator[ImportedRun]:
-    for index, facts in enumerate(courses_of(scalars, problem)):
+def _runs(
+    scalars: list[Scalar], problem: UnreadableSource | None, options: ReadOptions, identity: str, **info: Any
+) -> Iterator[ImportedRun]:
+    """Yield the runs in the values of an MLflow run. Each metric has an order of its own; the clock has that of all."""
+    streams: dict[str, int] = {}
+    scalars = [scalar._replace(stream=streams.setdefault(scalar.tag, len(streams))) for scalar in scalars]
+    per_epoch = number(str(info["config"].get("steps_per_epoch", "")))
+    configured = int(per_epoch) if per_epoch is not None and per_epoch >= 1 else None
+    for index, facts in enumerate(courses_of(scalars, problem, options, configured)):
         yield ImportedRun(facts, identity=f"{identity}/{index}" if index else identity, **info)
 
 
@@ -89,6 +96,7 @@ def _folder_run(folder: Path, options: ReadOptions) -> Iterator[ImportedRun]:
     yield from _runs(
         scalars,
         problem,
+        options,
         meta.get("run_id", meta.get("run_uuid", "")),
         name=f"{experiment}/{meta.get('run_name') or tags.get(_RUN_NAME) or folder.name}",
         group=experiment,
@@ -153,7 +161,7 @@ def _flat_yaml(path: Path) -> dict[str, str]:
     return found
 
 
-def _database_runs(path: Path) -> Iterator[ImportedRun]:
+def _database_runs(path: Path, options: ReadOptions) -> Iterator[ImportedRun]:
     with opened(path) as connection:
         query = """
             SELECT run_uuid, runs.name, status, start_time, end_time, experiments.name
@@ -166,6 +174,7 @@ def _database_runs(path: Path) -> Iterator[ImportedRun]:
             yield from _runs(
                 _database_scalars(connection, run, path),
                 None,
+                options,
                 str(run),
                 name=f"{experiment}/{shown}",
                 group=None if experiment is None else str(experiment),

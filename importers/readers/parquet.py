@@ -48,7 +48,7 @@ class ParquetReader(SingleFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a table, usually one."""
         (path,) = files
-        yield from runs_in_table(_rows(path, options), path)
+        yield from runs_in_table(_rows(path, options), path, options)
 
 
 def _columns(path: Path, head: bytes) -> list[str]:
@@ -71,7 +71,7 @@ def _rows(path: Path, options: ReadOptions) -> Iterator[Row]:
                 raise UnreadableSource(f"more than {MOST_METRICS} columns", where=str(path), got=len(columns))
             documents = (document for batch in file.iter_batches(_ROWS_AT_ONCE) for document in batch.to_pylist())
             rows = _parsed(documents, layout, Omissions(str(path)))
-            yield from joined_by_step(rows) if layout.long else rows
+            yield from joined_by_step(rows, options) if layout.long else rows
     except _DAMAGED as error:
         raise UnreadableSource(f"not a Parquet file, or damaged ({error})", where=str(path)) from None
 

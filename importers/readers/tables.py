@@ -80,7 +80,7 @@ def _plain_run(path: Path, text: io.StringIO, options: ReadOptions) -> ImportedR
     if table is None:
         return None
     row = Row(int(table.steps[0]), {}, {}, step_unit=layout.step_unit)
-    (run,) = runs_in_table([row], path, config=config, facts_of=facts_of)
+    (run,) = runs_in_table([row], path, options, config=config, facts_of=facts_of)
     by_rows = chain.from_iterable(run.facts for run in _runs_by_rows(path, options))
     return replace(run, facts=PlainFacts(by_rows, table))
 
@@ -95,7 +95,8 @@ def _runs_by_rows(path: Path, options: ReadOptions) -> Iterator[ImportedRun]:
         layout = _checked(path, columns, options)
         rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
         facts_of, config = _ways_of(layout, path)
-        yield from runs_in_table(joined_by_step(rows) if layout.long else rows, path, config=config, facts_of=facts_of)
+        rows = joined_by_step(rows, options) if layout.long else rows
+        yield from runs_in_table(rows, path, options, config=config, facts_of=facts_of)
     except csv.Error as error:
         raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
 

@@ -11,7 +11,8 @@ from ..encodings.numbers import nanoseconds
 from ..encodings.protobuf import BYTES, FIXED32, VARINT, double, fields, float32, message, signed, text, varints
 from ..encodings.tfrecord import records
 from ..held_out import folder_part
-from ..rows import Scalar, courses_of, is_evaluation
+from ..rows import is_evaluation
+from ..scalars import Scalar, courses_of
 from ..source import ImportedRun, ReadOptions, UnreadableSource
 
 #: Part of every event file's name.
@@ -59,7 +60,7 @@ class TensorBoardReader:
         scalars, problem = _scalars(files, options)
         if not scalars:
             raise problem or UnreadableSource("these event files hold no scalars", where=str(files[0]))
-        for run, facts in enumerate(courses_of(scalars, problem)):
+        for run, facts in enumerate(courses_of(scalars, problem, options)):
             yield ImportedRun(facts, identity=str(run) if run else "")
 
 
@@ -75,7 +76,7 @@ def _scalars(files: Sequence[Path], options: ReadOptions) -> tuple[list[Scalar],
         try:
             plugins: dict[str, str] = {}
             for record in records(path, is_growing=options.is_growing):
-                scalars.extend(_scalars_of(record, prefix, plugins))
+                scalars.extend(_scalars_of(record, prefix, plugins, len(found)))
         except UnreadableSource as error:
             problem = error if error.where else UnreadableSource(error.what, where=str(path))
     found.sort(key=lambda scalars: scalars[0].wall_ns if scalars else 0)
@@ -108,7 +109,7 @@ def _of_part(scalars: list[Scalar], folder: Path) -> list[Scalar]:
     return [scalar._replace(tag=f"{part.word}/{scalar.tag}") for scalar in scalars]
 
 
-def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator[Scalar]:
+def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str], stream: int) -> Iterator[Scalar]:
     """Yield the scalars of an ``Event``. Only a tag's first event names its plugin."""
     wall, step, summary = 0.0, 0, b""
     for field, wire, value in fields(record):
@@ -123,7 +124,7 @@ def _scalars_of(record: bytes, prefix: str, plugins: dict[str, str]) -> Iterator
         if field == 1:
             tag, value_of = _value(message(entry), plugins)
             if value_of is not None:
-                yield Scalar(prefix + tag, step, wall_ns, value_of)
+                yield Scalar(prefix + tag, step, wall_ns, value_of, stream)
 
 
 def _value(entry: bytes, plugins: dict[str, str]) -> tuple[str, float | None]:

@@ -48,9 +48,10 @@ class EventStream:
         gathered: The ``ranks`` events that were made up, by the index of the fact that each follows. They are no facts.
             One at the index of a recorded ``ranks`` event has its values and others, and replaces it.
         plans: What each attempt but the newest declared at its start, where that is known.
+        unplaced: The metrics that an import could not place among the steps of the training.
 
     Attributes:
-        facts, recorded, gathered, plans: As given.
+        facts, recorded, gathered, plans, unplaced: As given.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class EventStream:
         recorded: Sequence[Event],
         gathered: Mapping[int, Event] = MappingProxyType({}),
         plans: Mapping[int, Plan] = MappingProxyType({}),
+        unplaced: frozenset[str] = frozenset(),
     ) -> None:
         self.plans = plans
+        self.unplaced = unplaced
         self.facts = facts
         self.recorded = recorded
         self.gathered = gathered
@@ -242,6 +245,7 @@ def event_stream(
     names: Collection[str] = (),
     plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
     plans: Mapping[int, Plan] = MappingProxyType({}),
+    unplaced: frozenset[str] = frozenset(),
 ) -> EventStream:
     """Return a stream of events, with facts and rule outcomes separated; a stream itself as it is.
 
@@ -251,6 +255,7 @@ def event_stream(
         names: The metrics that rules read on all ranks.
         plan: What the loop declared.
         plans: What each attempt but the newest declared at its start.
+        unplaced: As for ``EventStream``.
     """
     if isinstance(events, EventStream):
         return events
@@ -260,7 +265,7 @@ def event_stream(
         facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS)
     # The engine takes the values of a single process for those of all ranks.
     gathered = {} if plan.world_size == 1 or not names else _gathered(facts, others, frozenset(names))
-    return EventStream(facts, recorded, gathered, plans)
+    return EventStream(facts, recorded, gathered, plans, unplaced)
 
 
 def _gathered(facts: EventRows | EventList, others: Others, names: frozenset[str]) -> dict[int, Event]:
@@ -343,8 +348,15 @@ def read_lineage(
     def others() -> dict[int, Sequence[Event]]:
         return {rank: renamed_events(own, called) for rank, own in other_ranks(snapshot).items()}
 
-    info = snapshot.info
-    return event_stream(renamed_events(events, called), others, ranks, info.last.plan, info.earlier_plans), rolled_back
+    info, own = snapshot.info, renamed_events(events, called)
+    unplaced = _unplaced_in(snapshot, called)
+    return event_stream(own, others, ranks, info.last.plan, info.earlier_plans, unplaced), rolled_back
+
+
+def _unplaced_in(snapshot: Snapshot, called: Mapping[str, str]) -> frozenset[str]:
+    """Return the metrics that the import of a run could not place, by their new names."""
+    names = (snapshot.info.source or {}).get("unplaced")
+    return frozenset(called.get(name, name) for name in names) if isinstance(names, list) else frozenset()
 
 
 def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames = ()) -> EventStream:
@@ -360,8 +372,9 @@ def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames 
     """
     known = renamed_columns(snapshot, renames)
     names = {column: name for name, column in known.items() if name in metrics}
-    rows = rows_along(snapshot, DECIDING_RANK, names)
-    return event_stream(rows, plan=snapshot.info.last.plan, plans=snapshot.info.earlier_plans)
+    rows, info = rows_along(snapshot, DECIDING_RANK, names), snapshot.info
+    unplaced = _unplaced_in(snapshot, renames_in(snapshot.columns.by_metric, renames))
+    return event_stream(rows, plan=info.last.plan, plans=info.earlier_plans, unplaced=unplaced)
 
 
 def _lineage(snapshot: Snapshot, *, samples: bool) -> tuple[Sequence[Event], RolledBack]:

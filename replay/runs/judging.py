@@ -390,7 +390,10 @@ def _notes(
         yield right_censored
     if objective is None:
         yield f"{_why_unjudged(facts.record.history, declared)}, so its regret is unknown"
-    if not replayed.is_point and replayed.horizon is not None:
+    if replayed.unplaced:
+        unplaced = ", ".join(map(repr, sorted(replayed.unplaced)))
+        yield f"nothing says at which step {unplaced} was logged: import the log with --steps-per-epoch N"
+    elif not replayed.is_point and replayed.horizon is not None:
         unknown = "the record does not show how this policy's run would have continued"
         yield f"censored after step {replayed.horizon.step}: {unknown}"
     yield from _notes_of_approximations(replayed)

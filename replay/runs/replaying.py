@@ -17,6 +17,7 @@ from ...rules.effects import Effect
 from ...rules.engine.decisions import Decision, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.language.clock import Unit
+from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.declarations import ACT, Controller
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
@@ -178,9 +179,14 @@ def judged_replay(
     """Label the outcomes of a decider, and find where they end the run and where the record no longer shows it."""
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
-    on_made_up = _controllers_on_made_up(policy, stream)
+    on_made_up, on_unplaced = _controllers_on_made_up(policy, stream), _controllers_on_unplaced(policy, stream)
     judge = ValidityLabeler(
-        policy, decider.kinds_read, stream, saves, with_those_that_ask(policy.controllers, counting | on_made_up)
+        policy,
+        decider.kinds_read,
+        stream,
+        saves,
+        with_those_that_ask(policy.controllers, counting | on_made_up),
+        with_those_that_ask(policy.controllers, on_unplaced),
     )
     outcomes: list[LabelledOutcome] = []
     codes, kinds = stream.coded_kinds
@@ -206,6 +212,7 @@ def judged_replay(
         saves,
         judge.saves_differ_from(),
         on_made_up,
+        stream.unplaced if judge.is_on_unplaced else frozenset(),
     )
 
 
@@ -215,6 +222,24 @@ def _controllers_on_made_up(policy: Policy, stream: EventStream) -> frozenset[st
     if not made_up:
         return frozenset()
     return frozenset(each.name for each in policy.controllers if not made_up.isdisjoint(each.ranks))
+
+
+def _controllers_on_unplaced(policy: Policy, stream: EventStream) -> frozenset[str]:
+    """Return the names of the controllers that read or await values at unknown steps."""
+    if not stream.unplaced:
+        return frozenset()
+    on_evaluations = {one.name for one in policy.metrics if "evaluate" in one.metric_class.reads}
+    return frozenset(
+        each.name
+        for each in policy.controllers
+        if "on_evaluate" in each.triggers
+        or any(not on_evaluations.isdisjoint(rule.metrics) for rule in each.bound_rules)
+        or any(_is_among(key.name, stream.unplaced) for rule in each.bound_rules for key in rule.series)
+    )
+
+
+def _is_among(name: str, metrics: Set[str]) -> bool:
+    return name in metrics or (is_pattern(name) and any(matches(metric, name) for metric in metrics))
 
 
 def observed_in(
@@ -345,9 +370,11 @@ class ValidityLabeler:
         saves: Whether the loop's own checkpoints remain.
         counting: Names of the controllers whose decisions might come at another step for what the log lacks: logged
             steps, or values of all ranks.
+        on_unplaced: Names of the controllers that depend on values at unknown steps.
 
     Attributes:
         looks_at_every_event: Whether ``pass_event`` must be called: the recorded run decided something.
+        is_on_unplaced: Whether a decision so far depends on values at unknown steps.
     """
 
     def __init__(
@@ -357,7 +384,10 @@ class ValidityLabeler:
         stream: EventStream,
         saves: Saves,
         counting: Set[str] = frozenset(),
+        on_unplaced: Set[str] = frozenset(),
     ) -> None:
+        self._on_unplaced = on_unplaced
+        self.is_on_unplaced = False
         self._policy = policy
         self._counting = counting
         self._kinds_read = kinds_read
@@ -394,6 +424,11 @@ class ValidityLabeler:
         effects = self._effects(decision.operations) if decision.acts else frozenset[Effect]()
         self._drop_saves(event_index)
         label = self._label(decision, effects)
+        if decision.controller in self._on_unplaced:
+            # It might come at any step, and what it orders with it.
+            label, self.is_on_unplaced = Validity.CENSORED, True
+            if effects & {Effect.STOP, *_DIVERTING} and self._diverted_at is None:
+                self._diverted_at = event_index
         # Nobody knows whether the run would have come this far.
         if event_index > self._unsure_from and label is not Validity.OBSERVED:
             label = Validity.CENSORED

@@ -137,6 +137,7 @@ class Replay:
         saves_differ_from: Index of the event from which the policy's checkpoints differ from the recorded ones. None if
             they never do, or if no rule depends on the events of checkpoints.
         on_made_up_ranks: Names of the controllers that read values of all ranks, where the log holds none gathered.
+        unplaced: Metrics that an import could not place, if a decision depends on them.
     """
 
     policy: Policy
@@ -152,6 +153,7 @@ class Replay:
     saves: Saves = Saves.KEEP
     saves_differ_from: int | None = None
     on_made_up_ranks: frozenset[str] = frozenset()
+    unplaced: frozenset[str] = frozenset()
 
     @cached_property
     def decisions(self) -> tuple[LabelledOutcome, ...]:

@@ -295,6 +295,8 @@ def _reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> 
         return "some of its values arrived late"
     if any(structure.policy.reads_ranks for structure in structures):
         return "its rules read all ranks"
+    if stream.unplaced:
+        return "its import could not place some of its evaluations"
     if PLAN in stream.coded_kinds[1]:
         return "its loop declared some of its plan late"
     acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
