@@ -311,3 +311,27 @@ def test_a_log_of_mlperf_counts_what_its_evaluations_count(imported: Import) -> 
     assert events == [("step_end", 32, {"train_loss": 0.5}), ("evaluate", 64, {"eval_loss": 0.5})]
     assert outcome.problem is not None
     assert "line 3: 'power' counts no samples, as the evaluations do" in outcome.problem
+
+
+def test_values_left_out_of_a_block_are_counted(imported: Import, tmp_path: Path) -> None:
+    """A block goes on after them. Units are text; times, versions and words are no values."""
+    text = "".join(
+        f"[step={step}/10]\n    loss=0.5\n    note=2.5 of it\n    reader: v1, 10:00:05 on 2024-01-02\n    lr=0,25\n"
+        "    version: 1.2.3\n    at: 10:00:05\n    memory=1.5GiB\n    grad_norm=0.25\n"
+        for step in (1, 2)
+    )
+    (outcome,), events = imported(text)
+
+    assert events == [("step_end", step, {"loss": 0.5, "grad_norm": 0.25}) for step in (1, 2)]
+    assert outcome.problem is not None
+    assert "4 rows were skipped; the first is line 3: a block is read without 'note=2.5 of it'" in outcome.problem
+    run = open_run(tmp_path / "store" / outcome.run_id)
+    assert [dict(event.attrs) for event in run.events()] == [{"memory": "1.5GiB"}] * 2
+
+
+def test_a_block_ends_with_its_indentation(imported: Import) -> None:
+    """What follows it is no part of it, and nothing is missed."""
+    text = "".join(f"[step={step}]\n    loss=0.5\n  note=1.5 of it\nPeak memory: 12 of it\n" for step in (1, 2))
+    (outcome,), events = imported(text.replace("  note", "note"))
+
+    assert (events, outcome.problem) == ([("step_end", step, {"loss": 0.5}) for step in (1, 2)], None)

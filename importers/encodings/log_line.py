@@ -362,7 +362,7 @@ def _of_pairs(text: str) -> LogLine | None:
             values.attrs.setdefault(name, rest[match.end("sep") : match.end()])
         elif (value := number(shown)) is not None:
             values.add(_LONG_NAMES.get(name, name), value)
-    if not counters and not values.metrics:
+    if not counters and not values.metrics and not values.attrs:
         return None
     is_whole = not counters and not any(
         word.casefold() not in _PHASES for word in _PROSE_WORD.findall(_ASIDE.sub(" ", remainder))

@@ -58,6 +58,12 @@ _MANY_RUNS: Final = 12
 #: How much earlier than the line before it a line may be.
 _LATE_NS: Final = DAY_NS // 24
 
+#: A name with a number in a block; no time, date or version.
+_VALUE_OF_BLOCK: Final = re.compile(
+    r"[\s|>*-]*[A-Za-z_][^:=]{0,100}[:=]\s*[\[(]?\s*[-+]?(?!\d+\.\d+\.\d)\.?\d[\d.,]*(?:e[-+]?\d+)?(?![\w:/-]*[\d:/-]).*",
+    re.IGNORECASE,
+)
+
 #: Names of what earlier lines measured.
 _STALE: Final = re.compile(r"\b(?:best|min|max|target|patience|final step)\b", re.IGNORECASE)
 
@@ -116,7 +122,6 @@ class TextLogReader(SingleFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file."""
         (path,) = files
-        parse = _parser(options.pattern)
         totals: list[int] = []
         omissions = Omissions(str(path))
         commas = DecimalCommas(str(path))
@@ -127,6 +132,7 @@ class TextLogReader(SingleFile):
             nonlocal is_trainers
             lines = TextLines(path, errors="replace")
             line_number = 0
+            parse = _parser(options.pattern, lambda why: omissions.add(f"line {line_number}", why))
             before: Row | None = None
             for line_number, line in _numbered(lines):
                 parsed = parse(line)
@@ -254,14 +260,18 @@ def _is_log(lines: Iterable[str]) -> bool:
     return False
 
 
-def _parser(pattern: str | None) -> Callable[[str], _Line | None]:
+def _parser(pattern: str | None, omit: Callable[[str], object] = str) -> Callable[[str], _Line | None]:
     """Return the function that parses a file's lines, one after another.
+
+    Args:
+        pattern: The user's regular expression.
+        omit: Called with the reason why a value is left out.
 
     Raises:
         UnreadableSource: The pattern is no regular expression with a group called ``step``.
     """
     if pattern is None:
-        return _Lines().next
+        return _Lines(omit).next
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -309,7 +319,8 @@ class _Block(NamedTuple):
 class _Lines:
     """Parser of a file's lines without a pattern."""
 
-    def __init__(self) -> None:
+    def __init__(self, omit: Callable[[str], object] = str) -> None:
+        self._omit = omit
         self._positions = Positions()
         self._logged = 0
         self._epoch = 0.0
@@ -331,7 +342,7 @@ class _Lines:
         self._block = self._block_of(text, line)
         if line is None:
             return None
-        if self._block is not None and line.metrics:
+        if self._block is not None and line.is_whole:
             line = line._replace(phase=line.phase or self._block.phase, time_ns=max(line.time_ns, self._block.time_ns))
         elif announced and line.is_whole:
             line = line._replace(phase=line.phase or announced)
@@ -339,7 +350,7 @@ class _Lines:
         if line.is_object and not line.counters:
             return self._trainer_row(line)
         place = self._positions.place_of(line)
-        if not line.metrics:
+        if not line.metrics and (self._block is None or not line.attrs):
             self._bars += bool(line.counters)  # "Epoch 2/15" is above another bar.
             return None
         if place is None or not self._is_row(line):
@@ -361,14 +372,22 @@ class _Lines:
         return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
 
     def _block_of(self, text: str, line: LogLine | None) -> _Block | None:
-        """Return the block that a line heads or belongs to; None where it does neither."""
+        """Return the block that a line heads or belongs to; None where it does neither.
+
+        A block ends where its indentation does. A value of it that is not read is an omission.
+        """
         if line is not None and line.counters:
             return None if line.metrics else _Block(line.indent, "", line.time_ns)
-        if self._announced and text.strip():
-            head = without_head(text)
+        head = without_head(text) if self._announced or self._block is not None else None
+        if head is None or not head.text.strip():
+            return None
+        if self._announced:
             return _Block(head.indent, self._announced, head.time_ns)
-        is_part = line is not None and self._block is not None and line.is_whole and line.indent > self._block.indent
-        return self._block if is_part else None
+        if self._block is None or head.indent <= self._block.indent:
+            return None
+        if (line is None or not line.is_whole) and (value := _VALUE_OF_BLOCK.match(head.text)):
+            self._omit(f"a block is read without {value[0].strip()!r:.80}")
+        return self._block
 
     def _is_row(self, line: LogLine) -> bool:
         """Whether a line's values are those of its position, and not of a part or of something else."""
