@@ -320,6 +320,144 @@ epoch     train_loss  valid_loss  accuracy  time
 """
 NUMPY = "# step loss acc\n1 0.5 0.25\n2 0.25 0.75\n"
 
+TIMM = """\
+Train: 0 [   0/1251 (  0%)]  Loss:  6.75 (6.75)  Time: 3.500s,   36.50/s  (3.500s,   36.50/s)  LR: 1.000e-06  Data: 1.5 (1.5)
+Train: 0 [  50/1251 (  4%)]  Loss:  6.50 (6.62)  Time: 0.500s,  256.50/s  (0.600s,  200.50/s)  LR: 1.000e-06  Data: 0.5 (0.5)
+Test: [   0/48]  Loss:  6.9000 (6.9000)  Acc@1:  0.2500 ( 0.2500)
+Test: [  48/48]  Loss:  6.2500 (6.2500)  Acc@1:  0.5000 ( 0.5000)
+Train: 1 [   0/1251 (  0%)]  Loss:  6.25 (6.25)  Time: 3.500s,   36.50/s  (3.500s,   36.50/s)  LR: 1.000e-05  Data: 1.5 (1.5)
+"""  # noqa: E501
+SWIN = """\
+[2024-01-02 10:00:00 swin_tiny] (main.py 250): INFO Train: [0/300][0/1251]\teta 1:00:00 lr 0.000001\tloss 6.75 (6.75)\tgrad_norm 1.5 (1.5)\tmem 5000MB
+[2024-01-02 10:00:00 swin_tiny] (main.py 250): INFO Train: [0/300][10/1251]\teta 1:00:00 lr 0.000001\tloss 6.5 (6.62)\tgrad_norm 1.25 (1.5)\tmem 5000MB
+[2024-01-02 10:00:00 swin_tiny] (main.py 280): INFO  * Acc@1 10.500 Acc@5 20.500
+[2024-01-02 10:00:00 swin_tiny] (main.py 250): INFO Train: [1/300][0/1251]\teta 1:00:00 lr 0.000001\tloss 6.25 (6.25)\tgrad_norm 1.5 (1.5)\tmem 5000MB
+"""  # noqa: E501
+OPEN_CLIP = """\
+Train Epoch: 0 [   512/100000 (1%)] Data (t): 0.500 Batch (t): 1.500, 300.5/s LR: 0.000001 Logit Scale: 14.25 Loss: 5.5000 (5.5000)
+Train Epoch: 0 [ 51712/100000 (52%)] Data (t): 0.500 Batch (t): 1.500, 300.5/s LR: 0.000002 Logit Scale: 14.25 Loss: 5.2500 (5.3750)
+Eval Epoch: 1 imagenet-zeroshot-val-top1: 0.2500\timagenet-zeroshot-val-top5: 0.5000
+"""  # noqa: E501
+MXNET = """\
+INFO:root:Epoch[0] Batch [0-20]\tSpeed: 1522.50 samples/sec\taccuracy=0.125000
+INFO:root:Epoch[0] Batch [20-40]\tSpeed: 1522.50 samples/sec\taccuracy=0.250000
+INFO:root:Epoch[0] Train-accuracy=0.187500
+INFO:root:Epoch[0] Validation-accuracy=0.500000
+INFO:root:Epoch[1] Batch [0-20]\tSpeed: 1522.50 samples/sec\taccuracy=0.375000
+"""
+COMPOSER = """\
+[epoch=1][batch=1/10]:
+\t Train time/epoch: 0
+\t Train loss/train/total: 5.5000
+[epoch=1][batch=2/10]:
+\t Train time/epoch: 0
+\t Train loss/train/total: 5.2500
+[Eval batch=10/10] Eval on eval data:
+\t Eval metrics/eval/CrossEntropy: 5.7500
+"""
+RSL_RL = """\
+################################################################################
+                       \x1b[1m Learning iteration 0/1500 \x1b[0m
+
+                       Computation: 50000 steps/s (collection: 1.200s, learning 0.300s)
+          Mean value_function loss: 0.0625
+                       Mean reward: 1.25
+--------------------------------------------------------------------------------
+                   Total timesteps: 98304
+                    Iteration time: 1.50s
+                               ETA: 2250.0s
+
+################################################################################
+                       \x1b[1m Learning iteration 1/1500 \x1b[0m
+
+                       Computation: 50000 steps/s (collection: 1.200s, learning 0.300s)
+          Mean value_function loss: 0.0312
+                       Mean reward: 2.25
+--------------------------------------------------------------------------------
+                   Total timesteps: 196608
+                    Iteration time: 1.50s
+                               ETA: 2250.0s
+"""
+SB3 = """\
+Using cpu device
+---------------------------------
+| rollout/           |          |
+|    ep_rew_mean     | 22.5     |
+| time/              |          |
+|    time_elapsed    | 2        |
+|    total_timesteps | 2048     |
+---------------------------------
+Eval num_timesteps=4096, episode_reward=30.50 +/- 1.50
+---------------------------------
+| eval/              |          |
+|    mean_reward     | 30.5     |
+| time/              |          |
+|    total_timesteps | 4096     |
+---------------------------------
+-----------------------------------------
+| rollout/                |             |
+|    ep_rew_mean          | 25.5        |
+| time/                   |             |
+|    total_timesteps      | 4096        |
+| train/                  |             |
+|    loss                 | 5.25        |
+-----------------------------------------
+"""
+SPINUP = "".join(
+    f"""\
+---------------------------------------
+|             Epoch |               {epoch} |
+|      AverageEpRet |            {reward} |
+| TotalEnvInteracts |           4e+03 |
+---------------------------------------
+"""
+    for epoch, reward in ((0, 22.5), (1, 32.5))
+)
+ICEFALL = """\
+2024-01-02 10:00:00,500 INFO [train.py:850] Epoch 1, batch 50, loss[loss=0.25, over 1000.00 frames.], batch size: 20, lr: 3.00e-03
+2024-01-02 10:00:00,500 INFO [train.py:870] Epoch 1, validation: loss=0.75, simple_loss=0.5, over 944034.00 frames.
+2024-01-02 10:00:00,500 INFO [train.py:850] Epoch 2, batch 50, loss[loss=0.125, over 1000.00 frames.], batch size: 20, lr: 3.00e-03
+"""  # noqa: E501
+OBJECT_DETECTION = """\
+INFO:tensorflow:Step 100 per-step time 0.500s
+INFO:tensorflow:{'Loss/classification_loss': 0.5,
+ 'Loss/total_loss': 0.75,
+ 'learning_rate': 0.04}
+INFO:tensorflow:Step 200 per-step time 0.500s
+INFO:tensorflow:{'Loss/classification_loss': 0.25,
+ 'Loss/total_loss': 0.375,
+ 'learning_rate': 0.04}
+"""
+MODEL_GARDEN = """\
+train | step:    100 | steps/sec:   10.5 | output: {'training_loss': 0.5, 'learning_rate': 0.25}
+train | step:    200 | steps/sec:   10.5 | output: {'training_loss': 0.25, 'learning_rate': 0.25}
+ eval | step:    200 | eval time:    5.5 sec | output: {'validation_loss': 0.75, 'accuracy': 0.5}
+"""
+MARIAN = """\
+[2024-01-02 10:00:00] Ep. 1 : Up. 500 : Sen. 32,000 : Cost 7.25 : Time 35.5s : 9000.5 words/s
+[2024-01-02 10:00:00] Ep. 1 : Up. 1000 : Sen. 64,000 : Cost 6.25 : Time 35.5s : 9000.5 words/s
+[2024-01-02 10:00:00] [valid] Ep. 1 : Up. 1000 : cross-entropy : 45.5 : new best
+"""
+TORCHTUNE = """\
+1|1|Loss: 1.5000:   2%|2         | 1/50 [00:01<00:50,  1.00s/it]
+1|2|Loss: 1.2500:   4%|4         | 2/50 [00:02<00:49,  1.00s/it]
+"""
+DARKNET = """\
+ 1: 1250.5, 1250.5 avg loss, 0.25 rate, 3.2 seconds, 64 images, -1 hours left
+ 2: 1200.5, 1245.5 avg loss, 0.25 rate, 3.2 seconds, 128 images, 10.5 hours left
+"""
+SKLEARN = """\
+      Iter       Train Loss   Remaining Time
+         1           1.2500            3.50s
+         2           1.1250            3.25m
+"""
+GLUONTS = """\
+Epoch[0] Learning rate is 0.25
+Epoch[0] Evaluation metric 'epoch_loss'=5.500000
+Epoch[1] Learning rate is 0.25
+Epoch[1] Evaluation metric 'epoch_loss'=5.250000
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -770,5 +908,139 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
     "numpy's table": (
         NUMPY,
         [("step_end", 1, {"loss": 0.5, "acc": 0.25}), ("step_end", 2, {"loss": 0.25, "acc": 0.75})],
+    ),
+    "timm": (
+        TIMM,
+        [
+            ("step_end", 0, {"Loss": 6.75, "LR": 1e-6, "Data": 1.5}),
+            ("step_end", 50, {"Loss": 6.5, "LR": 1e-6, "Data": 0.5}),
+            ("evaluate", 50, {"test/Loss": 6.25, "test/Acc@1": 0.5}),
+            ("step_end", 1251, {"Loss": 6.25, "LR": 1e-5, "Data": 1.5}),
+        ],
+    ),
+    "Swin": (
+        SWIN,
+        [
+            ("step_end", 0, {"lr": 1e-6, "loss": 6.75, "grad_norm": 1.5}),
+            ("step_end", 10, {"lr": 1e-6, "loss": 6.5, "grad_norm": 1.25}),
+            ("evaluate", 10, {"val/Acc@1": 10.5, "val/Acc@5": 20.5}),
+            ("step_end", 1251, {"lr": 1e-6, "loss": 6.25, "grad_norm": 1.5}),
+        ],
+    ),
+    "OpenCLIP": (
+        OPEN_CLIP,
+        [
+            *(
+                ("step_end", step, {"Data (t)": 0.5, "Batch (t)": 1.5, "LR": lr, "Logit Scale": 14.25, "Loss": loss})
+                for step, lr, loss in ((512, 1e-6, 5.5), (51712, 2e-6, 5.25))
+            ),
+            (
+                "evaluate",
+                100_000,
+                {"eval/imagenet-zeroshot-val-top1": 0.25, "eval/imagenet-zeroshot-val-top5": 0.5},
+            ),
+        ],
+    ),
+    "MXNet": (
+        MXNET,
+        [
+            ("step_end", 20, {"Speed": 1522.5, "accuracy": 0.125, "epoch": 0}),
+            ("step_end", 40, {"Speed": 1522.5, "accuracy": 0.25, "epoch": 0}),
+            ("log", 40, {"Train-accuracy": 0.1875}),
+            ("evaluate", 40, {"Validation-accuracy": 0.5}),
+            ("step_end", 60, {"Speed": 1522.5, "accuracy": 0.375, "epoch": 1}),
+        ],
+    ),
+    "Composer": (
+        COMPOSER,
+        [
+            ("step_end", 1, {"Train time/epoch": 0, "Train loss/train/total": 5.5}),
+            ("step_end", 2, {"Train time/epoch": 0, "Train loss/train/total": 5.25}),
+            ("evaluate", 2, {"Eval metrics/eval/CrossEntropy": 5.75}),
+        ],
+    ),
+    "rsl_rl": (
+        RSL_RL,
+        [
+            (
+                "step_end",
+                step,
+                {
+                    "Computation": 50000,
+                    "Mean value_function loss": loss,
+                    "Mean reward": reward,
+                    "Total timesteps": steps,
+                },
+            )
+            for step, loss, reward, steps in ((0, 0.0625, 1.25, 98304), (1, 0.0312, 2.25, 196608))
+        ],
+    ),
+    "Stable-Baselines3": (
+        SB3,
+        [
+            ("step_end", 2048, {"rollout/ep_rew_mean": 22.5}),
+            ("evaluate", 4096, {"eval/episode_reward": 30.5, "eval/mean_reward": 30.5}),
+            ("step_end", 4096, {"rollout/ep_rew_mean": 25.5, "train/loss": 5.25}),
+        ],
+    ),
+    "Spinning Up": (
+        SPINUP,
+        [
+            ("step_end", 0, {"AverageEpRet": 22.5, "TotalEnvInteracts": 4000}),
+            ("step_end", 1, {"AverageEpRet": 32.5, "TotalEnvInteracts": 4000}),
+        ],
+    ),
+    "icefall": (
+        ICEFALL,
+        [
+            ("step_end", 50, {"loss": 0.25, "batch size": 20, "lr": 0.003, "epoch": 1}),
+            ("evaluate", 50, {"validation/loss": 0.75, "validation/simple_loss": 0.5}),
+            ("step_end", 100, {"loss": 0.125, "batch size": 20, "lr": 0.003, "epoch": 2}),
+        ],
+    ),
+    "TensorFlow's object detection": (
+        OBJECT_DETECTION,
+        [
+            ("step_end", 100, {"Loss/classification_loss": 0.5, "Loss/total_loss": 0.75, "learning_rate": 0.04}),
+            ("step_end", 200, {"Loss/classification_loss": 0.25, "Loss/total_loss": 0.375, "learning_rate": 0.04}),
+        ],
+    ),
+    "TensorFlow's model garden": (
+        MODEL_GARDEN,
+        [
+            ("step_end", 100, {"training_loss": 0.5, "train/learning_rate": 0.25}),
+            ("step_end", 200, {"training_loss": 0.25, "train/learning_rate": 0.25}),
+            ("evaluate", 200, {"validation_loss": 0.75, "eval/accuracy": 0.5}),
+        ],
+    ),
+    "Marian": (
+        MARIAN,
+        [
+            ("step_end", 500, {"Cost": 7.25, "epoch": 1}),
+            ("step_end", 1000, {"Cost": 6.25, "epoch": 1}),
+            ("evaluate", 1000, {"valid/cross-entropy": 45.5, "epoch": 1}),
+        ],
+    ),
+    "torchtune's progress bar": (
+        TORCHTUNE,
+        [("step_end", 1, {"Loss": 1.5, "epoch": 1}), ("step_end", 2, {"Loss": 1.25, "epoch": 1})],
+    ),
+    "Darknet": (
+        DARKNET,
+        [
+            ("step_end", 1, {"loss": 1250.5, "avg loss": 1250.5, "rate": 0.25}),
+            ("step_end", 2, {"loss": 1200.5, "avg loss": 1245.5, "rate": 0.25}),
+        ],
+    ),
+    "scikit-learn's boosting": (
+        SKLEARN,
+        [("step_end", 1, {"Train Loss": 1.25}), ("step_end", 2, {"Train Loss": 1.125})],
+    ),
+    "GluonTS": (
+        GLUONTS,
+        [
+            ("step_end", 0, {"Learning rate is": 0.25, "epoch_loss": 5.5}),
+            ("step_end", 1, {"Learning rate is": 0.25, "epoch_loss": 5.25}),
+        ],
     ),
 }

@@ -49,7 +49,8 @@ _TOKEN: Final = re.compile(
 _HEAD_TIME: Final = re.compile(rf"\s*(?:[\[(<|]{{1,3}}\s*)?(?:{_DATED}|{_UNDATED}){_SEPARATORS}", re.IGNORECASE)
 #: What only begins a line: the name of a container, a number of a process, or a process of Ray or MPI.
 _FIRST: Final = re.compile(
-    r"\s*(?:[\w.-]{1,100}[-_]\d{1,9}\s+\||\d{1,4}:(?=\s)(?!\s+(?:learn|test):)|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std(?:out|err)>:?)"
+    r"\s*(?:[\w.-]{1,100}[-_]\d{1,9}\s+\||\d{1,4}:(?=\s)(?!\s+(?:learn:|test:|[\d.]+, ))"
+    r"|\([^()]*\bpid=\d+[^()]*\)|\[\d+,\d+\]<std(?:out|err)>:?)"
 )
 #: The name of a logger, or host and program, after a time or a level.
 _LOGGER: Final = re.compile(
@@ -58,7 +59,7 @@ _LOGGER: Final = re.compile(
 )
 _BRACKETED: Final = re.compile(r"\s*(?:\[([A-Za-z_\d][^\[\]={}]{0,100})\]|\(([^()={}]{0,100})\))" + _SEPARATORS)
 #: A number in brackets that belongs to a head.
-_NUMBERED: Final = re.compile(rf"{_FILE}|{_PROCESS}|pod/[\w./-]+|\w+:\d+$", re.IGNORECASE)
+_NUMBERED: Final = re.compile(rf"{_FILE}|{_PROCESS}|pod/[\w./-]+|\w+:\d+$|[\w./-]+\.py \d+$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"(?<![A-Za-z_])\d")
 _WORDS: Final = re.compile(r"[a-z]+")
 

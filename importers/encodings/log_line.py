@@ -23,7 +23,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 #: Names of counters. A rank orders them: a line's steps are those of its counter with the lowest rank.
 _RANKS: Final = {
     **dict.fromkeys(("num_updates", "global_step", "global step", "train_step"), 0),
-    **dict.fromkeys(("step", "steps"), 1),
+    **dict.fromkeys(("step", "steps", "num_timesteps"), 1),
     **dict.fromkeys(("iteration", "iterations", "iter", "iters", "it", "s"), 2),
     **dict.fromkeys(("update", "updates"), 3),
     **dict.fromkeys(("batch", "batch_idx"), 4),
@@ -37,13 +37,13 @@ EPOCH_RANK: Final = 5
 #: ``epoch 001:  100 / 1102``, ``epoch 1 | 100/ 2826 batches``, ``Epoch [1][50/962]``, ``Epoch: 1 [640/60000 (1%)]``.
 #: Inner numbers count within epochs.
 _COUNTER_NAME: Final = re.compile(
-    r"(?<![\w.\-])(?<!\w\()(?:global[_ ]step|num_updates|train_step|steps?|iter(?:ation)?s?|it|s(?=:\d+ t[re]l:)"
-    r"|updates?|batch(?:_idx)?|epochs?)(?=[\s:=\#\[(])"
+    r"(?<![\w.\-])(?<!\w\()(?<![A-Za-z_]/)(?:global[_ ]step|num_(?:updates|timesteps)|train_step|steps?"
+    r"|iter(?:ation)?s?|it|s(?=:\d+ t[re]l:)|updates?|batch(?:_idx)?|epochs?)(?=[\s:=\#\[(])"
 )
 _COUNT: Final = r"\d{1,3}(?:,\d{3})+|\d{1,18}"
 _COUNTED: Final = re.compile(
     r"(?:\((?P<mode>train|val|test)\))?(?:\s{0,20}[:=\#]\s{0,20}|\s{1,20}|(?=\[))"
-    rf"(?P<open>\[\s*)?(?P<count>{_COUNT})(?![\d.]*\d|[\w%]|,\d)"
+    rf"(?P<open>\[\s*(?:\d{{1,18}}-)?)?(?P<count>{_COUNT})(?![\d.]*\d|[\w%]|,\d)"
     r"(?:\s{0,20}(?:/|of\s)\s{0,20}(?P<total>\d{1,18})(?![\d/]))?(?(open)\s*\])"
     rf"(?:\s{{0,20}}\[\s*(?P<inner>{_COUNT})\s*(?:/\s*(?P<within>\d{{1,18}})\s*)?(?:\(\s*\d+%\s*\)\s*)?\]"
     rf"|:\s{{0,20}}(?P<count2>{_COUNT})\s/\s(?P<within2>\d{{1,18}})"
@@ -86,7 +86,7 @@ _LINKING_WORD: Final = re.compile(r"(?:with|and) ", re.IGNORECASE)
 _LONGEST_NAME: Final = 120
 _MOST_WORDS: Final = 7
 _MOST_BLANK_WORDS: Final = 3
-_MARK: Final = re.compile(r"(?:^|[|,;:()\[\]{}>*]|\s-|\s\s|\t)\s*\Z")
+_MARK: Final = re.compile(r"(?:^|[|,;:()\[\]{}>*]|\s-|\s\s|\t|\d:\d\d)\s*\Z")
 _END_OF_VALUE: Final = re.compile(r"\s*(?:$|[,;|)\]}(*]|-\s)")
 
 #: Short names from llm.c's logs, which others copied, with their long names.
@@ -118,6 +118,7 @@ _BEFORE: Final = frozenset(
         "loss",
         "summary",
         "results",
+        "learning",
     )
 ).union(("of", "at", "the", "in", "on", "for", "after"))
 _MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s--?\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
@@ -126,7 +127,7 @@ _PHASE_FIRST: Final = re.compile(r"\s*([a-z]+)[^\d:=|]*\Z")
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
 _SEGMENT: Final = re.compile(
     r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)"
-    r"|\|\s*([a-z]+)(?: [a-z]+){1,3}:\s(?=[a-z]\w* ?[=:])",
+    r"|\|\s*([a-z]+)(?: [a-z]+){1,3}:\s(?=[a-z]\w* ?[=:])|,\s*(\w+):\s(?=\w+\s?[=:])",
     re.IGNORECASE,
 )
 
@@ -134,7 +135,7 @@ _SEGMENT: Final = re.compile(
 _BATCHES: Final = re.compile(r"(?P<phase>^\s*test:\s*)?\[\s*(\d{1,18})\s*/\s*(\d{1,18})\s*\]", re.IGNORECASE)
 
 #: What a line of values may hold besides: times, remarks in brackets, levels of loggers.
-_ASIDE: Final = re.compile(r"\([^()]*\)|\b\d+(?:\.\d+)?\s*m?s(?:/\w+)?\b|\b(?:INFO|DEBUG|set)\b")
+_ASIDE: Final = re.compile(r"\([^()]*\)|\bsteps/s\b|\b\d+(?:\.\d+)?\s*m?s(?:/\w+)?\b|\b(?:INFO|DEBUG|set)\b")
 _PROSE_WORD: Final = re.compile(r"[^\W\d_]{2,}")
 
 #: Objects in a line: Python's, as Hugging Face's Trainer prints them, and JSON, as fairseq does.
@@ -147,6 +148,22 @@ _ANNOUNCEMENT: Final = re.compile(rf"[\W_]*(?:running )?({'|'.join(_PHASES)})\b"
 _CAFFE_TEST: Final = re.compile(r"^\s*Test net output #\d+: ")
 #: What TensorFlow's Estimator writes before an evaluation, and repeats in it.
 _ESTIMATOR: Final = re.compile(r"^\s*Saving dict for global step (\d{1,18}):|, global_step = \d+(?=,|$)")
+#: Lines of some tools, and the words in which others write the same: timm and Swin, torchtune, Darknet, Marian.
+_MARIAN: Final = re.compile(r"(\s*(?:\[valid\] )?)Ep\. (\d{1,9}) : Up\. (\d{1,18}) : ")
+_FORMS: Final = {
+    re.compile(
+        r"\s*Train:\s*\[?(\d{1,9})(?:/\d{1,9}\])?\s*\[\s*(\d{1,18})/(\d{1,18})\s*(?:\(\s*\d+%\s*\))?\s*\]"
+    ): r"Epoch: [\1][\2/\3] |",
+    re.compile(r"\s*(\d{1,9})\|(\d{1,18})\|Loss: (\S+):.*"): r"epoch \1 | global_step \2 | Loss: \3",
+    re.compile(
+        r"\s*(\d{1,18}): (\S+), (\S+) avg(?: loss)?, (\S+) rate,.*"
+    ): r"iter \1 | loss: \2 | avg loss: \3 | rate: \4",
+    _MARIAN: r"\1epoch \2 | num_updates \3 | ",
+}
+_SENTENCES: Final = re.compile(r" : (?=[A-Z]|new best|stalled)")
+#: A name in quotes: ``metric 'epoch_loss'=0.5``, ``{'Loss/total_loss': 0.5,``.
+_QUOTED: Final = re.compile(r"'([A-Za-z_][\w/.-]*)'(?=\s?[:=])")
+
 #: A line of Unity's ML-Agents: the behavior, the step and sentences. Before 1.0 it had a colon, and a point less.
 _UNITY: Final = re.compile(r"(?:.*: )?\s*([^.:]{1,100})[.:] Step: (\d{1,18})\. (?=Time Elapsed:|(?:Mean|No) )(.*)")
 _UNITY_VALUE: Final = re.compile(r"([A-Z][A-Za-z ]*): (-?\d+(?:\.\d+)?(?:e[+-]\d+)?|nan)(?= |\.|$)")
@@ -246,7 +263,7 @@ def parsed_line(text: str) -> LogLine | None:
     text, indent, time_ns = without_head(text)
     if _ASIDE_LINE.match(text):
         return None
-    line = _of_unity(text) or _of_stylegan(text) or _of_object(text) or _of_pairs(_of_evaluation(text))
+    line = _of_unity(text) or _of_stylegan(text) or _of_object(text) or _of_pairs(_in_common_form(text))
     return None if line is None else line._replace(time_ns=time_ns, indent=indent)
 
 
@@ -263,8 +280,13 @@ def announced_phase(text: str, before: str = "") -> str:
     return before if not text.strip() or _TQDM_BAR.search(text) else ""
 
 
-def _of_evaluation(text: str) -> str:
-    """Return a line of Caffe's or TensorFlow's that holds an evaluation with its counter and phase first."""
+def _in_common_form(text: str) -> str:
+    """Return a line of some tools in the words of the others, with its counters and its phase first."""
+    text = _QUOTED.sub(r"| \1", text)
+    for form, words in _FORMS.items():
+        if form.match(text):
+            text = form.sub(words, text, count=1)
+            return _SENTENCES.sub(" | ", text) if form is _MARIAN else text
     estimator = _ESTIMATOR.match(text)
     if estimator is not None and estimator[1]:
         return f"eval global_step {estimator[1]}:{_ESTIMATOR.sub('', text)}"
@@ -342,7 +364,11 @@ def _of_object(text: str) -> LogLine | None:
             values.add(name, value)
         else:
             values.attrs[name] = shown
-    return LogLine(counters, phase, values.metrics, values.attrs, is_object=True, repeated=values.repeated)
+    is_object = True
+    if not counters:
+        counters, said, rest = _without_counters(text[:start])
+        phase, is_object = phase or _segment_phase(rest) or said, not counters
+    return LogLine(counters, phase, values.metrics, values.attrs, is_object=is_object, repeated=values.repeated)
 
 
 def _of_pairs(text: str) -> LogLine | None:
@@ -398,9 +424,11 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
         rank = _RANKS[name[0]]
         if rank in counters or not _BEFORE.issuperset(words):
             continue
-        counter = _counter(rank, match)
+        counter = _counter(rank, match)._replace(unit="timesteps" if name[0] == "num_timesteps" else "updates")
         if not counters:
             phase = next((_PHASES[word] for word in words if word in _PHASES), "")
+            if phase and rank == BATCH_RANK and counter.total is not None:
+                counter = counter._replace(counts_evaluation=True)
             if not phase and (first := _PHASE_FIRST.match(lower[: name.start()].rpartition(" - ")[2])):
                 phase = _PHASES.get(first[1], "")
             phase = phase or (match["mode"] or "").removeprefix("train")
@@ -455,7 +483,7 @@ def _phase_before(text: str) -> str:
 def _segment_phase(text: str) -> str:
     """Return the phase that a part of a line names: ``train |`` (fairseq), ``Test set:``, ``Dev score: BLEU = 0.2``."""
     for match in _SEGMENT.finditer(text):
-        word = (match[1] or match[2] or match[3]).casefold()
+        word = next(filter(None, match.groups())).casefold()
         if word in _PHASES or word == "train":
             return _PHASES.get(word, word)
     return "val" if text.lstrip().startswith("* ") else ""

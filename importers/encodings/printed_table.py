@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ..table_columns import layout_of
 from .line_head import HeadedLine, without_head
 from .log_line import BATCH_RANK, EPOCH_RANK, GLOBAL_RANK, Counter, LogLine
-from .numbers import number
+from .numbers import nanoseconds, number
 
-_RULE: Final = re.compile(r"(?:.{0,200}\s)?-+(?:\s{1,3}-{2,})+\s*")
+_RULE: Final = re.compile(r"(?:.{0,200}\s)?-{2,}(?:\s{1,3}-{2,})+\s*")
 _DASHES: Final = re.compile(r"-+")
 _ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _LONGEST: Final = 2_000
@@ -34,7 +35,10 @@ _NAMES: Final = re.compile(r"\S+(?: \S+)*")
 _WORDS: Final = re.compile(r"\S+")
 _FEWEST: Final = 3
 #: A time of day or a duration among numbers.
-_CLOCK: Final = re.compile(r"\d+(?::\d\d){1,2}")
+_CLOCK: Final = re.compile(r"\d+(?::\d\d){1,2}|\d+(?:\.\d+)?[smh]")
+#: The frame of a box, and a row of it: a name and a value, or the name of a section (Stable-Baselines3).
+_FRAME: Final = re.compile(r"\s*-{10,}\s*")
+_BOXED: Final = re.compile(r"\|(\s+)([^|\s][^|]*?)\s*\|\s*([^|]*?)\s*\|\s*\Z")
 
 
 class PrintedTable:
@@ -44,6 +48,8 @@ class PrintedTable:
         self._above = ""
         self._columns: list[tuple[str, slice]] = []
         self._has_rule = False
+        self._box: dict[str, str] | None = None
+        self._section = ""
 
     def row_of(self, text: str) -> LogLine | None:
         """Parse the next line of a file; None where it is no row of a table."""
@@ -55,6 +61,10 @@ class PrintedTable:
             columns = [(names[slice(*at.span())].strip(), slice(*at.span())) for at in _DASHES.finditer(rule)]
             self._columns = columns if any(name.casefold() in _RANKS for name, _ in columns) else []
             self._has_rule = True
+            return None
+        if "-----" in text and _FRAME.fullmatch((line := _plain(text)).text):
+            return self._boxed(line)
+        if self._box is not None and self._is_in_box(_ESCAPES.sub("", text)):
             return None
         if _BEGIN.search(text) and (columns := _columns_of(_plain(text).text)):
             self._columns, self._has_rule = columns, False
@@ -77,6 +87,34 @@ class PrintedTable:
             elif value is not None:
                 metrics[_called(name, names)] = value
         return LogLine(counters, "", metrics, {}, time_ns=line.time_ns, indent=line.indent) if metrics else None
+
+    def _is_in_box(self, text: str) -> bool:
+        """Take a row of a box; False where the box has ended without a frame."""
+        row = _BOXED.search(text)
+        if row is None or self._box is None:
+            self._box = None
+            return False
+        if not row[3] and row[2].endswith("/"):
+            self._section = row[2]
+        else:
+            self._section = self._section if len(row[1]) > 1 else ""
+            self._box[self._section + row[2]] = row[3]
+        return True
+
+    def _boxed(self, frame: HeadedLine) -> LogLine | None:
+        """Return what is in the box that a frame ends, as a row of the table that the same tool writes."""
+        box, self._box, self._section = self._box, {}, ""
+        layout = layout_of(list(box or ()))
+        if box is None or layout is None or not box[layout.step].replace("e+", "").replace(".", "").isdecimal():
+            return None
+        step = Counter(
+            EPOCH_RANK if layout.step_unit == "epochs" else 1, int(float(box[layout.step])), unit=layout.step_unit
+        )
+        values = {name: number(box[name]) for name in layout.metrics}
+        elapsed_ns = nanoseconds(number(box[layout.stopwatch])) if layout.stopwatch else None
+        metrics = {name: value for name, value in values.items() if value is not None}
+        attrs = {name: box[name] for name, value in values.items() if value is None and box[name]}
+        return LogLine({step.rank: step}, "", metrics, attrs, elapsed_ns, time_ns=frame.time_ns)
 
     def _cells(self, text: str) -> list[str] | None:
         """Return a cell for each column, empty ones included; None for a line that is no row."""

@@ -58,6 +58,9 @@ _MANY_RUNS: Final = 12
 #: How much earlier than the line before it a line may be.
 _LATE_NS: Final = DAY_NS // 24
 
+#: A heading in the middle of its line: what is below it is aligned at its colons (rsl_rl).
+_CENTRED: Final = re.compile(r"\sLearning iteration \d+/\d+ ")
+
 #: A name with a number in a block; no time, date or version.
 _VALUE_OF_BLOCK: Final = re.compile(
     r"[\s|>*-]*[A-Za-z_][^:=]{0,100}[:=]\s*[\[(]?\s*[-+]?(?!\d+\.\d+\.\d)\.?\d[\d.,]*(?:e[-+]?\d+)?(?![\w:/-]*[\d:/-]).*",
@@ -235,7 +238,9 @@ def _ends(rows: Iterable[Row]) -> Iterator[int]:
 def _is_repeated(before: Row, line: _Line) -> bool:
     """Whether a line has the step, the names and the losses of the row before it; without a loss, all values."""
     row = line.row
-    if before.step != row.step or line.bar or row.kinds or before.metrics.keys() != row.metrics.keys():
+    if before.step != row.step or line.bar or row.kinds:
+        return False
+    if not row.metrics or before.metrics.keys() != row.metrics.keys():
         return False
     losses = [name for name in row.metrics if "loss" in name.casefold()] or row.metrics
     return all(repr(before.metrics[name]) == repr(row.metrics[name]) for name in losses)
@@ -251,9 +256,8 @@ def _is_log(lines: Iterable[str]) -> bool:
         if parsed is None:
             continue
         step, metrics = parsed.row.step, parsed.row.metrics
-        telling += any(map(_MEASURED.search, metrics)) or _TELLING * any(
-            seen.get(name, step) != step for name in metrics
-        )
+        comes_again = any(seen.get(name, step) != step for name in metrics)
+        telling += _TELLING if comes_again else any(map(_MEASURED.search, metrics))
         seen.update(dict.fromkeys(metrics, step))
         if telling >= _TELLING:
             return True
@@ -377,9 +381,13 @@ class _Lines:
         A block ends where its indentation does. A value of it that is not read is an omission.
         """
         if line is not None and line.counters:
-            return None if line.metrics else _Block(line.indent, "", line.time_ns)
+            return None if line.metrics else _Block(-1 if _CENTRED.search(text) else line.indent, "", line.time_ns)
         head = without_head(text) if self._announced or self._block is not None else None
-        if head is None or not head.text.strip():
+        if head is None:
+            return None
+        if not head.text.strip():
+            return self._block if self._block is not None and self._block.indent < 0 else None
+        if head.text.startswith("####"):
             return None
         if self._announced:
             return _Block(head.indent, self._announced, head.time_ns)
@@ -496,6 +504,7 @@ class Positions:
         self._first_epoch = 1
         self._step: int | None = None
         self._steps_per_epoch: int | None = None
+        self._counted_epoch = 0
         #: The steps before each epoch, and the newest epoch's own count.
         self._before: dict[int, int] = {}
         self._count = 0
@@ -565,14 +574,16 @@ class Positions:
     def _after_epoch(self, epoch: Counter) -> LinePlace:
         """LinePlace what is known when an epoch is over."""
         if self._steps_per_epoch is not None:
-            return LinePlace((epoch.done - self._first_epoch + 1) * self._steps_per_epoch)
+            # open_clip's evaluation counts the epochs that are over, its training those before.
+            done = min(epoch.done, self._counted_epoch)
+            return LinePlace((done - self._first_epoch + 1) * self._steps_per_epoch)
         return LinePlace(epoch.done, epoch.total) if self._step is None else LinePlace(self._step)
 
     def _counted(self, counter: Counter) -> LinePlace:
         if counter.rank == EPOCH_RANK and counter.inner is not None:
             if counter.within is None:
                 return LinePlace(self._continued(counter.done, counter.inner, None))
-            self._steps_per_epoch = counter.within
+            self._steps_per_epoch, self._counted_epoch = counter.within, counter.done
             total = None if counter.total is None else counter.total * counter.within
             return LinePlace((counter.done - self._first_epoch) * counter.within + counter.inner, total)
         if counter.rank == GLOBAL_RANK or self._epoch is None:
