@@ -22,7 +22,7 @@ MOST_METRICS: Final = 20_000
 
 #: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``, ``ValLoss``.
 EVALUATION_WORDS: Final = frozenset(
-    ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "dev", "heldout", "holdout")
+    ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "tst", "dev", "heldout", "holdout")
 )
 
 #: Names of a row's position and duration. Alone they say nothing about the training; in an evaluation row they are part
@@ -45,8 +45,6 @@ def words_of(name: str) -> list[tuple[int, int]]:
     """Return where each word of a name begins and ends."""
     return [match.span() for match in _WORD.finditer(name)]
 
-
-_DIGITS: Final = "0123456789"
 
 #: Between parts of a name; W&B's export of a chart puts the run's name before the metric: ``bright-sun-7 - val_loss``.
 _BETWEEN_PARTS: Final = re.compile(r"/| - ")
@@ -71,13 +69,12 @@ def is_evaluation(name: str) -> bool:
 
     >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
     [True, True, True, True, True, True]
-    >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity")]
-    [False, False, False]
+    >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity", "dev0/mem", "test1/AUC")]
+    [False, False, False, False, True]
 
     """
-    # CatBoost calls a second set ``test1``.
-    parts = [[word.casefold().rstrip(_DIGITS) for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
-    found = [words for words in parts if words and words[0] in EVALUATION_WORDS]
+    parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
+    found = [words for words in parts if words and _is_held_out(words[0])]
     if found and parts[0][:1] in (["train"], ["training"]):
         found = [words for words in found if len(words) > 1]
     return bool(found) or _RESULT.search(name) is not None
@@ -93,6 +90,11 @@ def _paired(names: Sequence[str]) -> frozenset[str]:
     trained = {tuple(words[:-1]) for words in split.values() if words[-1:] and words[-1] in _TRAINING_ENDS}
     ends = {words[-1] for words in split.values() if len(words) > 1 and tuple(words[:-1]) in trained}
     return frozenset(name for name, words in split.items() if words[-1:] and words[-1] in ends & EVALUATION_WORDS)
+
+
+def _is_held_out(word: str) -> bool:
+    """Whether a word names held-out data; CatBoost calls a second set ``test1``. ``dev0`` is a device."""
+    return word in EVALUATION_WORDS or (word.rstrip("0123456789") in EVALUATION_WORDS and not word.startswith("dev"))
 
 
 @functools.lru_cache(maxsize=1024)

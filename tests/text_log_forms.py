@@ -879,9 +879,9 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         DEEPMD,
         [
             ("step_end", 0, {"rmse_trn": 35, "rmse_e_trn": 12.5, "lr": 0.001}),
-            ("evaluate", 0, {"val/rmse_val": 32.5, "val/rmse_e_val": 10}),
+            ("evaluate", 0, {"rmse_val": 32.5, "rmse_e_val": 10}),
             ("step_end", 100, {"rmse_trn": 27.5, "rmse_e_trn": math.nan, "lr": 0.001}),
-            ("evaluate", 100, {"val/rmse_val": 25, "val/rmse_e_val": 1.25}),
+            ("evaluate", 100, {"rmse_val": 25, "rmse_e_val": 1.25}),
         ],
     ),
     "Chainer's PrintReport": (

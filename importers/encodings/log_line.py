@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .line_head import without_head
@@ -282,7 +282,7 @@ def announced_phase(text: str, before: str = "") -> str:
 
 def _in_common_form(text: str) -> str:
     """Return a line of some tools in the words of the others, with its counters and its phase first."""
-    text = _QUOTED.sub(r"| \1", text)
+    text = _QUOTED.sub(r"| \1", text) if "'" in text else text
     for form, words in _FORMS.items():
         if form.match(text):
             text = form.sub(words, text, count=1)
@@ -295,7 +295,7 @@ def _in_common_form(text: str) -> str:
 
 def _of_unity(text: str) -> LogLine | None:
     """Parse a line of ML-Agents. Its values are the behavior's: several train side by side."""
-    match = _UNITY.match(text)
+    match = _UNITY.match(text) if " Step: " in text else None
     if match is None:
         return None
     values = _Values()
@@ -426,12 +426,9 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
             continue
         counter = _counter(rank, match)._replace(unit="timesteps" if name[0] == "num_timesteps" else "updates")
         if not counters:
-            phase = next((_PHASES[word] for word in words if word in _PHASES), "")
+            phase = _phase_of_counter(words, lower[: name.start()], match)
             if phase and rank == BATCH_RANK and counter.total is not None:
                 counter = counter._replace(counts_evaluation=True)
-            if not phase and (first := _PHASE_FIRST.match(lower[: name.start()].rpartition(" - ")[2])):
-                phase = _PHASES.get(first[1], "")
-            phase = phase or (match["mode"] or "").removeprefix("train")
             before = _PAIRS_BEFORE.fullmatch(text, 0, name.start())
             kept.append(f"{_phase_before(text[: name.start()]) if before is None else before[1]}|")
         else:
@@ -450,6 +447,14 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
     if counters and (after := _PHASE_AFTER.match(text, end)) and after[1].casefold() in _PHASES:
         phase, end = _PHASES[after[1].casefold()], after.end()
     return counters, phase, "".join(kept) + text[end:]
+
+
+def _phase_of_counter(words: Sequence[str], before: str, match: re.Match[str]) -> str:
+    """Return the phase that the words before a counter or its mode say; empty where they say none."""
+    phase = next((_PHASES[word] for word in words if word in _PHASES), "")
+    if not phase and (first := _PHASE_FIRST.match(before.rpartition(" - ")[2])):
+        phase = _PHASES.get(first[1], "")
+    return phase or (match["mode"] or "").removeprefix("train")
 
 
 def _lower(character: str) -> str:

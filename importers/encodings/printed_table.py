@@ -145,8 +145,7 @@ def _called(name: str, names: Sequence[str]) -> str:
         return f"dev/{name}"
     if names[:3] == ["epoch", "train_loss", "valid_loss"] and names[-1] == "time" and name not in names[:3]:
         return f"valid/{name}"
-    head, _, last = name.rpartition("_")
-    return f"val/{name}" if last in ("val", "tst") and f"{head}_trn" in names else name
+    return name
 
 
 def _plain(text: str) -> HeadedLine:
