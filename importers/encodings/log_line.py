@@ -488,7 +488,7 @@ def _phase_before(text: str) -> str:
 def _segment_phase(text: str) -> str:
     """Return the phase that a part of a line names: ``train |`` (fairseq), ``Test set:``, ``Dev score: BLEU = 0.2``."""
     for match in _SEGMENT.finditer(text):
-        word = next(filter(None, match.groups())).casefold()
+        word = str(next(filter(None, match.groups()))).casefold()
         if word in _PHASES or word == "train":
             return _PHASES.get(word, word)
     return "val" if text.lstrip().startswith("* ") else ""
