@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ..store.errors import counted
 from .rows import PLACE_NAMES, Lives, is_evaluation
 from .table_columns import STEP_COLUMNS, step_unit_of
 
@@ -43,12 +44,18 @@ class CallSteps:
         self._is_exact = True
         self._seen: set[str] | None = set()
         self._lives, self._run = Lives(), 0
-        self._base, self._spacing = 0, 1
+        self._base, self._spacing, self._behind = 0, 1, 0
 
     @property
     def counts_updates(self) -> bool:
         """Whether the steps are those of the key."""
         return self.key is not None and (self._is_exact or not self._gives_steps)
+
+    @property
+    def doubt(self) -> str:
+        """A sentence about the steps of all rows so far; empty where nothing is doubtful."""
+        behind = f"{counted(self._behind, 'row')} of an earlier step of {self.key!r} at the newest step"
+        return self.fault or (behind if self._behind else "")
 
     def count_by(self, key: str) -> None:
         """Let a key count, if its name can: the script says that it does, before it logs it."""
@@ -76,6 +83,7 @@ class CallSteps:
         else:
             step = self._counted(value, values)
         self.is_behind = newest is not None and step < newest
+        self._behind += self.is_behind
         if newest is not None and step > newest:
             self._spacing = step - newest
         self.newest = step = step if newest is None else max(step, newest)

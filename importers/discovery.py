@@ -570,6 +570,7 @@ def _checked(run: ImportedRun) -> ImportedRun:
         started_ns=None if run.started_ns is None else index(run.started_ns),
         ended_ns=None if run.ended_ns is None else index(run.ended_ns),
         step_unit=str(run.step_unit),
+        step_doubt=str(run.step_doubt),
         failure=None if run.failure is None else {str(key): str(value) for key, value in run.failure.items()},
     )
 

@@ -75,6 +75,7 @@ class Outcome:
         plan_from: The key of its configuration that is its plan; empty where none is.
         axes: What its metrics count that count something else than the training; empty for an unchanged run.
         unplaced: The metrics of which nothing proves at which step they were logged.
+        step_doubt: A sentence about what its steps may not be; empty where nothing is doubtful.
     """
 
     state: State
@@ -94,6 +95,7 @@ class Outcome:
     held_out: tuple[Path, ...] = ()
     axes: Mapping[StepAxis, tuple[str, ...]] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
+    step_doubt: str = ""
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -273,7 +275,7 @@ def _make(
     folder = store / run_id
     courses, told = write_new(folder, info, run, facts)
     known[identity] = folder
-    return _outcome(State.NEW, source, folder, told, courses, courses.events)
+    return replace(_outcome(State.NEW, source, folder, told, courses, courses.events), step_doubt=run.step_doubt)
 
 
 def _grow(folder: Path, source: Source, run: ImportedRun, digest: str, steps_per_epoch: int | None) -> Outcome:
@@ -304,7 +306,8 @@ def _grow(folder: Path, source: Source, run: ImportedRun, digest: str, steps_per
     facts = news if first is None else chain((first,), news)
     told = write_grown(folder, replace(info, source=asdict(provenance)), run, facts, courses)
     added = courses.events - count
-    return _outcome(State.GROWN if added else State.UNCHANGED, source, folder, told, courses, added)
+    state = State.GROWN if added else State.UNCHANGED
+    return replace(_outcome(state, source, folder, told, courses, added), step_doubt=run.step_doubt)
 
 
 @dataclass(frozen=True, slots=True)

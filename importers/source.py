@@ -112,6 +112,7 @@ class ImportedRun:
         nan_filtered: Metrics whose tool replaces NaN and infinities before it logs them, as far as the source says.
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of the source's counter; empty for the
             steps of the kind of source, as in ``wandb steps``.
+        step_doubt: A sentence about what its steps may not be; empty where nothing is doubtful.
     """
 
     facts: Iterator[Fact]
@@ -128,6 +129,7 @@ class ImportedRun:
     objective: tuple[str, str] | None = None
     nan_filtered: tuple[str, ...] = ()
     step_unit: str = ""
+    step_doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

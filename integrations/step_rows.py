@@ -61,17 +61,19 @@ class StepRows:
         step = self.step if self._steps is None else self._steps.place(self.step, row)
         if self._steps is not None and self._steps.fault:
             warn_once(self._steps.fault)
-        if row and (step < newest or (self._steps is not None and self._steps.is_behind)):
+        is_behind = step < newest or (self._steps is not None and self._steps.is_behind)
+        if row and is_behind:
             names = ", ".join(map(repr, sorted(row.keys() - PLACE_NAMES or row)[:3]))
             warn_once(f"steps of {names} lie behind those of other values; they are recorded at the newest step")
-        self._record(row, max(step, newest))
+        self._record(row, max(step, newest), is_update=not is_behind)
 
-    def _record(self, row: Mapping[str, Any], step: int) -> None:
+    def _record(self, row: Mapping[str, Any], step: int, *, is_update: bool) -> None:
+        """Record the events of a row; values of the training that are late are a ``log``, and finish no update."""
         texts = {name: value for name, value in row.items() if isinstance(value, (str, list, tuple))}
         parts = [*split_row({name: value for name, value in row.items() if name not in texts})]
         for kind, values in parts or [("log", {})] * bool(texts):
             given, texts = {**values, **texts}, {}
-            if kind == "step_end":
+            if kind == "step_end" and is_update:
                 self._recorder.step(given, step=step)
                 continue
             self._recorder.at(step)

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_line import call
 from event_files import field, varint
 
-from steptape import open_run
+from steptape import open_run, open_store
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.encodings.database import opened
 from steptape.importers.importing import Outcome, import_sources
@@ -348,6 +349,30 @@ def test_steps_that_a_script_gives_to_wandb_count_unless_they_rise_as_calls_do(
 
     assert [event[2] for event in events_of(run)] == steps
     assert [event[3]["step"] for event in events_of(run) if "step" in event[3]] == kept
+
+
+@pytest.mark.parametrize(
+    ("counters", "kinds", "said"),
+    [
+        ([0, 10, 0, 10], ["step_end"] * 4, "'iter' begins again at 0: the steps count on from the newest in "),
+        (
+            [0, 10, 5, 20],
+            ["step_end", "step_end", "log", "step_end"],
+            "1 row of an earlier step of 'iter' at the newest",
+        ),
+    ],
+)
+def test_a_counter_of_wandb_that_begins_again_or_goes_back_is_told(
+    counters: list[int], kinds: list[str], said: str, tmp_path: Path
+) -> None:
+    """The values are all there. What is late finishes no update."""
+    log = wandb_file(tmp_path / "run-r.wandb", *(history(n, iter=at, loss=1.0) for n, at in enumerate(counters)))
+
+    imported = call("import", "auto", log, "--store", tmp_path / "runs")
+    (run,) = open_store(tmp_path / "runs")
+
+    assert (imported.returncode, f"note: {said}" in imported.stderr) == (0, True)
+    assert [entry[1] for entry in events_of(run)] == kinds
 
 
 def test_a_run_that_its_source_calls_running_has_no_known_end(tmp_path: Path, imports: Imports) -> None:

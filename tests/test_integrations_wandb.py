@@ -157,8 +157,8 @@ def test_a_step_that_goes_backwards_keeps_its_values_at_the_newest_step(caplog: 
 
     assert events_of(recorded()) == [
         ("step_end", 10, {"loss": 1.0}),
-        ("step_end", 10, {"loss": 2.0}),
-        ("step_end", 10, {"loss": 2.0}),
+        ("log", 10, {"loss": 2.0}),
+        ("log", 10, {"loss": 2.0}),
         ("step_end", 11, {"loss": 3.0}),
     ]
     assert [record.message for record in caplog.records] == [

@@ -166,6 +166,8 @@ def doubts(outcomes: Sequence[Outcome], evaluations: Iterable[str] = ()) -> Iter
     for key, names in planned.items():
         yield f"the plan of {_named(names)} is {key!r} of the configuration"
     yield from _other_counts(outcomes)
+    for doubt in dict.fromkeys(outcome.step_doubt for outcome in outcomes if outcome.step_doubt):
+        yield f"{doubt} in {_named([outcome.name for outcome in outcomes if outcome.step_doubt == doubt])}"
     lost = {outcome.name: outcome for outcome in outcomes if 2 * outcome.rolled_back > (outcome.updates or 0)}
     if lost:
         names = [f"{name} ({one.rolled_back} of {one.updates} updates)" for name, one in lost.items()]

@@ -82,6 +82,7 @@ class WandbReader(SingleFile):
             nan_filtered=("train/loss",) if config.get("logging_nan_inf_filter") is True else (),
             started_ns=recorded.started_ns,
             step_unit="updates" if steps is not None and steps.counts_updates else unit,
+            step_doubt="" if steps is None else steps.doubt,
         )
 
 
@@ -172,7 +173,10 @@ def _facts(
         metrics, attrs = sorted_out(seen)
         elapsed_ns = nanoseconds(number_of(row.get("_runtime")))
         wall_ns = nanoseconds(number_of(row.get("_timestamp"))) or 0
-        yield from facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0)
+        for fact in facts_by_name(Row(step, metrics, attrs, wall_ns, elapsed_ns), 0):
+            # A row behind the newest step finishes no update.
+            is_late = steps is not None and steps.is_behind and fact.kind == "step_end"
+            yield fact._replace(kind="log") if is_late else fact
 
 
 def _ended(facts: Iterable[Fact], problem: UnreadableSource | None, omissions: Omissions) -> Iterator[Fact]:

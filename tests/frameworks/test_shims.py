@@ -264,7 +264,16 @@ def training_and_validation(writer: Any) -> None:
     writer.add_scalar("episode", 2.0, 20)
 
 
-@pytest.mark.parametrize("loop", [tags_of_an_update, training_and_validation])
+def validation_by_epoch(writer: Any) -> None:
+    """The commonest habit of scripts: the loss by update, the validation by epoch."""
+    for step in range(1, 401):
+        writer.add_scalar("Loss/train", 0.25 + 2 / step, step)
+        if step % 100 == 0:
+            writer.add_scalar("Loss/valid", 0.5 + abs(step - 200) / 1000, step // 100)
+            writer.add_scalar("Accuracy", step / 400, step // 100)
+
+
+@pytest.mark.parametrize("loop", [tags_of_an_update, training_and_validation, validation_by_epoch])
 def test_a_script_records_what_the_real_summary_writer_writes(loop: Callable[[Any], None], tmp_path: Path) -> None:
     """The events of the imported event files are those of the shim, which also keeps what float32 rounds."""
     real_writer = __import__("torch.utils.tensorboard", fromlist=["SummaryWriter"]).SummaryWriter
