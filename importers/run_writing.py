@@ -137,6 +137,11 @@ class Courses:
                 self.axes.setdefault(fact.axis, {}).update(dict.fromkeys(fact.metrics))
             yield fact
 
+    @property
+    def unclocked_ns(self) -> int:
+        """Time that the attempts without a wall clock took, in nanoseconds; 0 if their source counts none."""
+        return sum(course.elapsed_ns for course in self.by_attempt.values() if not course.started_ns)
+
     def attempts(self, run: ImportedRun) -> tuple[Attempt, ...]:
         """Return the attempts as ``run.json`` lists them.
 
@@ -268,6 +273,7 @@ def _told(info: RunInfo, courses: Courses, run: ImportedRun) -> RunInfo:
     key = courses.planned(run)[0]
     source = {**(info.source or {}), "ending": str(courses.ending(run)), "problem": problem}
     source |= {"plan_from": key} if key else {}
+    source |= {"elapsed_ns": courses.unclocked_ns} if courses.unclocked_ns else {}
     return replace(info, source=source | ({"unplaced": courses.unplaced} if courses.unplaced else {}))
 
 

@@ -113,8 +113,8 @@ class RunInfo:
         group, tags: The user's own classification.
         config: Hyper-parameters and the like, secrets redacted.
         attempts: In order; at least one.
-        source: The origin of an imported run: ``kind``, ``path``, ``folder``, ``sha256``, and in ``problem`` what could
-            not be read; None when it was recorded here.
+        source: The origin of an imported run: ``kind``, ``path``, ``folder``, ``sha256``, in ``problem`` what could not
+            be read, in ``elapsed_ns`` the time of attempts without a wall clock; None when it was recorded here.
     """
 
     run_id: str
@@ -151,7 +151,9 @@ class RunInfo:
         known = [(begin, max(begin, end)) for begin, end in ends if begin]
         trained_ns = sum(end - begin for begin, end in known)
         whole_ns = max((end for _, end in known), default=0) - min((begin for begin, _ in known), default=0)
-        return TimeTaken(trained_ns / 1e9, max(0, whole_ns - trained_ns) / 1e9)
+        unclocked_ns = (self.source or {}).get("elapsed_ns")
+        counted_ns = unclocked_ns if isinstance(unclocked_ns, int) else 0
+        return TimeTaken((trained_ns + counted_ns) / 1e9, max(0, whole_ns - trained_ns) / 1e9)
 
     def to_json(self) -> bytes:
         """Encode the content of ``run.json``."""

@@ -166,6 +166,8 @@ def test_the_clock_of_each_attempt_begins_with_it(imported: Import, tmp_path: Pa
     run = open_run(tmp_path / "store" / outcome.run_id)
     told = [(event.attempt, event.elapsed_ns) for event in run.events()]
     assert told == [(0, 0), (1, 0), (1, 10_000_000_000)]
+    (row,) = run.rows("SELECT duration_s, paused_s, started FROM runs")
+    assert row == {"duration_s": 20.0, "paused_s": 0.0, "started": None}
 
 
 def test_values_below_a_counter_are_one_event_with_its_clock(imported: Import) -> None:

@@ -123,7 +123,8 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say(f"{shown['name']}  {shown['run_id']}  {shown['status']}{ending}")
     began = shown["started"]
     took = with_pause(shown["duration_s"], shown["paused_s"])
-    when = f" in {took}, started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
+    when = f", started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
+    when = f" in {took}{when}" if began or shown["duration_s"] else when
     say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
     if shown["source"]:
         say(f"imported from {shown['source']}")
