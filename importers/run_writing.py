@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import struct
 from collections import Counter
@@ -19,13 +20,13 @@ from typing import Final, TypeAlias, TypeVar
 
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded, encoded_attrs
-from ..store.events import Event, is_kind
+from ..store.events import Event, JsonObject, is_kind
 from ..store.journal.segment import EventColumns
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.sealing import seal, seal_columns
 from ..store.plan import Plan
 from ..store.run_folder import DIGESTS_JSON
-from ..store.run_info import Attempt, RunInfo, redacted, write_run_info
+from ..store.run_info import Attempt, RunInfo, flattened, redacted, write_run_info
 from .encodings.numbers import INT64_MAX
 from .plain_tables import PlainFacts
 from .source import EPOCHS, Fact, ImportedRun, Proof, RefusedRun, StepAxis, UnreadableSource
@@ -35,6 +36,8 @@ _UNKNOWN: Final = float("nan")
 #: Keys of a configuration that hold the planned length of a training, in updates and in epochs.
 _STEP_KEYS: Final = ("max_steps", "total_steps", "num_train_steps", "max_train_steps", "max_iters")
 _EPOCH_KEYS: Final = ("epochs", "num_epochs", "max_epochs", "num_train_epochs", "total_epochs")
+#: What separates the levels of a nested key, as in ``trainer.max_steps`` and ``training/total_steps``.
+_LEVELS: Final = re.compile(r"[./]")
 _UPDATES: Final = ("", "updates")
 
 
@@ -180,10 +183,10 @@ class Courses:
         newest = self.by_attempt[max(self.by_attempt)]
         spacing, is_complete = max(one.spacing for one in self.by_attempt.values()), self._status(run) == "completed"
         counts_epochs, counts_updates = run.step_unit == EPOCHS, run.step_unit in _UPDATES
-        for key in (*_STEP_KEYS, *_EPOCH_KEYS):
-            total = _whole(run.config.get(key))
-            in_steps = counts_updates if key in _STEP_KEYS else counts_epochs
-            if total is None or (key in _STEP_KEYS and not in_steps):
+        for name in (*_STEP_KEYS, *_EPOCH_KEYS):
+            key, total = _configured(run.config, name)
+            in_steps = counts_updates if name in _STEP_KEYS else counts_epochs
+            if total is None or (name in _STEP_KEYS and not in_steps):
                 continue
             done, short = (newest.steps, max(spacing, 1)) if in_steps else (newest.epochs, 1)
             if 0 <= done <= total and not (is_complete and total - done > short):
@@ -203,6 +206,16 @@ class Courses:
         spacing = max(course.spacing for course in self.by_attempt.values())
         is_short = planned is not None and planned - done > spacing
         return SourceEnding.BEFORE_PLAN if is_short else SourceEnding.UNKNOWN
+
+
+def _configured(config: JsonObject, name: str) -> tuple[str, int | None]:
+    """Return the key and the number of a configuration under a name, nested or not; None if two of them differ."""
+    numbers = {
+        key: total
+        for key, value in flattened(config).items()
+        if _LEVELS.split(key)[-1] == name and (total := _whole(value)) is not None
+    }
+    return next(iter(numbers.items())) if len(set(numbers.values())) == 1 else ("", None)
 
 
 def _whole(value: object) -> int | None:

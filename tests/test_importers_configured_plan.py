@@ -36,12 +36,19 @@ def planned(config: dict[str, object], steps: int, **about: object) -> tuple[str
         ({"epochs": 8}, {"epochs": 3.0, "status": "running"}, Plan(total_epochs=8)),
         ({"epochs": 100}, {"step_unit": "epochs"}, Plan(total_steps=100)),
         ({"max_steps": 100}, {"plan": Plan(total_steps=120)}, Plan(total_steps=120)),
+        ({"trainer": {"max_steps": 100, "lr": 0.1}}, {}, Plan(total_steps=100)),
+        ({"trainer.max_steps": 100, "scheduler": {"max_steps": "100"}}, {}, Plan(total_steps=100)),
+        ({"training/total_steps": 100}, {}, Plan(total_steps=100)),
+        ({"run": {"training/total_steps": 100}}, {}, Plan(total_steps=100)),
+        ({"optim": {"epochs": 3}}, {"epochs": 3.0}, Plan(total_epochs=3)),
+        ({"a": {"max_steps": 100}, "b": {"max_steps": 110}, "total_steps": 105}, {}, Plan(total_steps=105)),
+        ({"max_steps": 100, "warmup": {"max_steps": -1}}, {}, Plan(total_steps=100)),
     ],
 )
 def test_the_configuration_says_how_long_a_run_was_meant_to_be(
     config: dict[str, object], about: dict[str, object], plan: Plan
 ) -> None:
-    """A number may be text; a plan of the source itself comes first."""
+    """A number may be text, and its key nested; a plan of the source itself comes first."""
     assert planned(config, 100, **about)[1] == plan
 
 
@@ -55,12 +62,15 @@ def test_the_configuration_says_how_long_a_run_was_meant_to_be(
         ({"epochs": 8}, {"epochs": 3.0}),
         ({"max_steps": 100}, {"step_unit": "epochs"}),
         ({"max_steps": True}, {}),
+        ({"trainer": {"max_steps": 100}, "scheduler.max_steps": 110}, {}),
+        ({"max_steps": 100, "pretraining": {"max_steps": 110}}, {}),
+        ({"trainer": {"warmup_max_steps": 100, "max_steps_": 100}}, {}),
         ({"max_steps": 99.5}, {}),
         ({"max_steps": None, "epochs": "ten"}, {"epochs": 10.0}),
     ],
 )
 def test_a_number_that_the_run_contradicts_is_no_plan(config: dict[str, object], about: dict[str, object]) -> None:
-    """It counts something else, such as updates where the log counts its own entries."""
+    """It counts something else, such as updates where the log counts its own entries; of two numbers, none counts."""
     assert planned(config, 100, **about) == ("", Plan())
 
 
@@ -68,11 +78,12 @@ def test_an_import_says_from_where_the_plan_is(tmp_path: Path) -> None:
     """A rule on progress then has what it needs."""
     log = tmp_path / "run.jsonl"
     rows: list[dict[str, object]] = [{"step": step, "loss": 1.0 / step} for step in range(1, 11)]
-    log.write_text("\n".join(map(json.dumps, [{"config": {"max_steps": 10}}, *rows, {}]))[:-2], encoding="utf-8")
+    header: dict[str, object] = {"config": {"trainer": {"max_steps": 10}}}
+    log.write_text("\n".join(map(json.dumps, [header, *rows, {}]))[:-2], encoding="utf-8")
 
     imported = call("import", "auto", log, "--store", tmp_path / "runs")
     (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/run.json"))
     info = read_run_info(folder)
 
-    assert "note: the plan of run run is 'max_steps' of the configuration" in imported.stderr
-    assert (info.last.plan, (info.source or {})["plan_from"]) == (Plan(total_steps=10), "max_steps")
+    assert "note: the plan of run run is 'trainer.max_steps' of the configuration" in imported.stderr
+    assert (info.last.plan, (info.source or {})["plan_from"]) == (Plan(total_steps=10), "trainer.max_steps")
