@@ -41,12 +41,18 @@ _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def replay_by_columns(
-    policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+    policy: Policy,
+    stream: EventStream,
+    plan: Plan,
+    *,
+    delay_steps: int = 0,
+    saves: Saves = Saves.KEEP,
+    is_plan_assumed: bool = False,
 ) -> Replay:
     """Replay a policy over a stream by columns, or by the event engine where columns do not suffice.
 
     Args:
-        policy, stream, plan, delay_steps, saves: As for ``replay_stream``, which returns the same.
+        policy, stream, plan, delay_steps, saves, is_plan_assumed: As for ``replay_stream``, which returns the same.
     """
     form = _form_of(policy)
     if form is not None and _suits(stream, plan):
@@ -55,8 +61,16 @@ def replay_by_columns(
         except NotColumnar:
             pass
         else:
-            return judged_replay(policy, stream, plan, decider, delay_steps=delay_steps, saves=saves)
-    return replay_stream(policy, stream, plan, delay_steps=delay_steps, saves=saves)
+            return judged_replay(
+                policy,
+                stream,
+                plan,
+                decider,
+                delay_steps=delay_steps,
+                saves=saves,
+                is_plan_assumed=is_plan_assumed,
+            )
+    return replay_stream(policy, stream, plan, delay_steps=delay_steps, saves=saves, is_plan_assumed=is_plan_assumed)
 
 
 def is_columnar(policy: Policy) -> bool:

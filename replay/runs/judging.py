@@ -59,6 +59,7 @@ class RunBackground:
         run_id, name, status: The run.
         source: Path of the log that it was imported from; empty for a recorded run.
         plan: What its newest attempt declared at its start.
+        is_plan_assumed: Whether its length counts as its plan, which nobody declared.
         is_end_stated: Whether the status says how it ended; False for an import whose log merely ends.
         is_terminated: Whether a batch system ended it.
         nan_filtered: Names of training metrics whose values that are not finite were replaced before they were logged.
@@ -75,6 +76,7 @@ class RunBackground:
     name: str = ""
     status: str = ""
     plan: Plan = field(default_factory=Plan)
+    is_plan_assumed: bool = False
     is_end_stated: bool = True
     is_terminated: bool = False
     nan_filtered: tuple[str, ...] = ()
@@ -104,12 +106,14 @@ class RunBackground:
 def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackground:
     """Return what is known of a run apart from its events."""
     info, renames, family = snapshot.info, settings.renames, settings.family
+    plan = plan_of(info, by_length=settings.plans_by_length)
     study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
     return RunBackground(
         run_id=info.run_id,
         name=info.name,
         status=snapshot.status,
-        plan=plan_of(info, by_length=settings.plans_by_length),
+        plan=plan,
+        is_plan_assumed=plan != info.last.plan,
         is_end_stated=is_end_stated(info.source),
         is_terminated=is_terminated(info.last),
         nan_filtered=nan_filtered_in(snapshot, renames),
@@ -257,8 +261,14 @@ def _record_of(
 def _replayed_run(
     policy: Policy, record: RunRecord, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
 ) -> ReplayedRun:
-    plan, delay_steps = record.background.plan, settings.delay_steps
-    replayed = replayer(policy, record.stream, plan, delay_steps=delay_steps, saves=settings.saves)
+    replayed = replayer(
+        policy,
+        record.stream,
+        record.background.plan,
+        delay_steps=settings.delay_steps,
+        saves=settings.saves,
+        is_plan_assumed=record.background.is_plan_assumed,
+    )
     return ReplayedRun(record, replayed, settings, lacked)
 
 
@@ -401,6 +411,9 @@ def _notes(
         yield thinning_note(replayed.step_interval)
     if replayed.on_made_up_ranks:
         yield "not all values that rules read on all ranks were gathered: rules read what each rank had logged by then"
+    if replayed.on_assumed_plan:
+        plan = facts.record.background.plan.total_steps
+        yield f"no plan, so its length of {plan:,} steps counts as one: live, a plan may be another"
     yield from of_early_ends
     for name, count in replayed.error_counts.items():
         yield f"controller {name!r} failed at {count} events"

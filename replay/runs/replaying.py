@@ -19,7 +19,10 @@ from ...rules.engine.engine import Engine
 from ...rules.language.clock import Unit
 from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.declarations import ACT, Controller
+from ...rules.policy_file.metrics import METRIC_CLASSES, TrainingState
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.milestone import Milestone
+from ...rules.readings.reading import Extent, Reading
 from ...store.errors import TelemetryError
 from ...store.events import (
     BEFORE_STREAM,
@@ -118,10 +121,29 @@ def replay_events(
 
 
 def replay_stream(
-    policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+    policy: Policy,
+    stream: EventStream,
+    plan: Plan,
+    *,
+    delay_steps: int = 0,
+    saves: Saves = Saves.KEEP,
+    is_plan_assumed: bool = False,
 ) -> Replay:
-    """Replay a policy over a stream that the caller shares with other readers, by the event engine."""
-    return judged_replay(policy, stream, plan, _ByEngine(policy, stream, plan), delay_steps=delay_steps, saves=saves)
+    """Replay a policy over a stream that the caller shares with other readers, by the event engine.
+
+    Args:
+        policy, stream, plan, delay_steps, saves: As for ``replay_events``.
+        is_plan_assumed: Whether nobody declared the plan.
+    """
+    return judged_replay(
+        policy,
+        stream,
+        plan,
+        _ByEngine(policy, stream, plan),
+        delay_steps=delay_steps,
+        saves=saves,
+        is_plan_assumed=is_plan_assumed,
+    )
 
 
 class Decider(Protocol):
@@ -162,7 +184,14 @@ class Replayer(Protocol):
     """A function such as ``replay_stream``."""
 
     def __call__(
-        self, policy: Policy, stream: EventStream, plan: Plan, *, delay_steps: int = 0, saves: Saves = Saves.KEEP
+        self,
+        policy: Policy,
+        stream: EventStream,
+        plan: Plan,
+        *,
+        delay_steps: int = 0,
+        saves: Saves = Saves.KEEP,
+        is_plan_assumed: bool = False,
     ) -> Replay:
         """Replay the policy over the stream."""
 
@@ -175,17 +204,19 @@ def judged_replay(
     *,
     delay_steps: int = 0,
     saves: Saves = Saves.KEEP,
+    is_plan_assumed: bool = False,
 ) -> Replay:
     """Label the outcomes of a decider, and find where they end the run and where the record no longer shows it."""
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     on_made_up, on_unplaced = _controllers_on_made_up(policy, stream), _controllers_on_unplaced(policy, stream)
+    on_assumed_plan = planned_controllers(policy) if is_plan_assumed else frozenset[str]()
     judge = ValidityLabeler(
         policy,
         decider.kinds_read,
         stream,
         saves,
-        with_those_that_ask(policy.controllers, counting | on_made_up),
+        with_those_that_ask(policy.controllers, counting | on_made_up | on_assumed_plan),
         with_those_that_ask(policy.controllers, on_unplaced),
     )
     outcomes: list[LabelledOutcome] = []
@@ -213,6 +244,7 @@ def judged_replay(
         judge.saves_differ_from(),
         on_made_up,
         stream.unplaced if judge.is_on_unplaced else frozenset(),
+        on_assumed_plan,
     )
 
 
@@ -334,6 +366,31 @@ def clocked_controllers(controllers: Sequence[Controller]) -> frozenset[str]:
     return with_those_that_ask(controllers, {each.name for each in controllers if _looks_at_clock(each)})
 
 
+def planned_controllers(policy: Policy) -> frozenset[str]:
+    """Return the names of the controllers that read how many updates the loop planned.
+
+    A metric of a class that is not steptape's own may read it.
+    """
+    metrics = {
+        declaration.name
+        for declaration in policy.metrics
+        if declaration.class_name == TrainingState.__name__ or not METRIC_CLASSES.is_own(declaration.class_name)
+    }
+    return frozenset(
+        controller.name
+        for controller in policy.controllers
+        for rule in controller.bound_rules
+        for reading in rule.references.values()
+        if _reads_plan(reading) or reading.metric_read in metrics
+    )
+
+
+def _reads_plan(reading: Reading) -> bool:
+    return reading.fact in ("max_steps", "progress") or (
+        isinstance(reading, Milestone) and reading.extent is Extent.STEPS
+    )
+
+
 def with_those_that_ask(controllers: Sequence[Controller], names: Set[str]) -> frozenset[str]:
     """Return those controllers, and the ones that ask about their decisions, directly or not."""
     found = frozenset(names)
@@ -368,8 +425,8 @@ class ValidityLabeler:
         kinds_read: Returns the kinds of events whose numbers a controller's rule reads, as of the newest decision.
         stream: The whole recorded stream.
         saves: Whether the loop's own checkpoints remain.
-        counting: Names of the controllers whose decisions might come at another step for what the log lacks: logged
-            steps, or values of all ranks.
+        unsure: Names of the controllers whose decisions might come at another step for what the log lacks: logged
+            steps, values of all ranks, or a plan.
         on_unplaced: Names of the controllers that depend on values at unknown steps.
 
     Attributes:
@@ -383,13 +440,13 @@ class ValidityLabeler:
         kinds_read: Callable[[str], frozenset[str]],
         stream: EventStream,
         saves: Saves,
-        counting: Set[str] = frozenset(),
+        unsure: Set[str] = frozenset(),
         on_unplaced: Set[str] = frozenset(),
     ) -> None:
         self._on_unplaced = on_unplaced
         self.is_on_unplaced = False
         self._policy = policy
-        self._counting = counting
+        self._unsure = unsure
         self._kinds_read = kinds_read
         self._asking: dict[frozenset[str], frozenset[str]] = {}
         self._effects_of: dict[tuple[str, ...], Set[Effect]] = {}
@@ -538,7 +595,7 @@ class ValidityLabeler:
             return Validity.CENSORED
         is_shifted = self._shifted_at is not None and decision.controller in self._clocked
         is_shifted |= self._saves_differ_at is not None and decision.controller in self._on_saves()
-        if is_shifted or decision.controller in self._counting:
+        if is_shifted or decision.controller in self._unsure:
             return Validity.APPROXIMATE
         return Validity.PREFIX_EXACT if Effect.STOP in effects else Validity.EXACT
 

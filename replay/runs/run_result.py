@@ -31,7 +31,8 @@ class Validity(StrEnum):
         APPROXIMATE: As for EXACT or PREFIX_EXACT, but live the decision might have come at another step. Either the
             policy and the recorded run have by then made different checkpoints or evaluations, and the rule reads the
             clock, which these shift, or the events of the checkpoints. Or the controller counts training steps, and the
-            log holds only some of them. Or it reads all ranks, and the log holds nothing gathered of them.
+            log holds only some of them. Or it reads all ranks, and the log holds nothing gathered of them. Or it reads
+            the plan, and nobody declared the one that it was given.
         CENSORED: The run would have diverged here or earlier: the record does not show how.
     """
 
@@ -138,6 +139,7 @@ class Replay:
             they never do, or if no rule depends on the events of checkpoints.
         on_made_up_ranks: Names of the controllers that read values of all ranks, where the log holds none gathered.
         unplaced: Metrics that an import could not place, if a decision depends on them.
+        on_assumed_plan: Names of the controllers that read the plan, where nobody declared it.
     """
 
     policy: Policy
@@ -154,6 +156,7 @@ class Replay:
     saves_differ_from: int | None = None
     on_made_up_ranks: frozenset[str] = frozenset()
     unplaced: frozenset[str] = frozenset()
+    on_assumed_plan: frozenset[str] = frozenset()
 
     @cached_property
     def decisions(self) -> tuple[LabelledOutcome, ...]:

@@ -21,7 +21,7 @@ from ..functions.plain_functions import Function
 from ..functions.undefined import Undefined
 from ..habits import MILESTONE_ARGUMENTS, MILESTONE_UNITS
 from .call import Call, CallScope, Faults, literal_text
-from .first_events import START, First
+from .first_events import START, First, Never
 from .generated import call, name
 from .ranges import TRUTH, Range
 from .reading import (
@@ -154,7 +154,13 @@ class Milestone(Reading):
         return TRUTH
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        return START
+        """Return the start, unless the run has no declared length."""
+        if length_in(seen.run.plan, self.extent) is not None:
+            return START
+        words = {Extent.STEPS: "plan", Extent.EPOCHS: "planned epochs"}
+        declared = words.get(self.extent, f"constant 'total_{self.extent}'")
+        why = f"no {declared}, so 'milestone' is unknown"
+        return Never(why, is_absent=True, is_unplanned=self.extent is Extent.STEPS)
 
 
 def _unit(node: ast.expr, faults: Faults) -> Extent | None:
