@@ -152,6 +152,7 @@ class JudgingOptions(NamedTuple):
 
     objective: ObjectiveOption = None
     renames: RuleRenameOption = None
+    plan: PlanOption = None
     family: FamilyOption = None
     processes: ProcessesOption = None
 
@@ -178,7 +179,6 @@ class BacktestArguments(NamedTuple):
     runs: RunsArgument = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
-    plan: PlanOption = None
     history: Annotated[
         list[Path] | None,
         typer.Option(
@@ -190,15 +190,9 @@ class BacktestArguments(NamedTuple):
         list[str] | None,
         typer.Option("--baseline", metavar="NAME", help="Also compare with this baseline; 'all' for every one."),
     ] = None
-    coverage: Annotated[bool, typer.Option("--coverage", help="Report which parts of each rule were ever true.")] = (
-        False
-    )
     labels: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV of labelled incidents: run, first_step, last_step, name.")
     ] = None
-    tolerance: Annotated[
-        int, typer.Option(metavar="STEPS", min=0, help="How far outside an incident an alarm still counts.")
-    ] = 0
     delay: Annotated[
         int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
     ] = 0
@@ -206,10 +200,6 @@ class BacktestArguments(NamedTuple):
         float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")
     ] = None
     html: HtmlOption = None
-    front: Annotated[
-        Path | None,
-        typer.Option(metavar="SWEEP.json", help="The lines of 'sweep --json' that the policy was chosen from."),
-    ] = None
     certificate: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
@@ -231,7 +221,6 @@ class SweepArguments(NamedTuple):
     settings: ValuesOption = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
-    plan: PlanOption = None
     split: Annotated[
         str | None,
         typer.Option(
@@ -377,22 +366,20 @@ class VerifyArguments(NamedTuple):
 class CheckArguments(NamedTuple):
     """List every error and warning in policy files.
 
-    Prints each error and warning as path:line:column: message, with the line and a caret below. With --against RUN, or
-    --store STORE for all of its runs, also checks the rules against these runs: metrics that were never recorded,
-    and windows and patience that are longer than the runs. Says how many of the runs lack a metric that others have,
-    and in how many the policy could not fire, whatever their values.
+    Prints each error and warning as path:line:column: message, with the line and a caret below. With folders of
+    runs, or --store STORE for all of its runs, also checks the rules against these runs: metrics that were never
+    recorded, and windows and patience that are longer than the runs. Says how many of the runs lack a metric that
+    others have, and in how many the policy could not fire, whatever their values.
     Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
     """
 
     policies: Annotated[
-        list[str], typer.Argument(metavar="POLICY...", help="Policy files, or shipped policies' names.")
+        list[str],
+        typer.Argument(metavar="POLICY... [RUN...]", help="Policy files, or shipped policies' names; folders of runs."),
     ]
-    against: Annotated[
-        list[str] | None,
-        typer.Option("--against", metavar="RUN", help="Also check against this run; more run folders may follow."),
-    ] = None
     store: StoreOption = None
     settings: SetOption = None
+    renames: RuleRenameOption = None
     plan: PlanOption = None
     ignored: Annotated[
         list[FindingCode] | None,
@@ -483,6 +470,7 @@ class HealthArguments(NamedTuple):
     ] = "nano_train"
     settings: SetOption = None
     renames: RuleRenameOption = None
+    plan: PlanOption = None
     as_json: JsonOption = False
 
 
@@ -501,7 +489,6 @@ class TailArguments(NamedTuple):
     kinds: Annotated[
         list[str] | None, typer.Option("--kind", metavar="KIND", help="Print only events of this kind; repeatable.")
     ] = None
-    rank: Annotated[int, typer.Option(metavar="R", min=0, help="Rank of the process whose events to print.")] = 0
     as_json: JsonOption = False
 
 
@@ -515,7 +502,6 @@ class SamplesArguments(NamedTuple):
     run: RunArgument
     step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")]
     store: StoreOption = None
-    top: Annotated[int, typer.Option(metavar="N", help="Most samples to print.")] = 20
     as_json: JsonOption = False
 
 

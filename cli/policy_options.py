@@ -36,6 +36,7 @@ def judging_of(options: JudgingOptions) -> Judging:
     return Judging(
         objective=objectives_of(options.objective),
         renames=renames_of(rename for rename in options.renames or () if rename != _AUTO),
+        plans_by_length=options.plan is not None,
         family=options.family,
         processes=options.processes,
     )
@@ -104,6 +105,7 @@ class Judging(TypedDict):
 
     objective: tuple[Objective, ...]
     renames: dict[str, str]
+    plans_by_length: bool
     family: str | None
     processes: int | None
 

@@ -23,7 +23,7 @@ from .policy_file.policy import Policy
 from .readings.reading import Param
 
 #: Version of the file.
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 #: Most values of a configuration key that a certificate lists. A key with more is not compared.
 MOST_VALUES: Final = 50
@@ -67,6 +67,7 @@ class CertifiedRisk:
         declared: Those that the user declared, the preferred one first; empty if they were guessed run by run.
         renames: The metrics that were renamed: new names by old ones.
         saves: Whether the loop's own checkpoints remain: ``keep`` or ``replace``.
+        plans_by_length: Whether a completed run without a plan counted as planned for its length.
     """
 
     text: str
@@ -80,6 +81,7 @@ class CertifiedRisk:
     declared: tuple[str, ...]
     renames: Mapping[str, str]
     saves: str
+    plans_by_length: bool
 
 
 @dataclass(frozen=True, slots=True)

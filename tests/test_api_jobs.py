@@ -90,6 +90,28 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
 
 
+def test_jobs_name_rules_that_wait_for_a_plan_and_may_take_the_length_of_completed_runs(
+    client: httpx.Client, store: Path
+) -> None:
+    """Backtests and sweeps answer as the commands do."""
+    with Recorder(store, name="unplanned") as rec:
+        for number in range(1, 6):
+            rec.step(loss=1 / number)
+    asked: dict[str, Any] = {
+        "policy_text": POLICY.replace("loss <", "progress > 0.5 or progress <"),
+        "runs": ["unplanned"],
+    }
+
+    for kind, more in (("backtests", {}), ("sweeps", {"axes": {"least": [0.1, 0.3]}})):
+        without, given = (
+            client.get(ended(client, start(client, kind, **asked, **more, **plan))["result"]).json()
+            for plan in ({}, {"plans_by_length": True})
+        )
+
+        assert [rule["name"] for rule in without["mute_rules"]] == ["low"]
+        assert (given["mute_rules"], given["plans_by_length"]) == ([], True)
+
+
 def test_jobs_judge_each_run_by_the_first_objective_that_it_has_and_rename_metrics(
     client: httpx.Client, store: Path
 ) -> None:

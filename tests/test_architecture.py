@@ -228,7 +228,6 @@ PUBLIC: dict[str, set[str]] = {
         "runs/run_result",
         "runs/verification",
         "sweeps/sweeping",
-        "sweeps/swept_front",
     },
     "api": {
         "logs",

@@ -51,14 +51,18 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
 def test_rules_that_never_fired_may_read_what_was_never_recorded(
     backtest: Callable[..., str], store_path: Path, tmp_path: Path
 ) -> None:
-    """The output then names the checking command, but not after a firing and not with ``--json``."""
-    typo = tmp_path / "typo.yaml"
+    """The output then names the checking command, but not after a reason or a firing, and not with ``--json``."""
+    silent, typo = tmp_path / "silent.yaml", tmp_path / "typo.yaml"
+    silent.write_text(POLICY.replace("loss >", "loss > 1e9 +"))
     typo.write_text(POLICY.replace("loss >", "los >"))
-    hint = f"No rule fired: 'steptape check {typo} --store {store_path}' says whether"
+    hint = f"No rule fired: 'steptape check {silent} --store {store_path}' says whether"
+    named = backtest(policy=str(typo))
 
-    assert hint in backtest(policy=str(typo))
+    assert hint in backtest(policy=str(silent))
+    assert "could fire in none of 2 runs: no 'los'" in named
+    assert "No rule fired" not in named
     assert "No rule fired" not in backtest()
-    assert "No rule fired" not in backtest("--json", policy=str(typo))
+    assert "No rule fired" not in backtest("--json", policy=str(silent))
 
 
 def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tmp_path: Path) -> None:

@@ -64,19 +64,16 @@ def test_the_messages_are_those_of_the_golden_file(golden: str, arguments: list[
 def test_the_messages_about_a_policy_against_runs_are_those_of_the_golden_file(run: Path) -> None:
     """The runs are given by folder or by store; the run's id is replaced."""
     path = DATA / "golden-check" / "against.txt"
-    by_folder = call(path.parent, "check", "against.yaml", "--against", run)
+    by_folder = call(path.parent, "check", "against.yaml", run)
 
     assert told(by_folder).replace(run.name, "RUN") == path.read_text(encoding="utf-8")
     assert call(path.parent, "check", "against.yaml", "--store", run.parent).stdout == by_folder.stdout
-    assert call(path.parent, "check", "against.yaml", "--store", run.parent, "--against", "thirty").stdout == (
-        by_folder.stdout
-    )
 
 
 def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path, tmp_path: Path) -> None:
-    """``--against runs/*`` expands to one option and further arguments; a run's folder is never taken for a policy."""
+    """``runs/*`` expands to several arguments; a run's folder is never taken for a policy."""
     runs = [shutil.copytree(run, tmp_path / name) for name in ("first", "second", "third")]
-    result = call(DATA, "check", "loss_spike", "--against", *runs, run, run)
+    result = call(DATA, "check", "loss_spike", *runs, run, run)
 
     assert result.returncode == 1
     assert "any of the 4 runs given" in result.stdout
@@ -85,7 +82,7 @@ def test_further_runs_may_follow_the_first_as_a_shell_writes_them(run: Path, tmp
 
 def test_every_message_can_be_jumped_to(run: Path) -> None:
     """``path:line:column: message`` begins a line; all other lines are indented or a summary."""
-    for arguments in (["check", "warnings.yaml"], ["check", "against.yaml", "--against", run]):
+    for arguments in (["check", "warnings.yaml"], ["check", "against.yaml", run]):
         printed = call(DATA / "golden-check", *arguments).stdout.splitlines()
         heads = [line for line in printed if not line.startswith("  ")]
 
@@ -145,7 +142,6 @@ def test_a_shipped_policy_s_tests_run_by_its_name() -> None:
     ("arguments", "message"),
     [
         (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no policy of that name"),
-        (["check", "loss_spike", "--against", "nowhere"], "error: "),
         (["check", "nowhere.yaml"], "no such file"),
         (["check", "--ignore", "everything", "loss_spike"], "everything"),
     ],

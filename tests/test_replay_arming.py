@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from markupsafe import escape
@@ -14,14 +12,12 @@ from markupsafe import escape
 from steptape import Policy, backtest, open_run
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
-from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
+from steptape.replay.reports.result import Arm, Arming, Fate
 from steptape.replay.reports.sentences import verdict
 from steptape.replay.reports.summary import summarize
 from steptape.replay.reports.terminal import bar_lines, screenful
 from steptape.replay.runs.objective import declared_objective
-from steptape.replay.sweeps.swept_front import read_front
 from steptape.rules.policy_file.policy import parse_policy
-from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
 from steptape.store.run import Run
 
@@ -63,9 +59,9 @@ def record(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
     return make
 
 
-def answer(policy: Policy, runs: Sequence[Run], choice: HowChosen | None = None) -> Arming:
+def answer(policy: Policy, runs: Sequence[Run]) -> Arming:
     """Return the answer of a backtest."""
-    return summarize(backtest(policy, runs), choice or HowChosen()).arming
+    return summarize(backtest(policy, runs)).arming
 
 
 def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, record: Callable[..., list[Run]]) -> None:
@@ -188,44 +184,6 @@ def test_a_policy_that_orders_no_stop_can_be_armed(record: Callable[..., list[Ru
     saves = parse_policy(TEXT.replace("should_training_stop", "should_save"))
 
     assert answer(saves, record([CHEAP])).arm is Arm.YES
-
-
-def sweep_line(high: int, saved: float, regret: Any, on_front: bool) -> str:
-    """Return a line of a sweep."""
-    return json.dumps({"high": high, "share_saved": saved, "mean_regret": regret, "on_front": on_front, "variant": 0})
-
-
-def test_a_policy_that_the_runs_chose_is_not_armed_without_a_certificate(
-    policy: Policy, record: Callable[..., list[Run]], tmp_path: Path
-) -> None:
-    """The page says that the front is in sample, and shows the policy among the variants."""
-    path = tmp_path / "sweep.json"
-    rows = [sweep_line(1, 0.8, 0.3, True), sweep_line(2, 0.4, 0.0, True), sweep_line(3, 0.3, "NaN", False)]
-    path.write_text("\n".join(rows))
-    front = read_front(path, policy)
-    report = backtest(policy, record([CHEAP] * 22))
-    found, page = summarize(report, HowChosen(front)).arming, report_page(summarize(report, HowChosen(front)))
-
-    assert (front.variants, [one.settings for one in front.front]) == (3, ["high = 1", "high = 2"])
-    assert front.own == front.front[1]
-    assert found.arm is Arm.NOT_ENOUGH
-    assert found.because.startswith("These runs chose it among 3 variants")
-    assert "in sample" in page
-    assert '<path class="front"' in page
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [("", "holds no variant"), ("{}", "is no line of a sweep"), (sweep_line(9, 0.1, 0.1, True), "no variant of the")],
-)
-def test_a_file_that_is_no_sweep_of_the_policy_is_refused(policy: Policy, tmp_path: Path, text: str, what: str) -> None:
-    """The error names the file."""
-    path = tmp_path / "sweep.json"
-    path.write_text(text)
-
-    with pytest.raises(TelemetryError, match=what) as caught:
-        read_front(path, policy)
-    assert str(path) in str(caught.value)
 
 
 def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:

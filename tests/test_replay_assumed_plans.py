@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call
 
-from steptape import backtest, open_run
+from steptape import backtest, open_run, sweep
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.appearances import StreamAppearances
 from steptape.replay.runs.event_stream import event_stream
+from steptape.rules.certificate import read_certificate
 from steptape.rules.checks.possible_firings import could_not_fire
 from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy
@@ -37,12 +40,12 @@ class OfPlan(Metric):
 register_metric(OfPlan)
 
 
-def recorded() -> list[Event]:
-    """Return four steps, each evaluated."""
+def recorded(metric: str = "eval_loss", value: float = 1.0, steps: int = 4) -> list[Event]:
+    """Return steps, each evaluated."""
     found = []
-    for step in range(1, 5):
-        found.append(Event("step_end", step, metrics={"loss": 1.0}))
-        found.append(Event("evaluate", step, metrics={"eval_loss": 1.0}))
+    for step in range(1, steps + 1):
+        found.append(Event("step_end", step, metrics={"loss": value}))
+        found.append(Event("evaluate", step, metrics={metric: value}))
     return [event._replace(seq=seq) for seq, event in enumerate(found)]
 
 
@@ -95,6 +98,111 @@ def test_the_report_says_why_it_is_approximate(store_record: Callable[..., Path]
     report = backtest(parse_policy(stopping("progress >= 0.5")), [run], plans_by_length=True)
 
     assert any(NOTE in line for line in summary_lines(summarize(report)))
+
+
+LATE = f"""
+params: {{limit: 0.5}}
+controllers:
+  - {{name: late, triggers: [on_evaluate], rule: progress >= limit, operations: [{STOP}]}}
+  - {{name: broken, triggers: [on_evaluate], rule: not isfinite(eval_loss), operations: [{STOP}]}}
+"""
+NAMED = "late could fire in none of 1 run: no plan, so 'progress' is unknown. '--plan last' takes the length of"
+COMMANDS = {
+    "sweep": ("sweep", "POLICY", "--set", "limit=0.25,0.5"),
+    "certify": ("certify", "POLICY", "--set", "limit=0.25,0.5"),
+    "diff": ("diff", "POLICY", "POLICY"),
+    "backtest": ("backtest", "POLICY"),
+}
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Path:
+    """Return a policy with a rule that reads the plan, and one that does not."""
+    file = tmp_path / "late.yaml"
+    file.write_text(LATE, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_judges_by_rules_names_those_that_wait_for_a_plan(
+    command: str, late: Path, store_record: Callable[..., Path]
+) -> None:
+    """With ``--plan last`` it says so instead. Params change nothing."""
+    store = store_record(recorded(), sealed=True, steps=4).parent
+    told = [late if word == "POLICY" else word for word in COMMANDS[command]]
+
+    without, given = (call(*told, "--store", store, *more) for more in ((), ("--plan", "last")))
+
+    assert NAMED in " ".join(without.stdout.split())
+    assert "could fire in none" not in given.stdout
+    assert "counts as planned for its length (--plan last)" in " ".join(given.stdout.split())
+
+
+def test_a_metric_that_runs_have_under_another_name_is_named_by_all_of_them(
+    tmp_path: Path, store_record: Callable[..., Path]
+) -> None:
+    """The flag is the same."""
+    events = [
+        event._replace(metrics={"val/avg_loss": 1.0}) if event.kind == "evaluate" else event for event in recorded()
+    ]
+    store = store_record(events, sealed=True, steps=4).parent
+    (tmp_path / "stop.yaml").write_text(LATE.replace("progress", "eval_loss"), encoding="utf-8")
+
+    for told in COMMANDS.values():
+        words = [tmp_path / "stop.yaml" if word == "POLICY" else word for word in told]
+        printed = call(*words, "--store", store).stdout
+
+        assert "--rename val/avg_loss=eval_loss" in printed
+        assert "late and broken could fire in none of 1 run" in printed
+
+
+def test_a_rule_that_one_variant_could_fire_is_not_mute(store_record: Callable[..., Path]) -> None:
+    """The ninth value before the newest never comes in a run of four evaluations, the second does."""
+    text = f"""
+params: {{n: 9}}
+controllers: [{{name: windowed, triggers: [on_evaluate], rule: 'lag(eval_loss, n) > 0.5', operations: [{STOP}]}}]
+"""
+    run = open_run(store_record(recorded(), sealed=True, steps=4))
+
+    some, none = (sweep(parse_policy(text), {"n": values}, [run]).mute_rules for values in ((9, 2), (9, 8)))
+
+    assert some == ()
+    assert [one.name for one in none] == ["windowed"]
+
+
+def test_where_the_plan_is_assumed_already_the_option_is_not_offered(store_record: Callable[..., Path]) -> None:
+    """A crashed run has no length that anybody planned."""
+    run = open_run(store_record(recorded(), status="crashed", sealed=True, steps=4))
+
+    (mute,) = backtest(parse_policy(LATE), [run], plans_by_length=True).mute_rules
+
+    assert mute.why == "could fire in none of 1 run: no plan, so 'progress' is unknown"
+
+
+def test_a_certificate_says_that_plans_were_assumed(late: Path, store_record: Callable[..., Path]) -> None:
+    """Its digest covers it."""
+    for number in range(22):
+        store_record(recorded(value=1.0 + number, steps=8), run_id=f"run-{number}", sealed=True, steps=8)
+    store, out = late.parent / "runs", late.parent / "certificate.json"
+
+    call("certify", late, "--set", "limit=0.5", "--store", store, "--family", "run", "--plan", "last", "--output", out)
+
+    assert read_certificate(out).risk.plans_by_length
+
+
+def test_health_evaluates_a_rule_on_an_assumed_plan(late: Path, store_record: Callable[..., Path]) -> None:
+    """Without, the rule is not evaluable."""
+    run = store_record(recorded(), sealed=True, steps=4)
+    told = ("health", run, "--policy", late, "--json")
+
+    without, given = (json.loads(call(*told, *more).stdout) for more in ((), ("--plan", "last")))
+
+    assert {rule["controller"]: rule["state"] for group in without["groups"] for rule in group["rules"]}["late"] == (
+        "not evaluable"
+    )
+    assert {rule["controller"]: rule["state"] for group in given["groups"] for rule in group["rules"]}["late"] == (
+        "warning"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,69 @@ def test_the_only_near_name_is_taken_and_said(policy: Path, tmp_path: Path) -> N
     assert json.loads(found.stdout)["renames"] == {"val/loss": "eval_loss"}
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("val/avg_loss", "which judges the runs; no name is near"),
+        ("validation/avg loss", "which judges the runs; no name is near"),
+        ("valid/total_loss", "which judges the runs; no name is near"),
+        ("val_ce_loss", "which judges the runs; no name is near"),
+        ("dev/nll", "which judges the runs; no name is near"),
+        ("val/perplexity", "which judges the runs; no name is near"),
+        ("eval_code_loss", "which judges the runs; no name is near"),
+        ("validation/main/loss", "which judges the runs; no name is near"),
+        ("TEST_LOSS", "the nearest name"),
+    ],
+)
+def test_everyday_names_are_taken_and_hinted_at(name: str, why: str, policy: Path, tmp_path: Path) -> None:
+    """Import and backtest print the flag; ``auto`` takes the name, near or not."""
+    log = tmp_path / "log.csv"
+    rows = [f"{step},{1 / step},{1 / step}" for step in range(1, 6)]
+    log.write_text("\n".join([f"step,loss,{name}", *rows]), encoding="utf-8")
+    store, flag = tmp_path / "runs", f"--rename {shlex.quote(f'{name}=eval_loss')}"
+
+    imported = call("import", "auto", log, "--store", store)
+    hinted = call("backtest", policy, "--store", store)
+    auto = call("backtest", policy, "--store", store, "--rename", "auto", "--json")
+
+    assert flag in imported.stdout
+    assert flag in hinted.stdout
+    assert "in new runs" not in hinted.stdout
+    assert "No rule fired" not in hinted.stdout
+    assert f"--rename auto: {name} (1 run) is read as eval_loss, {why}" in auto.stderr
+    assert json.loads(auto.stdout)["renames"] == {name: "eval_loss"}
+    assert json.loads(auto.stdout)["runs"][0]["stop"]["step"] == 1
+
+
+def test_the_judge_is_not_taken_where_runs_are_judged_alike_by_several(policy: Path, tmp_path: Path) -> None:
+    """Nor where it means another metric that the rules read."""
+    store = record(record(tmp_path / "runs", "val/avg_loss"), "dev/nll")
+    policy.write_text(STOP.replace("eval_loss > 0.5", "eval_loss > 0.5 and eval_perplexity > 1"), encoding="utf-8")
+
+    several = call("check", policy, "--store", store, "--rename", "auto")
+    other = call("check", policy, "--store", record(tmp_path / "others", "val/perplexity"), "--rename", "auto")
+
+    assert "eval_loss may be dev/nll (1 run) or val/avg_loss (1 run): none is taken" in several.stderr
+    assert "val/perplexity (1 run) is read as eval_perplexity, the nearest name" in other.stderr
+    assert "is read as eval_loss" not in other.stderr
+
+
+def test_a_check_reads_runs_under_new_names(policy: Path, tmp_path: Path) -> None:
+    """Without, the metric is lacking; a name that no run has is an error."""
+    store = record(tmp_path / "runs", "val_loss")
+
+    lacking = call("check", policy, "--store", store)
+    renamed = call("check", policy, "--store", store, "--rename", "val_loss=eval_loss")
+    auto = call("check", policy, "--store", store, "--rename", "auto")
+    unknown = call("check", policy, "--store", store, "--rename", "valloss=eval_loss")
+
+    assert "[unrecorded]" in lacking.stdout
+    assert "[unrecorded]" not in renamed.stdout
+    assert auto.stdout == renamed.stdout
+    assert unknown.returncode == 2
+    assert "no run recorded the metric to rename; got 'valloss=eval_loss'" in unknown.stderr
+
+
 def test_where_two_names_are_as_near_none_is_taken(policy: Path, tmp_path: Path) -> None:
     """A test loss is farther than a validation loss, and no other name for one."""
     store = record(record(tmp_path / "runs", "val_loss", "test_loss"), "valid/loss")
@@ -65,7 +129,7 @@ def test_a_rename_by_hand_comes_first(policy: Path, tmp_path: Path) -> None:
     assert json.loads(found.stdout)["renames"] == {"test_loss": "eval_loss"}
 
 
-@pytest.mark.parametrize("command", [("sweep", "tolerance=1,2"), ("diff", None), ("health", None)])
+@pytest.mark.parametrize("command", [("sweep", "tolerance=1,2"), ("diff", None), ("health", None), ("check", None)])
 def test_other_commands_that_judge_runs_by_rules_take_it_too(command: tuple[str, str | None], tmp_path: Path) -> None:
     """They print the same line."""
     name, values = command
@@ -74,6 +138,7 @@ def test_other_commands_that_judge_runs_by_rules_take_it_too(command: tuple[str,
     told = {
         "sweep": ("sweep", "overfitting", "--set", values, "--store", store),
         "diff": ("diff", "overfitting", "overfitting", "--store", store),
+        "check": ("check", "overfitting", "--store", store),
         "health": ("health", run.parent, "--policy", "overfitting"),
     }[name]
 

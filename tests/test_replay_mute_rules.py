@@ -80,7 +80,7 @@ def test_a_check_names_it_and_is_not_fine(store_record: Callable[..., Path], tmp
     (tmp_path / "late.yaml").write_text(LATE, encoding="utf-8")
     run = store_record(events_of("val_loss", 3, 2, 1), sealed=True)
 
-    checked = call("check", tmp_path / "late.yaml", "--against", run)
+    checked = call("check", tmp_path / "late.yaml", run)
     printed = checked.stdout
 
     assert checked.returncode == 1

@@ -38,7 +38,7 @@ controllers:
 CERTIFICATE = Certificate(
     "1.0",
     CertifiedPolicy("policy.yaml", POLICY.digest, {"patience": 8}, SEMANTICS_VERSION),
-    CertifiedRisk("regret > 1%", 0.1, 0.9, 0.01, None, True, False, ("eval_loss:min",), (), {}, "keep"),
+    CertifiedRisk("regret > 1%", 0.1, 0.9, 0.01, None, True, False, ("eval_loss:min",), (), {}, "keep", False),
     VariantTests(
         {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "", "from the policy", 2, 2, 1, 0.1
     ),
@@ -76,8 +76,8 @@ def test_a_certificate_reads_back_as_it_was_written(tmp_path: Path) -> None:
     [
         (
             ["format"],
-            2,
-            r"c.json: this steptape supports certificate format 1; got 2. Use the steptape that certified it",
+            3,
+            r"c.json: this steptape supports certificate format 2; got 3. Use the steptape that certified it",
         ),
         (["risk", "at_most"], "10%", r"c.json.risk.at_most: must be float; got '10%'"),
         (["policy", "digest"], None, r"c.json.policy.digest: must be str"),
@@ -111,7 +111,7 @@ def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
         read_certificate(tmp_path / "c.json")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 1")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 2")])
 def test_another_file_is_no_certificate(text: str, message: str, tmp_path: Path) -> None:
     """A missing key is named, too."""
     (tmp_path / "c.json").write_text(text)

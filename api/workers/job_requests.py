@@ -44,6 +44,8 @@ class PolicyJobRequest(JobRequest):
     if given nowhere."""
     renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
     """New names of metrics, as the rules call them, by the names that runs recorded."""
+    plans_by_length: bool = False
+    """Whether a completed run without a plan counts as planned for its length, as `--plan last` says."""
     saves: Literal["keep", "replace"] = "keep"
     """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
     family: str | None = Field(default=None, min_length=1, max_length=1000)

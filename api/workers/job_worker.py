@@ -98,6 +98,7 @@ def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], tol
         baselines=baselines_named(request.baselines),
         with_coverage=request.coverage,
         family=request.family,
+        plans_by_length=request.plans_by_length,
     )
     result = summarize(found)
     return JobResult(encoded(report_json(result)), report_page(result, written=datetime.now(UTC).date().isoformat()))
@@ -113,6 +114,7 @@ def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Tol
         saves=request.saves,
         on_progress=told,
         family=request.family,
+        plans_by_length=request.plans_by_length,
         keep_outcomes=False,
     )
     return JobResult(encoded(sweep_json(result)))

@@ -20,7 +20,6 @@ from ...replay.reports.summary import summarize
 from ...replay.reports.terminal import certificate_lines, terminal_report
 from ...replay.runs.incidents import IncidentLabels, read_labels
 from ...replay.runs.objective import Objective, declared_objective
-from ...replay.sweeps.swept_front import read_front
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
@@ -45,7 +44,6 @@ def backtest(asked: BacktestArguments) -> None:
     if asked.html is not None:
         check_output(asked.html)
     loaded = _policy(asked.policy, asked.settings, replaying["objective"])
-    swept = None if asked.front is None else read_front(asked.front, loaded)
     certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
     chosen = _chosen(asked.runs, asked.store, asked.history)
     if not chosen and not asked.as_json and asked.html is None:
@@ -64,18 +62,17 @@ def backtest(asked: BacktestArguments) -> None:
             on_progress=on_progress,
             delay_steps=asked.delay,
             cost_per_hour=asked.cost_per_hour,
-            plans_by_length=asked.plan is not None,
             labels=labelled,
-            tolerance_steps=asked.tolerance,
             baselines=baselines_named(compared),
-            with_coverage=asked.coverage or asked.html is not None,
+            with_coverage=asked.html is not None,
             with_curves=asked.html is not None,
             **replaying,
         )
     found = dataclasses.replace(found, took_s=time.monotonic() - began_s)
     outside = {} if certified is None else outside_of(certified, chosen)
-    _report(summarize(found, HowChosen(swept, certified, outside)), asked.html, asked.as_json)
-    is_silent = bool(found.results) and not any(one.fired for one in found.results)
+    _report(summarize(found, HowChosen(certified, outside)), asked.html, asked.as_json)
+    is_explained = found.mute_rules or found.lacking
+    is_silent = found.results and not is_explained and not any(one.fired for one in found.results)
     if is_silent and not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:"):
         say(_how_to_check(asked))
 
@@ -148,7 +145,7 @@ def _report(result: BacktestResult, html: Path | None, as_json: bool) -> None:
 
 
 def _how_to_check(asked: BacktestArguments) -> str:
-    where = "--against RUN" if asked.runs else "--store STORE"
+    where = "RUN" if asked.runs else "--store STORE"
     if _reads_store(asked):
         where = f"--store {open_store_named(asked.store).address}"
     command = f"'steptape check {asked.policy} {where}'"

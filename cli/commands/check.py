@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def check(asked: CheckArguments) -> None:
     """List every error and warning in policy files."""
     names = [name for name in asked.policies if not _is_run(name)]
-    keys = [*(asked.against or ()), *(name for name in asked.policies if _is_run(name))]
+    keys = [name for name in asked.policies if _is_run(name)]
     if not names:
         raise typer.BadParameter("name a POLICY")
     runs: list[Run] = []
@@ -75,8 +75,10 @@ def _checked(path: Path, asked: CheckArguments, runs: Sequence[Run]) -> int:
     reach: FiringReach | None = None
     if runs:
         from ...replay.policies.findings_on_runs import compared_with
+        from ..policy_options import renames_over
 
-        on_runs, lacked, reach = compared_with(policy, runs, plans_by_length=asked.plan is not None)
+        renames = tuple(renames_over(asked.renames, [policy], runs).items())
+        on_runs, lacked, reach = compared_with(policy, runs, renames=renames, plans_by_length=asked.plan is not None)
     findings = sorted(
         {finding for finding in (*findings_of(policy), *on_runs) if finding.code not in (asked.ignored or ())}
     )

@@ -19,7 +19,8 @@ from ..streams import FINDINGS, NO_ANSWER
 def health(asked: HealthArguments) -> None:
     """Print what is wrong with a run, one line for each group of metrics."""
     run, policy = run_named(asked.run, asked.store), policy_named(asked.policy, asked.settings)
-    found = health_of(run, policy, tuple(renames_over(asked.renames, [policy], [run]).items()))
+    renames = tuple(renames_over(asked.renames, [policy], [run]).items())
+    found = health_of(run, policy, renames, plans_by_length=asked.plan is not None)
     if asked.as_json:
         print_json(health_json(found))
     else:

@@ -16,6 +16,7 @@ from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
 from ...importers.rows import PLACE_NAMES
 from ...importers.source import Proof, Reader, ReadOptions, StepAxis
+from ...replay.runs.objective import guessed_objective
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.user_cache import require_writable
@@ -217,17 +218,25 @@ def evaluation_losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
     if runs and all(outcome.evaluations == 0 for outcome in runs):
         yield "No run has an evaluation. If a column holds one, import it with --evaluation COLUMN."
     losses = Counter(name for outcome in outcomes for name in outcome.evaluated if name.casefold().endswith("loss"))
+    what = "Evaluation losses" if losses else "Evaluations that judge runs"
+    losses = losses or Counter(filter(None, map(_cost_judging, outcomes)))
     if not losses.keys() - {SHIPPED}:
         return
     first, *others = losses.most_common()
     told = [f"{first[0]} ({counted(first[1], 'run')})", *(f"{name} ({count})" for name, count in others)]
     more = f" and {len(told) - _LISTED} more" if len(told) > _LISTED else ""
-    yield f"Evaluation losses: {', '.join(told[:_LISTED])}{more}. Shipped rules read {SHIPPED}."
+    yield f"{what}: {', '.join(told[:_LISTED])}{more}. Shipped rules read {SHIPPED}."
     same = [name for name, _ in losses.most_common() if name != SHIPPED and _SAME.fullmatch(name)]
     if not same and len(losses) == 1:  # Its name says more than that it is of held-out data, but nothing else is meant.
         same = list(losses)
     if renames := [f"--rename {shlex.quote(f'{name}={SHIPPED}')}" for name in same]:
         yield f"To judge these runs by them, add to 'steptape backtest': {' '.join(renames)}"
+
+
+def _cost_judging(outcome: Outcome) -> str:
+    """Return the metric that judges a run and is better where it is lower; empty if none does."""
+    objective = guessed_objective(frozenset(outcome.evaluated))
+    return objective.metric if objective is not None and objective.mode == "min" else ""
 
 
 def _named(names: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ def runs(asked: RunsArguments) -> None:
 def samples(asked: SamplesArguments) -> None:
     """Print the samples that drove a loss spike, the highest losses first."""
     opened = run_named(asked.run, asked.store)
-    rows = opened.spiking_samples(asked.step, top=asked.top).to_pylist()
+    rows = opened.spiking_samples(asked.step).to_pylist()
     if not rows:
         raise _nothing_there(opened, asked.step)
     if asked.as_json:

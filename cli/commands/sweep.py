@@ -29,7 +29,6 @@ def sweep(asked: SweepArguments) -> None:
             *variants,
             on_progress=on_progress,
             keep_outcomes=split is not None,
-            plans_by_length=asked.plan is not None,
             **replaying,
         )
     judged = None if split is None else optimism_of(result, split[0], folds=split[1])

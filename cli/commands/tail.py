@@ -13,6 +13,7 @@ import typer
 
 from ...store.event_json import event_to_line
 from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
+from ...store.lineage import DECIDING_RANK
 from ...store.own_process import pause_after
 from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, snapshot_after
 from ...store.run import Run
@@ -42,7 +43,7 @@ def tail(asked: TailArguments) -> None:
         raise typer.BadParameter(f"no such kind of event: {unknown[0]}. {kind_advice(unknown[0])}")
     opened = run_named(asked.run, asked.store)
     try:
-        for event in followed(opened, rank=asked.rank, kinds=frozenset(asked.kinds or ()), lines=asked.lines):
+        for event in followed(opened, kinds=frozenset(asked.kinds or ()), lines=asked.lines):
             if asked.as_json:
                 print_line(event_to_line(event))
             else:
@@ -55,19 +56,20 @@ def tail(asked: TailArguments) -> None:
         raise typer.Exit(FINDINGS)
 
 
-def followed(run: Run, *, rank: int, kinds: frozenset[str], lines: int) -> Iterator[Event]:
-    """Yield the last events of a run, then new ones until it ends. Events that a resume rolls back are included.
+def followed(run: Run, *, kinds: frozenset[str], lines: int) -> Iterator[Event]:
+    """Yield the last events of a run's rank 0, then new ones until it ends.
+
+    Events that a resume rolls back are included.
 
     Args:
         run: The run.
-        rank: The rank whose events to yield.
         kinds: The kinds of events to yield; empty for all.
         lines: How many of the existing events to begin with.
     """
     passed, is_first = _BEGINNING, True
     while True:
         began_s = time.monotonic()
-        snapshot, events = retrying(partial(_later, run.folder, rank, passed))
+        snapshot, events = retrying(partial(_later, run.folder, passed))
         if events:
             passed = events[-1].attempt, events[-1].seq
         chosen = [event for event in events if not kinds or event.kind in kinds]
@@ -107,8 +109,8 @@ def _outcome(event: Event) -> str:
     return f"{name}: {orders} because {shown(said.get('values') or {})}{message}"
 
 
-def _later(folder: Path, rank: int, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
+def _later(folder: Path, passed: tuple[int, int]) -> tuple[Snapshot, list[Event]]:
     """Return the current snapshot of a run, and its events after a cursor."""
     snapshot = read_snapshot(folder)
-    later = snapshot_after(of_rank(snapshot, rank), passed).events(rank)
+    later = snapshot_after(of_rank(snapshot, DECIDING_RANK), passed).events(DECIDING_RANK)
     return snapshot, [event for event in later if (event.attempt, event.seq) > passed]

@@ -6,7 +6,6 @@ does not grow with the size of the logs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -16,18 +15,17 @@ from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.column_replay import replay_by_columns
 from ..policies.coverage import Coverage, coverage_of
-from ..policies.mute_rules import mute_rules
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
 from ..runs.incidents import IncidentLabels
 from ..runs.judging import facts_of_run, result_of
-from ..runs.metric_names import is_held_out, mode_of
+from ..runs.mute_rules import MissingNames, lacked_metrics_in
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
 from ..runs.run_families import check_family_key
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
 from ..runs.same_training import Knowledge, Sketch, repeated_by, repeats
 from .baselines import baseline_outcomes, reads_runs
-from .judged_runs import Backtest, Baseline, LackedMetric
+from .judged_runs import Backtest, Baseline
 
 
 def backtest(
@@ -141,35 +139,11 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
-        lacking=_lacked_in(request.policy, [judged[index] for index in counted]),
         read_events=read_events,
     )
+    missing = [MissingNames(judged[index].lacked, results[index].objective) for index in counted]
+    report = replace(report, lacking=lacked_metrics_in(report.mute_rules, missing))
     return report, [judged_runs[index] for index in counted]
-
-
-def _lacked_in(policy: Policy, judged: Sequence[_JudgedRun]) -> tuple[LackedMetric, ...]:
-    """Return the metrics for which a rename would help, in the order of their names."""
-    mute = mute_rules(policy, [one.result.unable for one in judged])
-    needed = {name for rule in mute for name in rule.metrics}
-    found = []
-    for name in sorted(set[str]().union(*(one.lacked for one in judged))):
-        lacking = [one for one in judged if name in one.lacked]
-        known = _by_runs(one.lacked[name] for one in lacking)
-        judging = _by_runs(_judging(name, one.result.objective) for one in lacking if name in needed and not known)
-        if known or judging:
-            found.append(LackedMetric(name, len(lacking), len(judged), known, judging))
-    return tuple(found)
-
-
-def _by_runs(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of runs by name, the commonest name first."""
-    return dict(Counter(sorted(filter(None, names))).most_common())
-
-
-def _judging(name: str, objective: Objective | None) -> str:
-    """Return the metric that judges a run, if it may be another name of an evaluation; empty if not."""
-    is_alike = objective is not None and is_held_out(name) and mode_of(name) == objective.mode
-    return objective.metric if objective is not None and is_alike else ""
 
 
 def _knowledge(result: RunResult) -> Knowledge:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
-from ..policies.mute_rules import MuteRule, mute_rules
+from ..runs.mute_rules import PLANS_BY_LENGTH, LackedMetric, MuteRule, mute_rules
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves, shared_objective
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Conduct, ControllerCoverage, Excluded, RunResult
 
@@ -34,9 +34,6 @@ ASSUMPTIONS = (
     "Several logs of one training count once: their losses or scores are equal at equal steps.",
 )
 
-#: Printed with them where the plans of completed runs are their lengths.
-PLANS_BY_LENGTH: Final = "A completed run without a plan counts as planned for its length (--plan last)."
-
 #: Printed with them: what becomes of the checkpoints.
 SAVES_ASSUMPTIONS: Final = MappingProxyType(
     {
@@ -46,26 +43,6 @@ SAVES_ASSUMPTIONS: Final = MappingProxyType(
         "run's average size.",
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LackedMetric:
-    """A metric that rules read and that some runs lack, though they may have recorded the same under another name.
-
-    Attributes:
-        name: Its name in the rules.
-        runs: Number of runs that lack it.
-        of: Number of runs.
-        nearest: The names under which the runs recorded it, the commonest first, each with its number of runs.
-        judging: Where no name is near, and a rule could fire in no run for want of it: the metrics that judge these
-            runs, alike.
-    """
-
-    name: str
-    runs: int
-    of: int
-    nearest: dict[str, int]
-    judging: dict[str, int] = field(default_factory=dict)
 
 
 class Earlier(NamedTuple):
@@ -206,7 +183,8 @@ class Backtest:
     @property
     def mute_rules(self) -> tuple[MuteRule, ...]:
         """The rules that could fire in no run."""
-        return mute_rules(self.policy, [result.unable for result in self.results])
+        unable = [result.unable for result in self.results]
+        return mute_rules(self.policy, unable, plans_by_length=self.settings.plans_by_length)
 
     @property
     def policy_digest(self) -> str:

@@ -17,6 +17,7 @@ from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError, counted
 from ...store.events import JsonObject
 from ..documents import document
+from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import NEAR_ZERO, Objective
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
@@ -63,6 +64,8 @@ def certification_json(found: Certification, certificate: Certificate | None) ->
         "negative_bests": found.negative_bests,
         "outside": document(found.outside),
         "repeated": document(found.sweep.repeated),
+        "plans_by_length": found.sweep.plans_by_length,
+        "mute_rules": document(found.sweep.mute_rules),
     }
 
 
@@ -89,6 +92,8 @@ def certification_lines(
         certificate: Its certificate; None if no variant passed.
         out: The certificate's file; None if it was not written.
     """
+    if missing := missing_sentences(found.sweep.lacking, found.sweep.mute_rules):
+        yield from [*missing, ""]
     yield _headline(found)
     yield from _lines_without_certificate(found) if certificate is None else promise_lines(certificate)
     yield ""
@@ -174,6 +179,8 @@ def _population_lines(found: Certification) -> Iterator[str]:
         yield f"The best value of {runs} is negative: regret is relative to its magnitude."
     if found.undefined_regrets or found.negative_bests:
         yield "A risk without percent, such as 'regret > 0.02', is in the metric's own units."
+    if found.sweep.plans_by_length:
+        yield PLANS_BY_LENGTH
     for reason, count in Counter(run.reason for run in found.outside).most_common(MOST_ROWS):
         yield f"Outside of the population: {counted(count, 'run', ',')}, because {reason}."
     if repeated := repeated_sentence(found.sweep.repeated):
@@ -363,6 +370,7 @@ class Certification:
                 tuple(map(_named, self.declared)),
                 dict(self.sweep.renames),
                 str(self.sweep.saves),
+                self.sweep.plans_by_length,
             ),
             VariantTests(
                 {name: tuple(values) for name, values in self.sweep.axes.items()},

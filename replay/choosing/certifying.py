@@ -280,6 +280,7 @@ def certify(
     on_progress: Callable[[Progress], object] | None = None,
     processes: int | None = 1,
     pool: Pool | None = None,
+    plans_by_length: bool = False,
 ) -> Certification:
     """Find the thriftiest variant of a policy whose risk is below a limit, with a stated confidence.
 
@@ -293,7 +294,7 @@ def certify(
             conservative one. If not given, the policy decides it where one param varies.
         family: The key of the families of runs, as for ``backtest``. One run is drawn from each.
         seed: The seed of the draw.
-        objective, renames, saves, on_progress, processes, pool: As for ``sweep``.
+        objective, renames, saves, on_progress, processes, pool, plans_by_length: As for ``sweep``.
 
     Raises:
         PolicyError: A combination does not load.
@@ -320,6 +321,7 @@ def certify(
         processes=processes,
         pool=pool,
         family=family,
+        plans_by_length=plans_by_length,
     )
     by_id = {run.run_id: run for run in ended}
     inside, outside = members_of(swept, by_id)

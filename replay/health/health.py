@@ -30,7 +30,7 @@ from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..policies.policy_text import gates_of, with_controllers
-from ..runs.event_stream import EventStream, check_recorded, newest_plan
+from ..runs.event_stream import EventStream, check_recorded, newest_plan, plan_of
 from ..runs.metric_names import Renames, nearest_metric
 from ..runs.replaying import observed_in, stream_for
 from .health_summary import (
@@ -66,24 +66,25 @@ _ALARM: Final = "alarm "
 _FALSE: Final = "false "
 
 
-def health_of(run: Run, policy: Policy, renames: Renames = ()) -> HealthSummary:
+def health_of(run: Run, policy: Policy, renames: Renames = (), *, plans_by_length: bool = False) -> HealthSummary:
     """Return the health of a run under a policy.
 
     Args:
         run: The run.
         policy: The policy.
         renames: Metrics to rename as the policy calls them.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
 
     Raises:
         TelemetryError: The run did not record a metric that is to be renamed.
     """
     check_recorded([run], renames)
-    return run.read(lambda snapshot: _health(snapshot, policy, renames))
+    return run.read(lambda snapshot: _health(snapshot, policy, renames, plans_by_length))
 
 
-def _health(snapshot: Snapshot, policy: Policy, renames: Renames) -> HealthSummary:
+def _health(snapshot: Snapshot, policy: Policy, renames: Renames, plans_by_length: bool) -> HealthSummary:
     stream = stream_for(policy, snapshot, renames)
-    declared = snapshot.info.last.plan
+    declared = plan_of(snapshot.info, by_length=plans_by_length)
     metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
     missing = [metrics.of(controller) for controller in policy.controllers]
     found = conclusions(policy, [index for index, lacked in enumerate(missing) if not lacked], stream, declared)

@@ -1,6 +1,6 @@
 """Finds the renames with which the rules of policies read runs that call their metrics otherwise.
 
-Takes policies and runs; reads the names of the runs' metrics, and no event.
+Takes policies and runs; reads the names of the runs' metrics and, where none is near, which of them are evaluations.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError, counted
+from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..runs.event_stream import renamed_columns
-from ..runs.judging import lacked_metrics
-from ..runs.metric_names import Renames, near_metrics, split_of
+from ..runs.event_stream import read_metrics, renamed_columns
+from ..runs.judging import background_of, lacked_metrics
+from ..runs.metric_names import Renames, mode_of, near_metrics, split_of
+from ..runs.mute_rules import judge_of
+from ..runs.objective import Objective
+from ..runs.run_result import BacktestSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class NearNames:
     Attributes:
         name: The metric, as rules call it.
         runs: Number of runs by name, the commonest first.
+        is_judge: Whether no name is near, and these are the metrics that judge the runs.
     """
 
     name: str
     runs: dict[str, int]
+    is_judge: bool = False
 
     @property
     def is_alone(self) -> bool:
@@ -38,36 +44,63 @@ class NearNames:
         """Say what is taken for the metric, or why nothing is."""
         names = [f"{name} ({counted(count, 'run', ',')})" for name, count in self.runs.items()]
         if self.is_alone:
-            return f"{names[0]} is read as {self.name}, the nearest name"
+            why = "which judges the runs; no name is near" if self.is_judge else "the nearest name"
+            return f"{names[0]} is read as {self.name}, {why}"
         return f"{self.name} may be {' or '.join(names)}: none is taken. Name one with --rename OLD={self.name}"
 
 
 def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames = ()) -> Iterator[NearNames]:
     """Yield for each metric that rules read and runs lack the names that may mean it, in the order of the metrics.
 
-    A run that cannot be read has no names.
+    Where no run has a near name, these are the metrics that judge the runs, unless they mean another metric already. A
+    run that cannot be read has no names.
 
     Args:
         policies: The policies.
         runs: The runs.
         renames: Metrics that are renamed already.
     """
-    found: dict[str, Counter[str]] = {}
+    near: dict[str, Counter[str]] = {}
+    judges: dict[str, Counter[str]] = {}
     asked = tuple(policies)
     for run in runs:
         try:
-            nearest = run.read(
-                lambda snapshot: [
-                    (name, renamed_columns(snapshot, renames))
-                    for policy in asked
-                    for name in lacked_metrics(policy, snapshot, renames)
-                ]
-            )
+            found = run.read(lambda snapshot: _names_in(snapshot, asked, renames))
         except TelemetryError:
             continue
-        for name, recorded in dict(nearest).items():
-            near = near_metrics(name, recorded)
-            found.setdefault(name, Counter()).update(one for one in near if split_of(one) == split_of(near[0]))
-    for name in sorted(found):
-        if found[name]:
-            yield NearNames(name, dict(found[name].most_common()))
+        for name, (own, judge) in found.items():
+            near.setdefault(name, Counter()).update(own)
+            judges.setdefault(name, Counter()).update(filter(None, [judge]))
+    taken = {name for counts in near.values() for name in counts}
+    for name in sorted(near):
+        if near[name]:
+            yield NearNames(name, _commonest_first(near[name]))
+        elif judges[name] and taken.isdisjoint(judges[name]):
+            yield NearNames(name, _commonest_first(judges[name]), is_judge=True)
+
+
+def _commonest_first(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+
+
+def _names_in(snapshot: Snapshot, policies: Sequence[Policy], renames: Renames) -> dict[str, tuple[list[str], str]]:
+    """Return for each metric that rules read and a run lacks its near names, and the metric that judges the run."""
+    lacked = dict.fromkeys(name for policy in policies for name in lacked_metrics(policy, snapshot, renames))
+    if not lacked:
+        return {}
+    recorded = renamed_columns(snapshot, renames)
+    near = {name: near_metrics(name, recorded) for name in lacked}
+    nearest = {name: [one for one in own if split_of(one) == split_of(own[0])] for name, own in near.items()}
+    objective = None if all(nearest.values()) else _judge(snapshot, renames)
+    return {name: (own, "" if own else judge_of(name, objective)) for name, own in nearest.items()}
+
+
+def _judge(snapshot: Snapshot, renames: Renames) -> Objective | None:
+    """Return the metric that judges a run where the user declares none."""
+    background = background_of(snapshot, BacktestSettings(renames=renames))
+    study = background.of_study
+    told = {name for name in renamed_columns(snapshot, renames) if mode_of(name) is not None}
+    told |= set() if study is None else {study.metric}
+    stream = read_metrics(snapshot, told, renames)
+    evaluated = frozenset(name for name in told if len(stream.values_at("evaluate", name).rows))
+    return background.objective_among(evaluated, ())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import combinations, groupby
@@ -33,10 +33,11 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ..runs.appearances import StreamAppearances, nan_filtered_in
-from ..runs.event_stream import EventStream, plan_of
+from ..runs.event_stream import EventStream, check_recorded, plan_of
+from ..runs.metric_names import Renames
+from ..runs.mute_rules import MuteRule, mute_rules
 from ..runs.replaying import replay_stream, stream_for
 from ..runs.run_result import LabelledOutcome
-from .mute_rules import mute_rules
 
 _INIT: Final = "on_init_end"
 
@@ -139,7 +140,9 @@ class PolicyOnRuns(NamedTuple):
     reach: FiringReach
 
 
-def compared_with(policy: Policy, runs: Sequence[Run], *, plans_by_length: bool = False) -> PolicyOnRuns:
+def compared_with(
+    policy: Policy, runs: Sequence[Run], *, renames: Renames = (), plans_by_length: bool = False
+) -> PolicyOnRuns:
     """Compare a policy with recorded runs.
 
     Reads the deciding rank's events of each run once.
@@ -147,8 +150,13 @@ def compared_with(policy: Policy, runs: Sequence[Run], *, plans_by_length: bool 
     Args:
         policy: A policy that loads.
         runs: The runs; at least one.
+        renames: The metrics to rename, as policies call them.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
+
+    Raises:
+        TelemetryError: No run recorded a metric that is to be renamed.
     """
+    check_recorded(runs, renames)
     places = PolicyPlaces(policy)
     facts: list[Recorded] = []
     contradictions: dict[tuple[str, ...], Finding] = {}
@@ -156,7 +164,7 @@ def compared_with(policy: Policy, runs: Sequence[Run], *, plans_by_length: bool 
     lacking: list[tuple[Never | None, ...]] = []
     most_steps, is_planned = 0.0, True
     for run in runs:
-        info, stream, filtered = run.read(lambda snapshot: _contents(snapshot, policy))
+        info, stream, filtered = run.read(lambda snapshot: _contents(snapshot, policy, renames))
         made_up = (event for index, event in stream.gathered.items() if stream.kinds[index] != RANKS)
         facts.append(recorded([*stream.facts, *made_up], info.last.newest_plan.constants))
         most_steps = max(most_steps, steps_of(info, stream))
@@ -172,15 +180,16 @@ def compared_with(policy: Policy, runs: Sequence[Run], *, plans_by_length: bool 
     found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
     found.update(long_spans(policy, places, most_steps, is_planned=is_planned))
-    found.update(_mute(policy, places, lacking, found))
+    mute = mute_rules(policy, lacking, plans_by_length=plans_by_length)
+    found.update(_mute(policy, places, mute, found))
     return PolicyOnRuns(sorted(found), list(_lacked(policy, facts)), _reach(policy, unable))
 
 
 def _mute(
-    policy: Policy, places: PolicyPlaces, lacking: Sequence[tuple[Never | None, ...]], known: Collection[Finding]
+    policy: Policy, places: PolicyPlaces, mute: Iterable[MuteRule], known: Collection[Finding]
 ) -> Iterator[Finding]:
     """Yield findings for rules that could fire in no run, but for those whose reason is known already."""
-    for rule in mute_rules(policy, lacking):
+    for rule in mute:
         is_known = any(finding.code in _REASONS and finding.is_about(rule.name) for finding in known)
         if rule.is_unplanned or not is_known:
             controller = policy.controllers[rule.index]
@@ -197,9 +206,9 @@ def _reach(policy: Policy, unable: Sequence[tuple[Never | None, ...]]) -> Firing
     return FiringReach(len(unable), able, dict(reasons.most_common()), dict(controllers))
 
 
-def _contents(snapshot: Snapshot, policy: Policy) -> tuple[RunInfo, EventStream, tuple[str, ...]]:
+def _contents(snapshot: Snapshot, policy: Policy, renames: Renames) -> tuple[RunInfo, EventStream, tuple[str, ...]]:
     """Return the run's ``run.json``, the deciding rank's effective events, and the metrics without NaN."""
-    return snapshot.info, stream_for(policy, snapshot), nan_filtered_in(snapshot)
+    return snapshot.info, stream_for(policy, snapshot, renames), nan_filtered_in(snapshot, renames)
 
 
 def _longest(facts: Sequence[Recorded], key: SeriesKey) -> int:

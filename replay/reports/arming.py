@@ -14,11 +14,12 @@ from ...rules.checks.possible_firings import deciding_controllers
 from ...rules.effects import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
-from ..backtests.judged_runs import Backtest, LackedMetric
+from ..backtests.judged_runs import Backtest
 from ..choosing.promise import grounds_of, promise
 from ..intervals import binomial_tails
+from ..runs.mute_rules import LackedMetric, rename_flags
 from ..runs.run_result import RunResult
-from .basis import family_heading, rename_flags
+from .basis import family_heading
 from .result import CONFIDENCE, NOTABLE_REGRET, Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
 
 #: The share of families that may lose by a policy.
@@ -131,11 +132,6 @@ class _Case:
             return (
                 Arm.NOT_ENOUGH,
                 "No metric judges the runs, so the cost of a stop is unknown: name one by --objective.",
-            )
-        if choice.front is not None:
-            return Arm.NOT_ENOUGH, (
-                f"These runs chose it among {counted(choice.front.variants, 'variant', ',')}, so its numbers flatter "
-                "it. 'steptape certify' makes a choice with a stated risk."
             )
         if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
             sure = f"{_SURELY}, at most 1 in 10 {self._cases()} like these lose by it."

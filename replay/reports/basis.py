@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
@@ -10,7 +9,7 @@ from typing import Final
 
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..backtests.judged_runs import Backtest, LackedMetric
+from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
@@ -205,25 +204,6 @@ def renamed_sentences(backtest: Backtest) -> Iterator[str]:
     if runs:
         names = tuple(dict.fromkeys(pair for renames in runs for pair in renames))
         yield f"At the import of {counted(len(runs), 'run', ',')} metrics were renamed: {renamed_text(names)}."
-
-
-def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:
-    """Yield a sentence for each metric that runs recorded under other names than the rules read."""
-    for one in lacking:
-        counts = [f"{name} ({runs:,})" for name, runs in (one.nearest or one.judging).items()]
-        more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
-        what = "nearest" if one.nearest else "no name is near; judged by"
-        lack = "lacks" if one.runs == 1 else "lack"
-        yield (
-            f"{one.runs:,} of {counted(one.of, 'run', ',')} {lack} {one.name}, which the rules read; "
-            f"{what}: {', '.join(counts[:_LISTED])}{more}. To replay over these: {rename_flags(one)}"
-        )
-
-
-def rename_flags(lacked: LackedMetric) -> str:
-    """Return the options that let rules read the metrics which a run has in place of one that it lacks."""
-    olds = list(lacked.nearest or lacked.judging)[:_LISTED]
-    return " ".join(f"--rename {shlex.quote(f'{old}={lacked.name}')}" for old in olds)
 
 
 def _named(objective: Objective, runs: str) -> str:

@@ -5,6 +5,7 @@ Takes two backtests of the same runs, returns a diff per run and in sum.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from ..backtests.judged_runs import Backtest
 from ..documents import document
 from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
+from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
 from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult
 from ..runs.same_training import repeated_sentence
@@ -217,6 +219,7 @@ def diff_policies(
     on_progress: Callable[[Progress], object] | None = None,
     processes: int | None = 1,
     family: str | None = None,
+    plans_by_length: bool = False,
 ) -> PolicyDiff:
     """Compare two policies over recorded runs.
 
@@ -229,12 +232,15 @@ def diff_policies(
         on_progress: Called after each run that is read: once for each policy.
         processes: Number of processes to read runs with, as for ``backtest``.
         family: The key of the families that intervals draw, as for ``backtest``.
+        plans_by_length: Whether a completed run without a plan counts as planned for its length.
     """
     checked_runs("diff_policies", new, ())
     chosen = tuple(checked_runs("diff_policies", old, runs))
     with RunPool(usable_processes([old, new], processes), on_progress) as readers:
         readers.expect(2 * len(chosen))
-        settings = BacktestSettings(renames=tuple((renames or {}).items()), saves=Saves(saves), family=family)
+        settings = BacktestSettings(
+            renames=tuple((renames or {}).items()), saves=Saves(saves), family=family, plans_by_length=plans_by_length
+        )
         request = Request(old, chosen, settings, declared_objectives(objective))
         before, _ = backtest_once(request, readers)
         after, _ = backtest_once(replace(request, policy=new), readers)
@@ -273,11 +279,12 @@ def diff_json(difference: PolicyDiff) -> JsonObject:
     stops = Counter(str(run.stop) for run in difference.changed)
     objective, steps = difference.objective, difference.steps_by_unit()
     return {
-        "old": _policy_json(difference.old.policy),
-        "new": _policy_json(difference.new.policy),
+        "old": _policy_json(difference.old),
+        "new": _policy_json(difference.new),
         "objective": None if objective is None else objective.to_json(),
         "objectives": objectives_json(run.old.objective for run in difference.runs),
         "renames": dict(difference.old.settings.renames),
+        "plans_by_length": difference.old.settings.plans_by_length,
         "saves": str(difference.old.settings.saves),
         "changed": bool(difference.changed),
         "aggregate": {
@@ -307,8 +314,9 @@ def _able(backtest: Backtest) -> int:
     return sum(not result.could_not_fire for result in backtest.results)
 
 
-def _policy_json(policy: Policy) -> JsonObject:
-    return {"source": policy.source, "digest": policy.digest, "params": dict(policy.params)}
+def _policy_json(backtest: Backtest) -> JsonObject:
+    policy, mute = backtest.policy, document(backtest.mute_rules)
+    return {"source": policy.source, "digest": policy.digest, "params": dict(policy.params), "mute_rules": mute}
 
 
 def _run_json(run: RunDiff) -> JsonObject:
@@ -438,6 +446,11 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         old, new = run.old.error_counts.keys(), run.new.error_counts.keys()
         notes += [f"- {run.new.run_id}: controller '{name}' now fails." for name in sorted(new - old)]
         notes += [f"- {run.new.run_id}: controller '{name}' no longer fails." for name in sorted(old - new)]
+    both = difference.old, difference.new
+    missing = (missing_sentences(one.lacking, one.mute_rules) for one in both)
+    notes += [f"- {sentence}" for sentence in dict.fromkeys(itertools.chain.from_iterable(missing))]
+    if difference.old.settings.plans_by_length:
+        notes.append(f"- {PLANS_BY_LENGTH}")
     able, runs = (_able(difference.old), _able(difference.new)), counted(len(difference.runs), "run", ",")
     if min(able) < len(difference.runs):
         could = f"The old policy could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
@@ -448,7 +461,7 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
     if repeated := repeated_sentence(difference.new.repeated):
         notes.append(f"- {repeated}")
     notes += [f"- Excluded {run.run_id}: {run.reason}." for run in difference.excluded]
-    if any(policy.asks_for_checkpoints for policy in (difference.old.policy, difference.new.policy)):
+    if any(one.policy.asks_for_checkpoints for one in both):
         notes.append(f"- {SAVES[difference.old.settings.saves]}")
     said = objective_sentences([run.old.objective for run in difference.runs])
     if not said:

@@ -22,7 +22,7 @@ from ...rules.policy_file.policy import Policy, text_as_judged
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
-from ..policies.mute_rules import mute_sentences
+from ..runs.mute_rules import missing_sentences
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded, RunResult, Validity
 from .amounts import short_duration
@@ -33,7 +33,6 @@ from .basis import (
     guess_warning,
     notices,
     objective_sentences,
-    rename_hints,
     renamed_sentences,
     renamed_text,
 )
@@ -125,14 +124,13 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         meanings=MEANINGS,
         policy_text=text_as_judged(backtest.policy),
         classes=classes,
-        swept=result.choice.front,
         rules=_rules(backtest),
         verdict=verdict(result),
         checkpoints=SAVES[backtest.settings.saves] if backtest.policy.asks_for_checkpoints else "",
         sums=sum_sentences(result),
         judged_by=_judged_by(backtest, totals),
         renamed=renamed_text(backtest.settings.renames),
-        hints=[*rename_hints(backtest.lacking), *mute_sentences(backtest.mute_rules)],
+        hints=missing_sentences(backtest.lacking, backtest.mute_rules),
         words=[term for term in glossary() if term.anchor in _WORDS],
         family_headings=(family_heading(totals.families), *FAMILY_WORDS[1:]),
         family_rows=family_rows(totals),
@@ -249,9 +247,7 @@ def _left_out_sentence(result: BacktestResult) -> str:
 
 
 def _marks(result: BacktestResult, classes: Mapping[Family, str]) -> list[Mark]:
-    front = result.choice.front
-    swept = () if front is None else front.front
-    marks = [Mark(100 * one.share_saved, 100 * one.regret, one.settings, "front") for one in swept]
+    marks: list[Mark] = []
     for run in result.backtest.results:
         own_regret, own_share = run.relative_regret, run.share_saved
         if run.stop is not None and own_regret is not None and own_share is not None:

@@ -21,7 +21,6 @@ from ..intervals import Interval
 from ..runs.objective import UPDATES
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
-from ..sweeps.swept_front import SweptFront
 from .amounts import hours, percent
 
 #: Relative regrets above this are counted separately.
@@ -586,12 +585,10 @@ class HowChosen:
     """How the policy was chosen, as far as the user says.
 
     Attributes:
-        front: The sweep over these runs that the policy was chosen from; None if it is unknown.
         certificate: The policy's certificate; None without one.
         outside: For each run, by id, why the certificate does not cover it; empty if it does.
     """
 
-    front: SweptFront | None = None
     certificate: Certificate | None = None
     outside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import counted
-from ..backtests.judged_runs import PLANS_BY_LENGTH, Backtest
+from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
+from ..runs.mute_rules import PLANS_BY_LENGTH
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity

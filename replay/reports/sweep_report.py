@@ -15,9 +15,9 @@ from markupsafe import Markup
 
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..backtests.judged_runs import PLANS_BY_LENGTH
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
+from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_result import SECONDS_PER_HOUR
 from ..runs.same_training import repeated_sentence
@@ -69,6 +69,8 @@ def sweep_lines(result: Sweep, judged: Optimism | None) -> Iterator[str | Table]
     """Yield the best trade-offs as a table, and what they rest on, as lines."""
     rows = result.frame().to_dicts()
     shown = [rows[index] for index in result.front]
+    if missing := missing_sentences(result.lacking, result.mute_rules):
+        yield from [*missing, ""]
     if shown:
         headings = _terminal_headings(result, judged)
         yield f"{_front_title(judged)}:"
@@ -227,6 +229,7 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         "runs_excluded": len(result.excluded),
         "runs_repeated": len(result.repeated),
         "families": document(FamilyCounts.of(run.family for run in result.runs)),
+        "mute_rules": document(result.mute_rules),
         "steps_recorded": result.steps,
         "objective": declared.metric if declared else None,
         "mode": str(declared.mode) if declared else None,
@@ -269,6 +272,7 @@ def sweep_json(result: Sweep) -> JsonObject:
         ],
         "excluded": document(result.excluded),
         "repeated": document(result.repeated),
+        "mute_rules": document(result.mute_rules),
         "variants": result.frame().to_dicts(),
         "front": list(result.front),
         "sample": "in",
@@ -291,7 +295,7 @@ def sweep_page(sweep: Sweep, judged: Optimism | None = None, written: str = "") 
         name=sweep.policy.name or Path(sweep.policy.source).stem or "policy",
         title=title,
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
-        sentences=list(sample_sentences(sweep, judged)),
+        sentences=[*missing_sentences(sweep.lacking, sweep.mute_rules), *sample_sentences(sweep, judged)],
         picture=savings_plot(_marks(sweep, judged), title),
         headings=_headings(sweep, judged),
         rows=_rows(sweep, judged),

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from ...store.errors import counted
 from ..choosing.promise import outside_lines
 from ..intervals import Interval
-from ..policies.mute_rules import mute_sentences
+from ..runs.mute_rules import mute_sentences, rename_hints
 from ..runs.run_result import RunResult
-from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning, rename_hints
+from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning
 from .result import MEANINGS, Arm, BacktestResult, ComparisonRow, Ledger, RowScore
 from .sentences import summary_lines
 

@@ -22,7 +22,7 @@ from ..columns.variant_firings import VariantBatch, batches_of
 from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
-from ..runs.judging import background_of
+from ..runs.judging import background_of, lacked_metrics
 from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
@@ -219,6 +219,8 @@ class RunSweeper:
             configuration=configuration_of(info),
             has_few_evaluations=bool(rows.has_few_evaluations.all()),
             could_fire=could_fire,
+            unable=swept.unable,
+            lacked=lacked_metrics(self.policy, snapshot, renames),
         )
 
     def _could_judge(self, names: Iterable[str], study: Objective | None) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,11 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.first_events import Never
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
 from ..columns.variants import Variant
 from ..runs.metric_names import Renames
+from ..runs.mute_rules import LackedMetric, MissingNames, MuteRule, lacked_metrics_in, mute_rules
 from ..runs.objective import UPDATES, Objective, Saves, shared_objective
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
@@ -132,6 +134,8 @@ class SweptRun:
         configuration: Digest of its configuration without seeds, paths and names; empty without one.
         has_few_evaluations: Whether its evaluations are too few for a mean of regret.
         could_fire: Whether any variant could fire in it.
+        unable: For each controller why it could fire under no variant; None if it could.
+        lacked: The metrics that rules read and it did not record, each with its metric that comes closest.
     """
 
     run_id: str
@@ -151,6 +155,8 @@ class SweptRun:
     configuration: str = ""
     has_few_evaluations: bool = False
     could_fire: bool = True
+    unable: tuple[Never | None, ...] = ()
+    lacked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variant_outcomes(self) -> VariantOutcomes:
@@ -493,6 +499,16 @@ class Sweep:
     def objective(self) -> Objective | None:
         """The objective of every run that has one; None if they differ, or no run has one."""
         return shared_objective(run.objective for run in self.runs)
+
+    @cached_property
+    def mute_rules(self) -> tuple[MuteRule, ...]:
+        """The rules that could fire in no run under any variant."""
+        return mute_rules(self.policy, [run.unable for run in self.runs], plans_by_length=self.plans_by_length)
+
+    @property
+    def lacking(self) -> tuple[LackedMetric, ...]:
+        """The metrics that rules read and runs lack, which a rename may settle."""
+        return lacked_metrics_in(self.mute_rules, [MissingNames(run.lacked, run.objective) for run in self.runs])
 
     @property
     def step_units(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ millisecond of its 16; arrays over all variants, which this replaced, took as lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...rules.checks.possible_firings import could_fire
+from ...rules.checks.possible_firings import could_fire, could_not_fire
 from ...rules.policy_file.policy import Policy
+from ...rules.readings.first_events import Never
 from ...rules.readings.reading import Appearances
 from ...rules.readings.vectors import Ints, Truths
 from ...store.events import INIT_END, PLAN
@@ -92,10 +93,12 @@ class SweptStream:
     Attributes:
         outcomes: The outcomes of each variant.
         engine_reason: Why the event engine decided controllers of columnar form; empty if columns decided them.
+        unable: For each controller why it could fire under no variant; None if it could.
     """
 
     outcomes: VariantOutcomes
     engine_reason: str
+    unable: tuple[Never | None, ...]
 
 
 def sweep_stream(
@@ -126,7 +129,8 @@ def sweep_stream(
     if reason:
         policies = (variant.policy() for batch in batches for variant in batch.variants)
         results = judge_stream(policies, background, read(), objective, settings)
-        return SweptStream(VariantOutcomes(_codes(np.arange(len(results))), outcomes_of_results(results)), reason)
+        outcomes = VariantOutcomes(_codes(np.arange(len(results))), outcomes_of_results(results))
+        return SweptStream(outcomes, reason, _unable_throughout(result.unable for result in results))
     columns = Stream(stream, background.plan, frozenset[str]().union(*(batch.metrics for batch in batches)))
     swept, places = RunFirings(columns, read), StreamAppearances(stream, background.plan, background.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
@@ -140,7 +144,20 @@ def sweep_stream(
     )
     parts = [scores.rows_of(batch, swept.firings_of_all(batch), _able(batch, places)) for batch in batches]
     codes = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return SweptStream(VariantOutcomes(_codes(codes), scores.outcomes()), "; ".join(sorted(swept.reasons)))
+    firsts = (variant for batch in batches for variant in batch.limits.firsts)
+    unable = (could_not_fire(first.structure.policy, places, params=first.params) for first in firsts)
+    outcomes = VariantOutcomes(_codes(codes), scores.outcomes())
+    return SweptStream(outcomes, "; ".join(sorted(swept.reasons)), _unable_throughout(unable))
+
+
+def _unable_throughout(unable: Iterable[tuple[Never | None, ...]]) -> tuple[Never | None, ...]:
+    """Return for each controller why it could fire under no variant, given the same of each; None if it could."""
+    found: tuple[Never | None, ...] = ()
+    for own in unable:
+        found = tuple(why and one for one, why in zip(found, own, strict=True)) if found else own
+        if not any(found):
+            break
+    return found
 
 
 def _codes(rows: Ints) -> npt.NDArray[np.unsignedinteger[Any]]:

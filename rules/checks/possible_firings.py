@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from ...store.events import BEFORE_STREAM, INIT_END
@@ -32,6 +33,7 @@ from ..readings.past_decisions import OF_NOW
 from ..readings.reading import Appearances, Param, SeriesKey, SeriesReading
 from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length
 
+_NO_PARAMS: Final[Mapping[str, Param]] = MappingProxyType({})
 _NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.GtE,
     ast.LtE: ast.Gt,
@@ -306,15 +308,18 @@ class RuleTruth:
         return PossibleCount(lambda count: self.values(evaluated, max(count, 1)), longest)
 
 
-def could_not_fire(policy: Policy, run: Appearances, fired: Collection[str] = ()) -> tuple[Never | None, ...]:
+def could_not_fire(
+    policy: Policy, run: Appearances, fired: Collection[str] = (), params: Mapping[str, Param] = _NO_PARAMS
+) -> tuple[Never | None, ...]:
     """Return for each controller why it could not fire in a run; None for those that could.
 
     Args:
         policy: The policy.
         run: Where the run recorded values and events.
         fired: Names of controllers that fired in the run: of these, nothing is asked unless others ask about them.
+        params: Other values of params that change nothing of the policy's structure.
     """
-    firsts = _Possible(policy, run, {}).firsts_but_of(fired)
+    firsts = _Possible(policy, run, params).firsts_but_of(fired)
     return tuple(found if isinstance(found, Never) else None for found in firsts)
 
 
