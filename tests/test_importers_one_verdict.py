@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from eight_trainings import STEPS, TRAININGS, expected_verdict, verdict
+from eight_trainings import EVALUATED_EACH, STEPS, TRAININGS, expected_verdict, verdict
 from event_files import STARTED_S, event, simple, write_events
 
 
@@ -61,18 +61,23 @@ def as_mlflow(folder: Path) -> None:
     (experiment / "meta.yaml").write_text("name: exp\nexperiment_id: '1'\n")
 
 
-def as_tensorboard(folder: Path) -> None:
-    """Write event files, a folder each."""
+def as_tensorboard(folder: Path, each: int = 1) -> None:
+    """Write event files, a folder each; validation counts what lasts so many updates."""
     for training in TRAININGS:
         events = []
         for step, loss, evaluation in training.rows():
             events.append(event(step, STARTED_S + step, simple("Loss/train", loss)))
             if evaluation is not None:
-                events.append(event(step, STARTED_S + step, simple("Loss/valid", evaluation)))
+                events.append(event(step // each, STARTED_S + step, simple("Loss/valid", evaluation)))
         write_events(folder / training.name / "events.out.tfevents.1767323045.host", events)
 
 
-TOOLS: Final = (as_csv, as_lightning, as_stdout, as_mlflow, as_tensorboard)
+def as_tensorboard_by_epoch(folder: Path) -> None:
+    """Write event files whose validation counts epochs, as most scripts do."""
+    as_tensorboard(folder, EVALUATED_EACH)
+
+
+TOOLS: Final = (as_csv, as_lightning, as_stdout, as_mlflow, as_tensorboard, as_tensorboard_by_epoch)
 
 
 @pytest.mark.parametrize("policy", ["baseline:hf_early_stopping", "overfitting"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from eight_trainings import TRAININGS, expected_verdict, verdict
+from eight_trainings import EVALUATED_EACH, TRAININGS, expected_verdict, verdict
 
 pytest.importorskip("lightning", reason="lightning is not installed; 'make frameworks' runs this")
 pytest.importorskip("mlflow")
@@ -56,14 +56,19 @@ def _log_with_mlflow(uri: str) -> None:
                     mlflow.log_metric("val_loss", evaluation, step=step)
 
 
-def with_tensorboard(folder: Path) -> None:
-    """Log a folder of event files each."""
+def with_tensorboard(folder: Path, each: int = 1) -> None:
+    """Log a folder of event files each; validation counts what lasts so many updates."""
     for training in TRAININGS:
         with SummaryWriter(str(folder / training.name)) as writer:
             for step, loss, evaluation in training.rows():
                 writer.add_scalar("Loss/train", loss, step)
                 if evaluation is not None:
-                    writer.add_scalar("Loss/valid", evaluation, step)
+                    writer.add_scalar("Loss/valid", evaluation, step // each)
+
+
+def with_tensorboard_by_epoch(folder: Path) -> None:
+    """Log validation by epoch, as most scripts do."""
+    with_tensorboard(folder, EVALUATED_EACH)
 
 
 def with_lightning(folder: Path) -> None:
@@ -78,7 +83,14 @@ def with_lightning(folder: Path) -> None:
         logger.save()
 
 
-TOOLS: Final = (with_wandb, with_mlflow_database, with_mlflow_files, with_tensorboard, with_lightning)
+TOOLS: Final = (
+    with_wandb,
+    with_mlflow_database,
+    with_mlflow_files,
+    with_tensorboard,
+    with_tensorboard_by_epoch,
+    with_lightning,
+)
 
 
 @pytest.mark.parametrize("write", TOOLS, ids=[write.__name__ for write in TOOLS])
