@@ -337,7 +337,8 @@ class _Log:
         """Return the epochs finished at each entry, if its own count is known to be the epoch."""
         own = [self._entries[index].step for index in indices]
         if all(self._entries[index].unit == EPOCHS != self._unit for index in indices):
-            return [float(step) for step in own]
+            is_from_zero = own[0] == 0 and (at[indices[0]] or 0) >= 0
+            return [float(step + is_from_zero) for step in own]
         marks = self._marks
         moments = [newest for newest, _ in marks]
         begun = []

@@ -18,7 +18,7 @@ from command_line import call
 from event_files import STARTED_S, event, simple, write_events
 from imported_logs import Read, imported, lines
 
-from steptape import backtest, open_store
+from steptape import backtest, open_store, sweep
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.source import ReadOptions
@@ -332,6 +332,51 @@ def test_rows_of_a_table_whose_step_is_the_epoch_follow_the_training_of_the_epoc
     ]
 
 
+@pytest.mark.parametrize("base", [0, 1])
+def test_json_lines_that_have_an_epoch_and_no_step_follow_the_training(reads: Reads, tmp_path: Path, base: int) -> None:
+    """The key says that they count epochs."""
+    rows = []
+    for step in range(1, 31):
+        rows += [{"step": step, "loss": 1 / step}]
+        rows += [{"epoch": step // 10 - 1 + base, "val_loss": 1.0}] if step % 10 == 0 else []
+    reads({"a.jsonl": lines(*rows)})
+
+    evaluated = [each for each in only_run(tmp_path).events() if each.kind == "evaluate"]
+    assert [(each.step, each.epoch) for each in evaluated] == [(10, 1.0), (20, 2.0), (30, 3.0)]
+
+
+@writers
+def test_a_log_of_few_training_rows_has_several_epochs_at_one_step(reads: Reads, writer: str) -> None:
+    """Each is an event; none is placed before its time."""
+    script = [each for each in by_epoch(1000) if each[0] != "loss" or each[1] % 250 == 0]
+    runs, _ = reads(WRITERS[writer](script))
+
+    assert steps_of(runs, "valid_loss") == [1, 2, 250, 250, 500, 500, 500, 750, 750, 1000]
+
+
+def test_a_metric_that_is_logged_with_both_counts_is_placed_by_the_others_of_its_row(reads: Reads) -> None:
+    """The learning rate is in every row, so it says nothing of what a row counts."""
+    rows: list[dict[str, float]] = []
+    for step in range(10, 301, 10):
+        rows += [{"step": step, "loss": 1 / step, "lr": 0.1}]
+        rows += [{"step": step // 100, "val_loss": 1.0, "lr": 0.2}] if step % 100 == 0 else []
+    runs, _ = reads({"a.jsonl": lines(*rows)})
+
+    assert steps_of(runs, "val_loss") == [100, 200, 300]
+    assert steps_of(runs, "loss") == list(range(10, 301, 10))
+
+
+@pytest.mark.parametrize("evaluations", ["before", "after"])
+def test_a_table_that_is_sorted_by_metric_is_placed_by_its_clock(reads: Reads, evaluations: str) -> None:
+    """Its order is not that of the log."""
+    losses = "".join(f"loss,{step},1,{1_700_000_000 + step}\n" for step in range(1, 301))
+    others = "".join(f"val_loss,{epoch},1,{1_700_000_000 + 100 * epoch}\n" for epoch in (1, 2, 3))
+    rows = others + losses if evaluations == "before" else losses + others
+    runs, _ = reads({"a.csv": "metric,step,value,timestamp\n" + rows})
+
+    assert steps_of(runs, "val_loss") == [100, 200, 300]
+
+
 def train_csv(*, epochs: bool = False, clock: bool = False) -> str:
     """Return a training of 20 epochs of 100 steps, counted from 1; the epoch counts from 0."""
     head = "step,loss" + ",epoch" * epochs + ",timestamp" * clock
@@ -389,6 +434,26 @@ def test_what_nothing_places_is_at_the_end_and_no_step_is_counted_on_it(
         None,
     )
     assert "nothing says at which step 'valid_loss' was logged: import the log with --steps-per-epoch N" in result.notes
+
+
+def test_a_sweep_knows_no_more_of_such_a_stop_than_a_backtest(reads: Reads, tmp_path: Path) -> None:
+    """Each variant's outcome is that of its backtest."""
+    reads({"train.csv": train_csv(), "val.csv": val_csv()})
+    policy = parse_policy(
+        """
+params: {patience: 1}
+controllers:
+  - name: early_stop
+    triggers: [on_evaluate]
+    rule: argmin(valid_loss, 1000) >= patience
+    operations: [hfcontrols.should_training_stop]
+"""
+    )
+
+    swept = sweep(policy, {"patience": [1, 2, 50]}, [only_run(tmp_path)], objective=Objective("valid_loss", Mode.MIN))
+
+    assert swept.totals["not_known"].tolist() == [1, 1, 0]
+    assert str(swept.totals["steps_saved"].tolist()) == "[nan, nan, 0.0]"
 
 
 def test_a_stop_that_reads_no_such_value_is_known(reads: Reads, tmp_path: Path) -> None:
@@ -536,10 +601,14 @@ def test_torch_s_summary_writer_by_epoch_is_at_the_steps_of_the_training(reads: 
     assert ending.step == 700
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
-def test_mlflow_by_epoch_is_at_the_steps_of_the_training(reads: Reads, tmp_path: Path, store: str) -> None:
+def test_mlflow_by_epoch_is_at_the_steps_of_the_training(
+    reads: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
     """Its clock has milliseconds: a value of another metric at the same time came before."""
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     where = tmp_path / "logs"
     where.mkdir()
     client = mlflow.tracking.MlflowClient(f"sqlite:///{where}/m.db" if store == "sqlite" else (where / "m").as_uri())

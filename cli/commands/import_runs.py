@@ -14,7 +14,7 @@ import typer
 
 from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
-from ...importers.rows import PLACE_NAMES
+from ...importers.rows import NO_STEP_NAMES, PLACE_NAMES, is_evaluation
 from ...importers.source import Proof, Reader, ReadOptions, StepAxis
 from ...replay.runs.objective import guessed_objective
 from ...store.errors import counted
@@ -184,10 +184,11 @@ def _other_counts(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for outcome in outcomes:
             own = [(axis, names) for axis, names in outcome.axes.items() if axis.proof is proof]
             runs += [outcome.name] if own else []
-            found |= {name: axis for axis, names in own for name in names if name not in PLACE_NAMES}
+            found |= {name: axis for axis, names in own for name in names if name not in PLACE_NAMES | NO_STEP_NAMES}
         if not found:
             continue
-        (first, axis), others = next(iter(found.items())), len(found) - 1
+        first = min(found, key=lambda name: not is_evaluation(name))
+        axis, others = found[first], len(found) - 1
         if proof is Proof.COUNTED:
             yield f"all values of {_named(runs)} are at step 0: {how}"
             continue

@@ -271,6 +271,7 @@ def validation_by_epoch(writer: Any) -> None:
         if step % 100 == 0:
             writer.add_scalar("Loss/valid", 0.5 + abs(step - 200) / 1000, step // 100)
             writer.add_scalar("Accuracy", step / 400, step // 100)
+    writer.add_scalar("Loss/test", 0.25, 0)
 
 
 @pytest.mark.parametrize("loop", [tags_of_an_update, training_and_validation, validation_by_epoch])
