@@ -79,15 +79,18 @@ def test_everyday_names_are_taken_and_hinted_at(name: str, why: str, policy: Pat
     assert json.loads(auto.stdout)["runs"][0]["stop"]["step"] == 1
 
 
-def test_the_judge_is_not_taken_where_runs_are_judged_alike_by_several(policy: Path, tmp_path: Path) -> None:
-    """Nor where it means another metric that the rules read."""
-    store = record(record(tmp_path / "runs", "val/avg_loss"), "dev/nll")
+def test_each_run_has_its_own_judge_and_one_that_means_another_metric_is_not_taken(
+    policy: Path, tmp_path: Path
+) -> None:
+    """Runs of several tools call one thing by several names."""
+    store = record(record(record(tmp_path / "runs", "val/avg_loss"), "dev/nll"), "val_loss")
     policy.write_text(STOP.replace("eval_loss > 0.5", "eval_loss > 0.5 and eval_perplexity > 1"), encoding="utf-8")
 
     several = call("check", policy, "--store", store, "--rename", "auto")
     other = call("check", policy, "--store", record(tmp_path / "others", "val/perplexity"), "--rename", "auto")
 
-    assert "eval_loss may be dev/nll (1 run) or val/avg_loss (1 run): none is taken" in several.stderr
+    named = "dev/nll (1 run), val/avg_loss (1 run), val_loss (1 run) are read as eval_loss"
+    assert f"--rename auto: {named}, the nearest name of each run" in several.stderr
     assert "val/perplexity (1 run) is read as eval_perplexity, the nearest name" in other.stderr
     assert "is read as eval_loss" not in other.stderr
 
@@ -110,11 +113,11 @@ def test_a_check_reads_runs_under_new_names(policy: Path, tmp_path: Path) -> Non
 
 def test_where_two_names_are_as_near_none_is_taken(policy: Path, tmp_path: Path) -> None:
     """A test loss is farther than a validation loss, and no other name for one."""
-    store = record(record(tmp_path / "runs", "val_loss", "test_loss"), "valid/loss")
+    store = record(record(tmp_path / "runs", "val_loss", "valid/loss", "test_loss"), "valid/loss")
 
     found = call("backtest", policy, "--store", store, "--rename", "auto", "--json")
 
-    assert "eval_loss may be val_loss (1 run) or valid/loss (1 run): none is taken" in found.stderr
+    assert "eval_loss may be valid/loss (2 runs) or val_loss (1 run): none is taken" in found.stderr
     assert "--rename OLD=eval_loss" in found.stderr
     assert json.loads(found.stdout)["renames"] == {}
 

@@ -28,32 +28,32 @@ class NearNames:
     Attributes:
         name: The metric, as rules call it.
         runs: Number of runs by name, the commonest first.
-        is_judge: Whether no name is near, and these are the metrics that judge the runs.
+        is_alone: Whether no run has two of these names, so that each may be taken.
+        judging: Those of the names that are near to nothing, but judge their runs.
     """
 
     name: str
     runs: dict[str, int]
-    is_judge: bool = False
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one name only, so that it may be taken."""
-        return len(self.runs) == 1
+    is_alone: bool
+    judging: frozenset[str] = frozenset()
 
     def sentence(self) -> str:
         """Say what is taken for the metric, or why nothing is."""
         names = [f"{name} ({counted(count, 'run', ',')})" for name, count in self.runs.items()]
-        if self.is_alone:
-            why = "which judges the runs; no name is near" if self.is_judge else "the nearest name"
-            return f"{names[0]} is read as {self.name}, {why}"
-        return f"{self.name} may be {' or '.join(names)}: none is taken. Name one with --rename OLD={self.name}"
+        if not self.is_alone:
+            return f"{self.name} may be {' or '.join(names)}: none is taken. Name one with --rename OLD={self.name}"
+        is_one = len(names) == 1
+        read = f"{', '.join(names)} {'is' if is_one else 'are'} read as {self.name}"
+        if self.judging.issuperset(self.runs):
+            return f"{read}, which {'judges the' if is_one else 'judge their'} runs; no name is near"
+        return f"{read}, the nearest name{'' if is_one else ' of each run'}"
 
 
 def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames = ()) -> Iterator[NearNames]:
     """Yield for each metric that rules read and runs lack the names that may mean it, in the order of the metrics.
 
-    Where no run has a near name, these are the metrics that judge the runs, unless they mean another metric already. A
-    run that cannot be read has no names.
+    Where a run has no near name, it is the metric that judges the run, unless that means another metric already. A run
+    that cannot be read has no names.
 
     Args:
         policies: The policies.
@@ -62,6 +62,7 @@ def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames
     """
     near: dict[str, Counter[str]] = {}
     judges: dict[str, Counter[str]] = {}
+    torn: set[str] = set()
     asked = tuple(policies)
     for run in runs:
         try:
@@ -71,12 +72,13 @@ def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames
         for name, (own, judge) in found.items():
             near.setdefault(name, Counter()).update(own)
             judges.setdefault(name, Counter()).update(filter(None, [judge]))
+            torn.update([name] if len(own) > 1 else ())
     taken = {name for counts in near.values() for name in counts}
     for name in sorted(near):
-        if near[name]:
-            yield NearNames(name, _commonest_first(near[name]))
-        elif judges[name] and taken.isdisjoint(judges[name]):
-            yield NearNames(name, _commonest_first(judges[name]), is_judge=True)
+        judging = {judge for judge in judges[name] if judge not in taken}
+        counts = near[name] + Counter({judge: judges[name][judge] for judge in judging})
+        if counts:
+            yield NearNames(name, _commonest_first(counts), name not in torn, frozenset(judging))
 
 
 def _commonest_first(counts: Counter[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ Facts are read from a run once, whatever the objective turns out to be.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -436,9 +437,10 @@ def _why_unjudged(history: History, declared: Sequence[Objective]) -> str:
         return f"it recorded no evaluation of {' or '.join(repr(objective.metric) for objective in declared)}"
     if not history.evaluations:
         return "it recorded no evaluation"
-    first, *rest = sorted(history.evaluations)
+    first, *rest = sorted(history.evaluations.keys() - {"epoch"}) or ["epoch"]
     names = ", ".join((first, *rest[: _NAMED - 1])) + (", ..." if len(rest) >= _NAMED else "")
-    return f"none of its evaluation metrics clearly says how good it is ({names})"
+    how = f"say which way is better with --objective {shlex.quote(first)}:min or :max"
+    return f"none of its evaluation metrics clearly says how good it is ({names}): {how}"
 
 
 def _notes_of_approximations(replayed: Replay) -> Iterable[str]:
