@@ -150,36 +150,33 @@ class _Log:
         self._own = [index for index, entry in enumerate(entries) if reference in entry.names]
         self._steps = [entries[index].step for index in self._own]
         self._unit = entries[self._own[0]].unit
-        self._by_stream: dict[int, list[int]] = {}
-        for at, index in enumerate(self._own):
-            self._by_stream.setdefault(entries[index].stream, []).append(at)
+        self._streams = {entries[index].stream for index in self._own}
         self._at_times = sorted((entries[index].time_ns, at) for at, index in enumerate(self._own))
         self._has_clock = self._at_times[0][0] > 0
 
     def places(self) -> Places:
         """Return the places of all series."""
         series = self._series()
-        at = {index: self._newest_at(index) for indices in series.values() for index in indices}
         follows = {
             index: self._own[max(newest, 0)]
-            for index, newest in at.items()
-            if newest is not None and self._entries[index].stream not in self._by_stream
+            for index, newest in enumerate(self._at)
+            if newest is not None and self._entries[index].stream not in self._streams
         }
         if len(self._own) > 1 and not any(entry.step for entry in self._entries):
-            return Places(self._counted(at), reference=self._reference, follows=follows)
+            return Places(self._counted(), reference=self._reference, follows=follows)
         places: dict[int, StepPlace] = {}
         undecided: set[int] = set()
         decided: list[tuple[set[tuple[int, int | None]], _Verdict]] = []
         for indices in sorted(series.values(), key=len, reverse=True):
-            logged = {(self._entries[index].step, at[index]) for index in indices}
+            logged = {(self._entries[index].step, self._at[index]) for index in indices}
             # What was logged with another series counts the same, though it has too few values to say so.
             known = (verdict for others, verdict in decided if logged <= others)
-            verdict = next(known, None) or self._verdict(indices, at)
+            verdict = next(known, None) or self._verdict(indices)
             decided.append((logged, verdict))
             if verdict in (_Verdict.UNKNOWN, _Verdict.LIKELY_TRAINING):
                 undecided.update(indices)
             if verdict in (_Verdict.UNKNOWN, _Verdict.OTHER):
-                places.update(self._placed(indices, at, verdict))
+                places.update(self._placed(indices, verdict))
         kept = {index: place for index, place in places.items() if index >= self._context}
         return Places(kept, frozenset(index for index in undecided if index >= self._context), self._reference, follows)
 
@@ -192,30 +189,40 @@ class _Log:
                 series.setdefault(min(entry.names, key=counts.__getitem__), []).append(index)
         return series
 
-    def _newest_at(self, index: int) -> int | None:
-        """Return which value of the reference was the newest when an entry was logged.
+    @cached_property
+    def _at(self) -> list[int | None]:
+        """Which value of the reference was the newest when each entry was logged.
 
         It is -1 before the first, and None where neither order nor clock says it. What has the time of a value of
         another file came after it: to place it before would let a rule see it too early.
         """
-        entry = self._entries[index]
-        if (beside := self._by_stream.get(entry.stream)) is not None:
-            found = bisect_right(beside, index, key=self._own.__getitem__)
-            return beside[found - 1] if found else -1
-        if not self._has_clock or not entry.time_ns:
+        found: list[int | None] = []
+        newest = dict.fromkeys(self._streams, -1)
+        count = 0
+        for entry in self._entries:
+            if self._reference in entry.names:
+                newest[entry.stream] = count
+                count += 1
+            found.append(newest[entry.stream] if entry.stream in newest else self._at_time(entry.time_ns))
+        return found
+
+    def _at_time(self, time_ns: int) -> int | None:
+        if not self._has_clock or not time_ns:
             return None
-        found = bisect_right(self._at_times, (entry.time_ns, len(self._own)))
+        found = bisect_right(self._at_times, (time_ns, len(self._own)))
         return self._at_times[found - 1][1] if found else -1
 
     # --- what a series counts ---------------------------------------------------------------------------------------
 
-    def _verdict(self, indices: Sequence[int], at: Mapping[int, int | None]) -> _Verdict:
+    def _verdict(self, indices: Sequence[int]) -> _Verdict:
         entries, steps = self._entries, self._steps
         own = [entries[index].step for index in indices]
         known = [
-            (entries[index].step, newest) for index in indices if (newest := at[index]) is not None and newest >= 0
+            (entries[index].step, newest)
+            for index in indices
+            if (newest := self._at[index]) is not None and newest >= 0
         ]
-        has_order = all(at[index] is not None for index in indices)
+        has_order = all(self._at[index] is not None for index in indices)
         if any(entries[index].unit != self._unit for index in indices):
             is_spread = len({newest for _, newest in known}) > 1 or any(newest < len(steps) - 1 for _, newest in known)
             return _Verdict.OTHER if has_order and (is_spread or self._is_streamed(indices)) else _Verdict.UNKNOWN
@@ -234,7 +241,7 @@ class _Log:
 
     def _is_streamed(self, indices: Sequence[int]) -> bool:
         """Whether the entries are in the training's file, so that their order is that of the log."""
-        return all(self._entries[index].stream in self._by_stream for index in indices)
+        return all(self._entries[index].stream in self._streams for index in indices)
 
     def _next_step(self, newest: int) -> float:
         """Return the step of the training's next value; infinity at the end, and where the training begins again."""
@@ -283,9 +290,7 @@ class _Log:
 
     # --- where its values belong ------------------------------------------------------------------------------------
 
-    def _placed(
-        self, indices: Sequence[int], at: Mapping[int, int | None], verdict: _Verdict
-    ) -> Iterator[tuple[int, StepPlace]]:
+    def _placed(self, indices: Sequence[int], verdict: _Verdict) -> Iterator[tuple[int, StepPlace]]:
         own = [self._entries[index].step for index in indices]
         axis = StepAxis(self._reference, Proof.LOGGED, max(own), self._steps[-1])
         each = self._steps_per_epoch or (self._configured if verdict is _Verdict.UNKNOWN else None)
@@ -297,9 +302,9 @@ class _Log:
                 yield index, self._at_step(min(step, self._steps[-1]), axis)
             return
         if verdict is _Verdict.OTHER:
-            epochs = self._epochs_by_order(indices, at)
+            epochs = self._epochs_by_order(indices)
             for index, epoch in zip(indices, epochs, strict=True):
-                yield index, self._at_moment(index, at[index], axis, epoch)
+                yield index, self._at_moment(index, self._at[index], axis, epoch)
             return
         if (ends := self._ends_of_epochs(own)) is not None:
             axis = axis._replace(proof=Proof.EPOCHS)
@@ -313,7 +318,7 @@ class _Log:
     def _at_moment(self, index: int, newest: int | None, axis: StepAxis, epoch: float | None) -> StepPlace:
         """Return the place of an entry at the newest step of the training."""
         entry = self._entries[index]
-        is_in_order = entry.stream in self._by_stream
+        is_in_order = entry.stream in self._streams
         if newest is None or newest < 0:
             return StepPlace(min(entry.step, self._steps[0]), axis, index if is_in_order else -1, epoch)
         return StepPlace(self._steps[newest], axis, index if is_in_order else self._own[newest], epoch)
@@ -329,21 +334,20 @@ class _Log:
         found = []
         for index, entry in enumerate(self._entries):
             if entry.epoch is not None and (not entry.names or self._reference in entry.names):
-                newest = self._newest_at(index)
-                found.append((newest or 0, entry.epoch))
+                found.append((self._at[index] or 0, entry.epoch))
         return found
 
-    def _epochs_by_order(self, indices: Sequence[int], at: Mapping[int, int | None]) -> list[float | None]:
+    def _epochs_by_order(self, indices: Sequence[int]) -> list[float | None]:
         """Return the epochs finished at each entry, if its own count is known to be the epoch."""
         own = [self._entries[index].step for index in indices]
         if all(self._entries[index].unit == EPOCHS != self._unit for index in indices):
-            is_from_zero = own[0] == 0 and (at[indices[0]] or 0) >= 0
+            is_from_zero = own[0] == 0 and (self._at[indices[0]] or 0) >= 0
             return [float(step + is_from_zero) for step in own]
         marks = self._marks
         moments = [newest for newest, _ in marks]
         begun = []
         for index, step in zip(indices, own, strict=True):
-            found = bisect_right(moments, at[index] or 0)
+            found = bisect_right(moments, self._at[index] or 0)
             begun.append(marks[found - 1][1] - step if found else math.nan)
         if len(set(begun)) != 1 or begun[0] not in (-1.0, 0.0, 1.0):
             return [None] * len(own)
@@ -372,7 +376,7 @@ class _Log:
         first = min(mark for _, mark in marks)
         return epoch + 1 if first == 0 and all(mark.is_integer() for _, mark in marks) else epoch
 
-    def _counted(self, at: Mapping[int, int | None]) -> dict[int, StepPlace]:
+    def _counted(self) -> dict[int, StepPlace]:
         """Return the places of a log that has step 0 for all: the values of the reference are counted from 1.
 
         A series of the training with as many values is counted alike. Everything else has the count at its moment.
@@ -382,9 +386,9 @@ class _Log:
         for name, indices in self._series().items():
             # The newest value of the one may come before that of the other.
             is_alike = not is_evaluation(name) and abs(len(indices) - len(self._own)) <= 1
-            is_alike |= len(indices) == len(self._own) and len({at[index] for index in indices}) == 1
+            is_alike |= len(indices) == len(self._own) and len({self._at[index] for index in indices}) == 1
             for count, index in enumerate(indices, start=1):
-                newest = at[index]
+                newest = self._at[index]
                 step = count if is_alike or newest is None else newest + 1
                 places[index] = StepPlace(step, axis, index)
         return places

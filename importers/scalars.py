@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from .axes import LoggedEntry, Places, StepPlace, logged_step, places_of
 from .rows import split_row
@@ -32,6 +32,10 @@ class Scalar(NamedTuple):
     stream: int = 0
 
 
+#: Attempt, step, and own count of what counts something else than the training.
+_Group: TypeAlias = tuple[int, int, int | None]
+
+
 class _Placed(NamedTuple):
     """A value of a run: its attempt, and its place if it counts something else than the training."""
 
@@ -44,7 +48,7 @@ class _Placed(NamedTuple):
         return self.scalar.step if self.place is None else self.place.step
 
     @property
-    def group(self) -> tuple[int, int, int | None]:
+    def group(self) -> _Group:
         """Attempt, step and own count: what has the same may be one event."""
         is_apart = self.place is not None and self.place.axis.proof is not Proof.COUNTED
         return self.attempt, self.step, self.scalar.step if is_apart else None
@@ -126,16 +130,18 @@ def _facts(own: Sequence[_Placed], problem: UnreadableSource | None) -> Iterator
 
     What counts something else is an event of its own after those of its step, in the order of logging.
     """
-    begun: dict[tuple[int, int, int | None], int] = {}
+    begun: dict[_Group, int] = {}
+    places: list[tuple[int, int, int]] = []
     for index, value in enumerate(own):
-        begun.setdefault(value.group, -1 if value.group[2] is None else index)
-    ordered = sorted(own, key=lambda value: (value.attempt, value.step, begun[value.group]))
+        attempt, step, count = group = value.group
+        places.append((attempt, step, -1 if count is None else begun.setdefault(group, index)))
     row: dict[str, _Placed] = {}
-    group: tuple[int, int, int | None] | None = None
-    for value in ordered:
-        if value.group != group or value.scalar.tag in row:
+    place: tuple[int, int, int] | None = None
+    for index in sorted(range(len(own)), key=places.__getitem__):
+        value = own[index]
+        if places[index] != place or value.scalar.tag in row:
             yield from _events(row)
-            group, row = value.group, {}
+            place, row = places[index], {}
         row[value.scalar.tag] = value
     yield from _events(row)
     if problem is not None:
