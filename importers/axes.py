@@ -162,8 +162,11 @@ class _Log:
             for index, newest in enumerate(self._at)
             if newest is not None and self._entries[index].stream not in self._streams
         }
-        if len(self._own) > 1 and not any(entry.step for entry in self._entries):
-            return Places(self._counted(), reference=self._reference, follows=follows)
+        if not any(entry.step for entry in self._entries):
+            # A second value of the training may have step 0 as well, or be at step 1.
+            is_counted, every = len(self._own) > 1, frozenset(range(self._context, len(self._entries)))
+            counted = self._counted() if is_counted else {}
+            return Places(counted, frozenset() if is_counted else every, self._reference, follows)
         places: dict[int, StepPlace] = {}
         undecided: set[int] = set()
         decided: list[tuple[set[tuple[int, int | None]], _Verdict]] = []

@@ -78,7 +78,8 @@ def courses_of(
             for index, (of, attempt) in enumerate(lives)
             if of == run and index not in waiting
         ]
-        yield _facts(own, problem if run == last else None)
+        if own or not waiting or problem is not None:
+            yield _facts(own, problem if run == last else None)
 
 
 def _places(scalars: Sequence[Scalar], steps_per_epoch: int | None, configured: int | None) -> Places:

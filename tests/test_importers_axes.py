@@ -530,6 +530,15 @@ def test_values_that_are_all_at_step_0_are_counted(reads: Reads) -> None:
     assert problems == []
 
 
+def test_a_first_value_at_step_0_waits_for_the_second_while_a_log_grows(reads: Reads) -> None:
+    """The second one says whether it is step 0, or the first of values without a step."""
+    for script in ([("loss", 0, 2.0)], [("loss", 0, 2.0), ("loss", 0, 1.0)]):
+        runs, problems = reads(mlflow_files(script), is_growing=True)
+        assert problems == []
+
+    assert steps_of(runs, "loss") == [1, 2]
+
+
 # --- what the import says -------------------------------------------------------------------------------------------
 
 
