@@ -16,6 +16,7 @@ from ..store.errors import TelemetryError
 from ..store.run import Run
 from ..store.store import delete_run, open_run
 from ..store.user_cache import cache_folder
+from .import_notes import doubts
 from .output import messages_on_stderr, progress
 from .streams import complain
 
@@ -90,6 +91,8 @@ def imported_history(paths: Sequence[Path]) -> tuple[list[Run], list[TelemetryEr
     found = dict.fromkeys(outcome.run_id for outcome in outcomes if outcome.run_id)
     if not found:
         raise problems[0]
+    for note in doubts([outcome for outcome in outcomes if outcome.state is not State.UNCHANGED]):
+        complain(f"note: {note}")
     if all(outcome.evaluations == 0 for outcome in outcomes if outcome.run_id):
         how = f"steptape import auto {shlex.quote(str(paths[0]))} --store STORE --evaluation COLUMN"
         complain(f"note: no log has an evaluation. If a column holds one, run '{how}', then name that store")

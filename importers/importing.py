@@ -76,6 +76,7 @@ class Outcome:
         axes: What its metrics count that count something else than the training; empty for an unchanged run.
         unplaced: The metrics of which nothing proves at which step they were logged.
         step_doubt: A sentence about what its steps may not be; empty where nothing is doubtful.
+        setbacks: Number of its events whose wall clock is far behind an earlier one's.
     """
 
     state: State
@@ -96,6 +97,7 @@ class Outcome:
     axes: Mapping[StepAxis, tuple[str, ...]] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
     step_doubt: str = ""
+    setbacks: int = 0
 
 
 def import_source(store: Path, source: Source, options: ReadOptions, known: dict[str, Path]) -> Iterator[Outcome]:
@@ -462,6 +464,7 @@ def _outcome(state: State, source: Source, folder: Path, told: RunInfo, courses:
         ),
         axes={axis: tuple(names) for axis, names in courses.axes.items()},
         unplaced=tuple(courses.unplaced),
+        setbacks=courses.setbacks,
     )
 
 

@@ -18,6 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
+import numpy as np
+
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, JsonObject, is_kind
@@ -27,7 +29,7 @@ from ..store.parquet.sealing import seal, seal_columns
 from ..store.plan import Plan
 from ..store.run_folder import DIGESTS_JSON
 from ..store.run_info import Attempt, RunInfo, flattened, redacted, write_run_info
-from .encodings.numbers import INT64_MAX
+from .encodings.numbers import INT64_MAX, NS
 from .plain_tables import PlainFacts
 from .source import EPOCHS, Fact, ImportedRun, Proof, RefusedRun, StepAxis, UnreadableSource
 
@@ -58,6 +60,10 @@ _ASSUMED: Final = {
 }
 
 
+#: A wall clock may be set back by less: several processes log, and clocks are adjusted.
+_SETBACK_NS: Final = 60 * NS
+
+
 @dataclass(slots=True)
 class Course:
     """The totals of one attempt's events that ``run.json`` needs.
@@ -72,6 +78,7 @@ class Course:
         spacing: The largest distance between two steps in succession.
         started_ns, ended_ns: Wall clock of the first event that has one, and the latest wall clock; 0 when no event has
             one.
+        setbacks: Number of events whose wall clock is far behind an earlier one's.
         epochs: The highest epoch; negative where no event has one.
         elapsed_ns: The longest time since its begin. An event without a clock has it: at least so much had passed.
     """
@@ -85,11 +92,13 @@ class Course:
     spacing: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+    setbacks: int = 0
     elapsed_ns: int = 0
     epochs: float = -1.0
 
     def add(self, event: Fact | Event, elapsed_ns: int) -> None:
         """Count an event."""
+        self.setbacks += 0 < event.time_ns < self.ended_ns - _SETBACK_NS
         self.events += 1
         self.updates += is_update(event)
         self.evaluations += event.kind == "evaluate"
@@ -122,6 +131,11 @@ class Courses:
     def updates(self) -> int:
         """Number of events with a value of the training, in all attempts."""
         return sum(course.updates for course in self.by_attempt.values())
+
+    @property
+    def setbacks(self) -> int:
+        """Number of events whose wall clock is far behind an earlier one's of their attempt."""
+        return sum(course.setbacks for course in self.by_attempt.values())
 
     @property
     def evaluations(self) -> int:
@@ -301,6 +315,8 @@ def _columns_of(facts: PlainFacts, courses: Courses) -> Sequence[EventColumns]:
     course = Course(0, first_step=int(steps[0]), steps=int(steps[-1]))
     course.spacing = int((steps[1:] - steps[:-1]).max(initial=0))
     course.started_ns, course.ended_ns = int(time_ns[0]), int(time_ns.max())
+    behind = time_ns < np.maximum.accumulate(time_ns) - _SETBACK_NS
+    course.setbacks = int((behind & (time_ns > 0)).sum())
     for events in columns:
         _check(events.kind, events.names)
         course.events += len(events.seq)

@@ -575,3 +575,22 @@ def test_a_report_names_runs_of_one_name_by_their_logs(call: Call, tmp_path: Pat
     assert "import-" not in result.stdout
     assert f'title="{tmp_path}/seed0/a.csv"' in page
     assert '<span class="faint">seed0/a.csv</span>' in page
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_clock_that_is_set_back_is_told(is_table: bool, call: Call, tmp_path: Path) -> None:
+    """A table is read by columns, a text by lines; also where a backtest reads them."""
+    times = [f"2026-11-03 10:{minute:02}:00" for minute in (0, 5, 10, 2, 15, 20)]
+    rows = [(step, 1 / step, time) for step, time in enumerate(times, start=1)]
+    log = tmp_path / ("log.csv" if is_table else "log.txt")
+    if is_table:
+        log.write_text("step,loss,timestamp\n" + "".join(f"{step},{loss},{time}\n" for step, loss, time in rows))
+    else:
+        log.write_text("".join(f"{time} step {step} loss {loss}\n" for step, loss, time in rows))
+
+    imported = call("import", "auto", log, "--store", "runs")
+    judged = call("backtest", "overfitting", "--history", log)
+
+    note = f"note: the clock is behind in 1 line of run {tmp_path.name}: hours there mean little"
+    assert note in imported.stderr
+    assert note in judged.stderr

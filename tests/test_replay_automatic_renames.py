@@ -95,6 +95,26 @@ def test_each_run_has_its_own_judge_and_one_that_means_another_metric_is_not_tak
     assert "is read as eval_loss" not in other.stderr
 
 
+def test_the_hint_names_every_run_that_lacks_a_metric_and_whose_direction_is_unknown(
+    policy: Path, tmp_path: Path
+) -> None:
+    """A run with the metric, one with a near name, one judged by another, and one whose only evaluation is unclear."""
+    store = tmp_path / "runs"
+    for name in ("eval_loss", "val_loss", "dev/nll", "holdout_objective"):
+        record(store, name)
+
+    found = call("backtest", policy, "--store", store)
+    auto = call("backtest", policy, "--store", store, "--rename", "auto")
+
+    assert (
+        "3 of 4 runs lack eval_loss, which the rules read; nearest: val_loss (1); others are judged by: dev/nll (1); "
+        "the only evaluation, though nobody says which way is better: holdout_objective (1). To replay over these: "
+        "--rename val_loss=eval_loss --rename dev/nll=eval_loss --rename holdout_objective=eval_loss "
+        "(holdout_objective: only if lower is better)"
+    ) in found.stdout
+    assert "1 of 4 runs lacks eval_loss" in auto.stdout
+
+
 def test_a_check_reads_runs_under_new_names(policy: Path, tmp_path: Path) -> None:
     """Without, the metric is lacking; a name that no run has is an error."""
     store = record(tmp_path / "runs", "val_loss")

@@ -141,8 +141,8 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         declared=declared,
         read_events=read_events,
     )
-    missing = [MissingNames(judged[index].lacked, results[index].objective) for index in counted]
-    report = replace(report, lacking=lacked_metrics_in(report.mute_rules, missing))
+    told = [(judged[index].lacked, results[index].objective, judged[index].evaluated) for index in counted]
+    report = replace(report, lacking=lacked_metrics_in([MissingNames(*one) for one in told]))
     return report, [judged_runs[index] for index in counted]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -99,8 +99,8 @@ class LackedMetric:
         runs: Number of runs that lack it.
         of: Number of runs.
         nearest: The names under which the runs recorded it, the commonest first, each with its number of runs.
-        judging: Where no name is near, and a rule could fire in no run for want of it: the metrics that judge these
-            runs, alike.
+        judging: The metrics that judge the runs without a near name, alike.
+        doubtful: The only evaluations of the other runs, of which nobody says whether lower is better.
     """
 
     name: str
@@ -108,31 +108,46 @@ class LackedMetric:
     of: int
     nearest: dict[str, int]
     judging: dict[str, int] = field(default_factory=dict)
+    doubtful: dict[str, int] = field(default_factory=dict)
 
 
 class MissingNames(NamedTuple):
-    """The metrics that rules read and a run did not record, each with its metric that comes closest, and its judge."""
+    """The metrics that rules read and a run did not record, each with its metric that comes closest.
+
+    Attributes:
+        nearest: The closest metric by the lacked one; empty where none is near.
+        objective: The metric that judges the run; None without one.
+        evaluated: The metrics that its evaluations have.
+    """
 
     nearest: Mapping[str, str]
     objective: Objective | None
+    evaluated: Set[str] = frozenset()
 
 
-def lacked_metrics_in(mute: Iterable[MuteRule], runs: Sequence[MissingNames]) -> tuple[LackedMetric, ...]:
+def lacked_metrics_in(runs: Sequence[MissingNames]) -> tuple[LackedMetric, ...]:
     """Return the metrics for which a rename would help, in the order of their names.
 
     Args:
-        mute: The rules that could fire in no run.
         runs: What each run lacks.
     """
-    needed = {name for rule in mute for name in rule.metrics}
     found = []
+    taken = {near for one in runs for near in one.nearest.values()}
     for name in sorted(set[str]().union(*(one.nearest for one in runs))):
         lacking = [one for one in runs if name in one.nearest]
+        others = [one for one in lacking if not one.nearest[name]]
         known = _by_runs(one.nearest[name] for one in lacking)
-        judging = _by_runs(judge_of(name, one.objective) for one in lacking if name in needed and not known)
-        if known or judging:
-            found.append(LackedMetric(name, len(lacking), len(runs), known, judging))
+        judging = _by_runs(judge for one in others if (judge := judge_of(name, one.objective)) not in taken)
+        doubtful = _by_runs(_only_evaluation(one) for one in others if one.objective is None and is_held_out(name))
+        if known or judging or doubtful:
+            found.append(LackedMetric(name, len(lacking), len(runs), known, judging, doubtful))
     return tuple(found)
+
+
+def _only_evaluation(run: MissingNames) -> str:
+    """Return the only metric of a run's evaluations beside the epoch; empty if there are others, or none."""
+    (first, *others) = [*(run.evaluated - {"epoch"}), ""]
+    return first if len(others) == 1 else ""
 
 
 def _by_runs(names: Iterable[str]) -> dict[str, int]:
@@ -149,14 +164,27 @@ def judge_of(name: str, objective: Objective | None) -> str:
 def rename_hints(lacking: Iterable[LackedMetric]) -> Iterator[str]:
     """Yield a sentence for each metric that runs recorded under other names than the rules read."""
     for one in lacking:
-        counts = [f"{name} ({runs:,})" for name, runs in (one.nearest or one.judging).items()]
-        more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
-        what = "nearest" if one.nearest else "no name is near; judged by"
         lack = "lacks" if one.runs == 1 else "lack"
+        parts = [
+            f"{what} {_listed(names)}"
+            for what, names in (
+                ("nearest:", one.nearest),
+                ("no name is near; judged by:" if not one.nearest else "others are judged by:", one.judging),
+                ("the only evaluation, though nobody says which way is better:", one.doubtful),
+            )
+            if names
+        ]
+        check = f" ({', '.join([*one.doubtful][:_LISTED])}: only if lower is better)" if one.doubtful else ""
         yield (
             f"{one.runs:,} of {counted(one.of, 'run', ',')} {lack} {one.name}, which the rules read; "
-            f"{what}: {', '.join(counts[:_LISTED])}{more}. To replay over these: {rename_flags(one)}"
+            f"{'; '.join(parts)}. To replay over these: {rename_flags(one)}{check}"
         )
+
+
+def _listed(names: Mapping[str, int]) -> str:
+    counts = [f"{name} ({runs:,})" for name, runs in names.items()]
+    more = f" and {counted(len(counts) - _LISTED, 'other')}" if len(counts) > _LISTED else ""
+    return f"{', '.join(counts[:_LISTED])}{more}"
 
 
 def missing_sentences(lacking: Iterable[LackedMetric], mute: Iterable[MuteRule]) -> list[str]:
@@ -166,5 +194,5 @@ def missing_sentences(lacking: Iterable[LackedMetric], mute: Iterable[MuteRule])
 
 def rename_flags(lacked: LackedMetric) -> str:
     """Return the options that let rules read the metrics which a run has in place of one that it lacks."""
-    olds = list(lacked.nearest or lacked.judging)[:_LISTED]
+    olds = [*lacked.nearest, *lacked.judging, *lacked.doubtful]
     return " ".join(f"--rename {shlex.quote(f'{old}={lacked.name}')}" for old in olds)

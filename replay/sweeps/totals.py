@@ -508,7 +508,7 @@ class Sweep:
     @property
     def lacking(self) -> tuple[LackedMetric, ...]:
         """The metrics that rules read and runs lack, which a rename may settle."""
-        return lacked_metrics_in(self.mute_rules, [MissingNames(run.lacked, run.objective) for run in self.runs])
+        return lacked_metrics_in([MissingNames(run.lacked, run.objective, run.evaluated) for run in self.runs])
 
     @property
     def step_units(self) -> tuple[str, ...]:
