@@ -18,8 +18,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-import numpy as np
-
 from ..store.errors import TelemetryError
 from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, JsonObject, is_kind
@@ -315,8 +313,9 @@ def _columns_of(facts: PlainFacts, courses: Courses) -> Sequence[EventColumns]:
     course = Course(0, first_step=int(steps[0]), steps=int(steps[-1]))
     course.spacing = int((steps[1:] - steps[:-1]).max(initial=0))
     course.started_ns, course.ended_ns = int(time_ns[0]), int(time_ns.max())
-    behind = time_ns < np.maximum.accumulate(time_ns) - _SETBACK_NS
-    course.setbacks = int((behind & (time_ns > 0)).sum())
+    times = time_ns.tolist()
+    newest = itertools.accumulate(times, max)
+    course.setbacks = sum(0 < one < most - _SETBACK_NS for one, most in zip(times, newest, strict=True))
     for events in columns:
         _check(events.kind, events.names)
         course.events += len(events.seq)
