@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from ..store.errors import TelemetryError, require_version
 from ..store.events import JsonObject
@@ -23,7 +23,7 @@ from .policy_file.policy import Policy
 from .readings.reading import Param
 
 #: Version of the file.
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 #: Most values of a configuration key that a certificate lists. A key with more is not compared.
 MOST_VALUES: Final = 50
@@ -53,12 +53,12 @@ class CertifiedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedRisk:
-    """The promise: in what share of runs, or on average, the policy loses how much.
+    """The promise: in what share of the runs, or on average, the policy loses how much. Each family counts as one.
 
     Attributes:
         text: The risk, such as ``regret > 1%``.
         at_most: The limit: a share of runs, or a mean regret.
-        confidence: Probability, over the choice of the runs, that the promise holds.
+        confidence: Probability, over the choice of the families, that the promise holds.
         over: A run is broken if its regret exceeds this; None for a mean.
         cap: The most regret that a run counts with in a mean; None for a share of runs.
         is_relative: Whether regret is relative to a run's best value.
@@ -111,21 +111,19 @@ class VariantTests:
 
 @dataclass(frozen=True, slots=True)
 class CertifiedEvidence:
-    """What the drawn runs say of the chosen variant.
+    """What the runs say of the chosen variant.
 
     Attributes:
-        families: Number of drawn runs, one of each family.
         broken: Number of broken runs; None for a mean.
-        mean: Share of broken runs, or mean of the capped regret.
+        mean: Share of broken runs, or mean of the capped regret, averaged over the families.
         bound: Upper confidence bound of the same for this variant alone. What is promised is the limit: it takes into
             account that the variant was chosen.
         p_value: Probability of such a good result if the limit were exceeded.
-        saved: Mean share of a run's steps that it saves.
-        could_not_fire: Number of drawn runs in which it could not fire: they count as regret 0 and saving 0.
-        unknown: Number of drawn runs that count as broken because their record bounds no regret.
+        saved: Mean share of a run's steps that it saves, averaged over the families.
+        could_not_fire: Number of runs in which it could not fire: they count as regret 0 and saving 0.
+        unknown: Number of runs that count as broken because their record bounds no regret.
     """
 
-    families: int
     broken: int | None
     mean: float
     bound: float
@@ -136,7 +134,7 @@ class CertifiedEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnRun:
+class PopulationRun:
     """A run that the certificate rests on.
 
     Attributes:
@@ -149,6 +147,37 @@ class DrawnRun:
     name: str
     family: str
     log_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRange:
+    """The evaluations of one metric in the population.
+
+    Attributes:
+        fewest, most: How many of them a run has.
+        least, greatest: Their values.
+    """
+
+    fewest: int
+    most: int
+    least: float
+    greatest: float
+
+    def why_not(self, metric: str, found: Evaluations) -> Iterator[str]:
+        """Yield why the evaluations of a run are not like these."""
+        if not self.fewest <= found.number <= self.most:
+            usual = _span(self.fewest, self.most)
+            yield f"it has {found.number:,} evaluations of {metric}, the population has {usual}"
+        if not self.least <= found.median <= self.greatest:
+            span = f"{self.least:.4g} to {self.greatest:.4g}"
+            yield f"the median of its {metric} is {found.median:.4g}, the population has values of {span}"
+
+
+class Evaluations(NamedTuple):
+    """The evaluations of one metric in a run: their number, and the median of the finite values."""
+
+    number: int
+    median: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,26 +219,24 @@ class CertifiedPopulation:
 
     Attributes:
         family_key: What tells families apart: a key, or the default.
-        seed: The seed by which one run of each family was drawn.
         families: Number of families.
-        runs: Number of runs in them.
+        runs: The runs in them.
         outside: Number of given runs that are not in the population, such as those without evaluations.
-        drawn: The runs that were drawn.
         config: The values of each configuration key, dotted where it is nested.
         fewest_steps, most_steps: Planned lengths of the runs; the recorded one of a run without a plan.
         metrics: The metrics that rules read, or that judge the runs, and every run has.
+        evaluations: The evaluations of each metric that judges runs.
     """
 
     family_key: str
-    seed: int
     families: int
-    runs: int
+    runs: tuple[PopulationRun, ...]
     outside: int
-    drawn: tuple[DrawnRun, ...]
     config: Mapping[str, KeyRange]
     fewest_steps: int
     most_steps: int
     metrics: tuple[str, ...]
+    evaluations: Mapping[str, MetricRange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +248,7 @@ class Certificate:
         policy: The chosen variant.
         risk: The promise.
         tests: How the variant was chosen.
-        evidence: What the drawn runs say of it.
+        evidence: What the runs say of it.
         population: The runs.
     """
 
@@ -289,6 +316,7 @@ class Certificate:
         *,
         steps: int | None = None,
         metrics: Collection[str] | None = None,
+        evaluations: Mapping[str, Evaluations] | None = None,
     ) -> tuple[str, ...]:
         """Return why a run is outside of the population, one reason each; empty if nothing says that it is.
 
@@ -296,8 +324,13 @@ class Certificate:
             config: The run's configuration.
             steps: Its planned length, or the recorded one of a run without a plan; None if it is not known.
             metrics: The metrics that it recorded; None if they are not known yet.
+            evaluations: Its evaluations, by metric; None if they are not known yet.
         """
-        return tuple(self._reasons(flattened(dict(config)), steps, metrics))
+        found = [*self._reasons(flattened(dict(config)), steps, metrics)]
+        for metric, own in (evaluations or {}).items():
+            if metric in self.population.evaluations:
+                found += self.population.evaluations[metric].why_not(metric, own)
+        return tuple(found)
 
     def _reasons(self, config: Mapping[str, Any], steps: int | None, metrics: Collection[str] | None) -> Iterator[str]:
         population = self.population
@@ -308,8 +341,7 @@ class Certificate:
             if key in config and (why := known.why_not(config[key])):
                 yield f"config {key} {why}"
         if steps is not None and not population.fewest_steps <= steps <= population.most_steps:
-            least, most = population.fewest_steps, population.most_steps
-            lengths = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+            lengths = _span(population.fewest_steps, population.most_steps)
             yield f"its length is {steps:,} steps, the population has {lengths}"
         if metrics is not None and (lacking := [name for name in population.metrics if name not in metrics]):
             yield f"it recorded no {', '.join(_some(lacking))}, which all runs of the population did"
@@ -338,6 +370,10 @@ def is_number(value: Any) -> bool:
 def json_text(value: Any) -> str:
     """Return a value of a configuration as JSON, by which values are compared."""
     return json.dumps(value, sort_keys=True, default=str)
+
+
+def _span(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _some(texts: Collection[str]) -> list[str]:

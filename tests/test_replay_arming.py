@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markupsafe import escape
 
 from steptape import Policy, backtest, open_run
+from steptape.replay.choosing.certifying import certify
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
-from steptape.replay.reports.result import Arm, Arming, Fate
+from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
 from steptape.replay.reports.sentences import verdict
 from steptape.replay.reports.summary import summarize
 from steptape.replay.reports.terminal import bar_lines, screenful
 from steptape.replay.runs.objective import declared_objective
+from steptape.replay.runs.risk import DEFAULT_RISK, risk_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -59,9 +63,9 @@ def record(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
     return make
 
 
-def answer(policy: Policy, runs: Sequence[Run]) -> Arming:
+def answer(policy: Policy, runs: Sequence[Run], choice: HowChosen | None = None) -> Arming:
     """Return the answer of a backtest."""
-    return summarize(backtest(policy, runs)).arming
+    return summarize(backtest(policy, runs), choice or HowChosen()).arming
 
 
 def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, record: Callable[..., list[Run]]) -> None:
@@ -71,7 +75,9 @@ def test_a_policy_that_loses_more_than_it_saves_is_not_armed(policy: Policy, rec
 
     assert (ledger.unit, ledger.spent, ledger.total(Fate.SAVED), ledger.total(Fate.LOST)) == ("h", 20, 3, 6)
     assert found.arm is Arm.NO
-    assert found.because.startswith("It loses more than it saves on these 4 runs: 6.0 h against 3.0 h. In 3 of the 4")
+    assert found.because.startswith(
+        "It loses more than it saves on these 4 runs: 6.0 h against 3.0 h. It stopped 4 of 4 runs; in 3 of them"
+    )
 
 
 def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
@@ -80,8 +86,10 @@ def test_a_policy_that_saves_more_but_loses_too_often_is_not_armed(
     """Of ten families four lose, which has a probability of 1.3% if one in ten does."""
     found = answer(policy, record([CHEAP] * 6 + [DEAR] * 4))
 
-    assert (found.arm, found.families, found.lost) == (Arm.NO, 10, 4)
-    assert found.because.startswith("It loses too often on these 10 runs. In 4 of the 10 runs that it stops, training")
+    assert (found.arm, found.families, found.lost) == (Arm.NO, 10, 0.4)
+    assert found.because.startswith(
+        "It loses too often on these 10 runs. It stopped 10 of 10 runs; in 4 of them training"
+    )
 
 
 def test_a_policy_that_could_not_fire_is_not_judged(record: Callable[..., list[Run]]) -> None:
@@ -146,11 +154,11 @@ def test_the_answer_is_sure_of_what_few_runs_lose(policy: Policy, record: Callab
     enough, few = answer(policy, runs), answer(policy, runs[1:])
 
     assert enough.because.startswith(
-        "In none of the 22 runs that it stops, training on gave a model more than 1% better. "
+        "It stopped 22 of 22 runs; in none of them training on gave a model more than 1% better. "
         "With 90% confidence, at most 1 in 10 runs like these lose by it. "
     )
     assert few.because.endswith(
-        "1 more run that loses nothing by it would show, with 90% confidence, that at most 1 in 10 runs lose by it."
+        "To be 90% sure that at most 1 in 10 runs lose by it, it takes about 22 runs without a loss; these are 21."
     )
 
 
@@ -158,8 +166,9 @@ def test_runs_of_one_family_count_as_one_case(policy: Policy, record: Callable[.
     """Thirty seeds are no evidence about other configurations."""
     found = answer(policy, record([CHEAP] * 30, group="seeds"))
 
-    assert (found.arm, found.families, found.more) == (Arm.NOT_ENOUGH, 1, 21)
-    assert "21 more families" in found.because
+    assert (found.arm, found.families, found.more) == (Arm.NOT_ENOUGH, 1, 22)
+    assert "It stopped 1 family: too few to say what a stop costs." in found.because
+    assert "it takes about 23 families without a loss; these are 1 (by group)." in found.because
 
 
 def test_a_stop_of_unknown_cost_counts_as_a_loss_against_arming(
@@ -168,15 +177,187 @@ def test_a_stop_of_unknown_cost_counts_as_a_loss_against_arming(
     """With fewer than five evaluations nobody knows what the stop costs."""
     found = answer(policy, record([CHEAP] * 22 + [[1.0, 2.5, 3.0]]))
 
-    assert (found.arm, found.lost, found.unknown, found.more) == (Arm.NOT_ENOUGH, 0, 1, 15)
+    assert (found.arm, found.lost, found.unknown) == (Arm.NOT_ENOUGH, 0.0, 1 / 23)
+    assert "in none of them training on gave a model more than 1% better, and what 1 cost is unknown." in found.because
+    assert found.because.endswith("A stop of unknown cost counts as a loss.")
 
 
-@pytest.mark.parametrize("curves", [[], [WHOLE]])
-def test_runs_that_never_test_the_policy_are_not_enough(
-    policy: Policy, record: Callable[..., list[Run]], curves: list[list[float]]
+@pytest.mark.parametrize(("curves", "arm"), [([], Arm.NOT_ENOUGH), ([WHOLE], Arm.NOTHING)])
+def test_runs_that_never_test_the_policy_say_nothing_of_it(
+    policy: Policy, record: Callable[..., list[Run]], curves: list[list[float]], arm: Arm
 ) -> None:
     """There is no run, or none in which it fires."""
-    assert answer(policy, record(curves)).arm is Arm.NOT_ENOUGH
+    assert answer(policy, record(curves)).arm is arm
+
+
+# --- what a verdict must not hide -------------------------------------------------------------------------------------
+
+PATIENCE = """
+params: {patience: 3}
+controllers:
+  - name: no_better
+    triggers: [on_evaluate]
+    rule: not (METRIC)
+    patience: {patience_threshold: patience}
+    operations: [OPERATION]
+"""
+
+
+def patient(
+    better: str = "eval_loss < lag(trough(eval_loss), 1)", operation: str = "hfcontrols.should_training_stop"
+) -> Policy:
+    """Return a policy that acts after three evaluations that are no better."""
+    return parse_policy(PATIENCE.replace("METRIC", better).replace("OPERATION", operation))
+
+
+def flat(k: int) -> list[float]:
+    """Return five evaluations down, then slowly up: a stop is right."""
+    return [(2 - i / 5 if i < 5 else 1.2 + 0.0005 * i) * (1 + k * 1e-6) for i in range(20)]
+
+
+def late(k: int, gain: float = 0.2) -> list[float]:
+    """Return the same, but the last four evaluations are better by the gain: a stop is wrong."""
+    return flat(k)[:16] + [1.2 * (1 - gain) * (1 + k * 1e-6)] * 4
+
+
+@pytest.fixture
+def trained(store_record: Callable[..., Path]) -> Callable[..., list[Run]]:
+    """A function that records a run for each curve, ten steps between evaluations; it may save after some of them."""
+    numbers = itertools.count()
+
+    def make(
+        curves: Sequence[Sequence[float]],
+        groups: Sequence[str] = (),
+        *,
+        metric: str = "eval_loss",
+        saved: Sequence[int] = (),
+        configs: Sequence[dict[str, Any]] = (),
+    ) -> list[Run]:
+        runs = []
+        for index, curve in enumerate(curves):
+            number, events = next(numbers), []
+            for at, value in enumerate(curve, start=1):
+                events.append(Event("step_end", 10 * at, metrics={"lr": 0.1, "number": float(number)}))
+                events.append(Event("evaluate", 10 * at, metrics={metric: value}))
+                if at in saved:
+                    events.append(Event("save", 10 * at, attrs={"path": f"{at}.pt"}))
+            group = groups[index] if groups else f"g{number}"
+            config = configs[index] if configs else {}
+            folder = store_record(events, run_id=f"run-{number}", group=group, config=config, sealed=True)
+            runs.append(open_run(folder))
+        return runs
+
+    return make
+
+
+def test_the_verdict_and_the_certificate_judge_by_one_definition(trained: Callable[..., list[Run]]) -> None:
+    """Of 30 families of 9 runs four have a lost run: 1.5 % of the runs, which both allow."""
+    curves = [late(k) if k in (0, 50, 120, 200) else flat(k) for k in range(270)]
+    runs = trained(curves, [f"f{k // 9}" for k in range(270)])
+    found = certify(patient(), {"patience": [1, 2, 3]}, runs, DEFAULT_RISK)
+    plain, certified = answer(patient(), runs), HowChosen(certificate=found.certificate())
+
+    assert found.params is not None
+    policy = parse_policy(patient().text, params=found.params)
+    assert (plain.arm, plain.lost) == (Arm.YES, pytest.approx(4 / 270))
+    assert answer(policy, runs, certified).arm is Arm.YES
+    assert "(each of the 30 families counts as one)" in plain.because
+    assert found.choice.means[2] == pytest.approx(plain.lost)
+
+
+def test_a_certificate_that_the_runs_contradict_is_refused_by_its_own_risk(trained: Callable[..., list[Run]]) -> None:
+    """Half of the new runs lose, where the certificate allows one in ten."""
+    found = certify(patient(), {"patience": [3]}, trained([flat(k) for k in range(30)]), DEFAULT_RISK)
+    runs = trained([late(100 + k, 0.02) if k % 2 else flat(100 + k) for k in range(30)])
+    answered = answer(patient(), runs, HowChosen(certificate=found.certificate()))
+
+    assert answered.arm is Arm.NO
+    assert "These runs contradict its certificate." in answered.because
+
+
+def test_a_stop_before_anything_was_saved_is_not_armed(trained: Callable[..., list[Run]]) -> None:
+    """Loops that save at their end alone would lose every stopped run. A save with the stop mends it."""
+    runs = trained([flat(k) for k in range(30)], saved=[20])
+    bare = answer(patient(), runs)
+    saving = parse_policy(
+        patient().text.replace(
+            "[hfcontrols.should_training_stop]", "[hfcontrols.should_save, hfcontrols.should_training_stop]"
+        )
+    )
+
+    assert bare.arm is Arm.NO
+    assert bare.because.startswith("In 30 of 30 stopped runs nothing had been saved by the stop")
+    assert answer(saving, runs).arm is Arm.YES
+
+
+def test_few_stops_say_nothing_of_what_a_stop_costs(trained: Callable[..., list[Run]]) -> None:
+    """One stop in 30 runs arms nothing; six do, with a warning."""
+    falling = [[2 - 0.05 * i + k * 1e-6 for i in range(20)] for k in range(40)]
+    one = answer(patient(), trained([*falling[:29], flat(99)]))
+    six = answer(patient(), trained([*falling[:34], *[flat(100 + k) for k in range(6)]]))
+
+    assert (one.arm, one.stopped) == (Arm.NOT_ENOUGH, 1)
+    assert "It stopped 1 run: too few to say what a stop costs." in one.because
+    assert (six.arm, six.stopped) == (Arm.YES, 6)
+    assert "But it stopped only 6 runs: too few to say what a stop costs." in six.because
+
+
+def test_the_loss_of_the_best_model_of_all_is_told(trained: Callable[..., list[Run]]) -> None:
+    """One of 40 runs reaches 0.12 after a plateau, and is stopped there."""
+    runs = trained([*[flat(k) for k in range(39)], late(1, gain=0.9)])
+    searched = trained(
+        [flat(200), late(201, 0.5), flat(202), *[flat(210 + k) for k in range(37)]], ["s"] * 3 + ["t"] * 37
+    )
+
+    assert "The best model of all 40 runs is lost." in answer(patient(), runs).because
+    assert "The best model of 1 of 2 families is lost." in answer(patient(), searched).because
+
+
+def test_runs_that_stay_at_zero_lose_nothing_by_a_stop(trained: Callable[..., list[Run]]) -> None:
+    """An absolute regret of 0 is a relative one of 0."""
+    runs = trained([[0.0] * 20] * 30, metric="eval_accuracy")
+    found = answer(patient("eval_accuracy > lag(peak(eval_accuracy), 1)"), runs)
+
+    assert (found.arm, found.lost, found.unknown) == (Arm.YES, 0.0, 0.0)
+
+
+def test_a_rule_that_changes_the_learning_rate_cannot_be_judged(trained: Callable[..., list[Run]]) -> None:
+    """No number of past runs shows what follows: the answer says how to find out."""
+    found = answer(patient(operation='"lr.scale(0.5, over=5)"'), trained([flat(k) for k in range(30)]))
+
+    assert found.arm is Arm.CANNOT_JUDGE
+    assert found.because.startswith("It changes the learning rate in 30 of these 30 runs, and no record shows what")
+    assert "steptape compare" in found.because
+    assert found.more is None
+
+
+def test_another_risk_gives_another_answer(trained: Callable[..., list[Run]]) -> None:
+    """Where a stop may lose 5 %, noise of 2 % is none."""
+    runs = trained([late(k, 0.02) if k % 2 else flat(k) for k in range(40)])
+    strict = answer(patient(), runs)
+    report = backtest(patient(), runs, risk=risk_of("regret > 5%", "20%"), confidence=0.95)
+    lenient = summarize(report).arming
+
+    assert strict.arm is Arm.NO
+    assert lenient.arm is Arm.YES
+    assert "gave a model more than 5% better. With 95% confidence, at most 1 in 5 runs like these" in lenient.because
+
+
+def test_families_are_told_by_configuration_before_a_project_and_other_choices_are_counted(
+    trained: Callable[..., list[Run]],
+) -> None:
+    """Thirty learning rates on ten data sets in one project are ten families; a chosen key is an assumption."""
+    configs = [{"lr": 0.001 * (k + 1), "data": f"set {k % 10}", "seed": k} for k in range(30)]
+    runs = trained([flat(k) for k in range(30)], ["project"] * 30, configs=configs)
+    found = answer(patient(), runs)
+    chosen = summarize(backtest(patient(), runs, family="lr")).arming
+
+    assert (found.arm, found.families) == (Arm.NOT_ENOUGH, 10)
+    assert found.grounds[0] == (
+        "Families are told by configuration: 10. By other keys there would be: group 1, run 30, lr 30 (--family KEY)."
+    )
+    assert (chosen.arm, chosen.families) == (Arm.YES, 30)
+    assert "as you chose; whether these are independent of each other, no log says" in chosen.grounds[0]
 
 
 def test_a_policy_that_orders_no_stop_can_be_armed(record: Callable[..., list[Run]]) -> None:
@@ -195,7 +376,11 @@ def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Cal
     assert told["ledger"] == {"unit": "h", "spent": 20.0, "saved": 3.0, "lost": 6.0, "unknown": 0.0}
     assert '<div class="answer no"><b>Do not arm it (high = 2)</b>' in page
     assert page.index('class="answer no"') < page.index('class="bars"') < page.index("Every run")
-    assert [line.split()[-1] for line in bar_lines(summarize(report).ledger)][:3] == ["50.00", "7.50", "15.00"]
+    assert [line.split()[-1] for line in bar_lines(summarize(report).ledger, DEFAULT_RISK)][:3] == [
+        "50.00",
+        "7.50",
+        "15.00",
+    ]
 
 
 def test_runs_are_sorted_by_what_they_lose(policy: Policy, record: Callable[..., list[Run]]) -> None:

@@ -17,7 +17,8 @@ from steptape import TelemetryError, open_run
 from steptape.cli.app import app
 from steptape.replay.choosing.certification_report import Certification, Direction, OrderOfTests
 from steptape.replay.choosing.certifying import certify, choose
-from steptape.replay.choosing.risks import Risk, risk_of
+from steptape.replay.choosing.family_tests import FamilyLosses
+from steptape.replay.runs.risk import Risk, risk_of
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -101,13 +102,26 @@ def test_losses_at_the_limit_need_no_number_of_families(make_runs: MakeRuns) -> 
     assert found.families_needed is None
 
 
-def test_one_run_of_each_family_is_drawn_by_the_seed(make_runs: MakeRuns) -> None:
-    """The families are those of ``--family``; the same seed draws the same runs."""
-    runs = make_runs([worse(1)] * 60, [{"config": {"project": number % 30}} for number in range(60)])
-    drawn = [[one.swept.run_id for one in certified(runs, family="project", seed=seed).drawn] for seed in (1, 1, 2)]
+def test_each_family_counts_as_one_whatever_its_runs(make_runs: MakeRuns) -> None:
+    """A family of 30 runs that all lose weighs as much as one of a single run; nothing is drawn."""
+    curves = [*[worse(1)] * 60, *[worse(9)] * 30]
+    projects = [{"config": {"project": number}} for number in range(60)]
+    found = certified(make_runs(curves, [*projects, *[{"config": {"project": 60}}] * 30]), family="project")
 
-    assert len(drawn[0]) == 30
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(found.families) == 61
+    assert found.choice.means == pytest.approx([1 / 61] * 4)
+    assert found.params == {"patience": 1}
+    assert found.certificate().evidence.broken == 30
+
+
+def test_the_answer_does_not_depend_on_the_order_of_the_runs(make_runs: MakeRuns) -> None:
+    """Families are tested in the order of their digests."""
+    facts = [{"config": {"project": number % 40}} for number in range(80)]
+    runs = make_runs([worse(number % 7 // 6 * 9) for number in range(80)], facts)
+    one, other = certified(runs, family="project"), certified(runs[::-1], family="project")
+
+    assert one.choice.p_values.tolist() == other.choice.p_values.tolist()
+    assert list(one.families) == list(other.families)
 
 
 def test_a_run_in_which_a_variant_cannot_fire_loses_and_saves_nothing(make_runs: MakeRuns) -> None:
@@ -125,7 +139,7 @@ def test_runs_without_evaluations_or_still_running_are_outside_of_the_population
     runs = make_runs([*[worse(1)] * 30, [0.5, 0.4], []])
     found = certified(runs)
 
-    assert len(found.drawn) == 30
+    assert len(found.members) == 30
     assert {one.run_id for one in found.outside} == {"run-30", "run-31"}
 
 
@@ -134,7 +148,7 @@ def test_a_stop_in_a_run_that_might_have_continued_counts_as_broken(make_runs: M
     facts = [{"plan": Plan(total_steps=100)}, *[{}] * 39]
     found = certified(make_runs([worse(1, last=0.9), *[worse(0)] * 39], facts))
 
-    assert found.drawn[0].swept.outcomes.is_right_censored.all()
+    assert any(one.swept.outcomes.is_right_censored.all() for one in found.members)
     assert found.unknown(0) == 1
     assert found.choice.means[0] == pytest.approx(1 / 40)
 
@@ -174,11 +188,11 @@ def test_families_that_share_a_log_are_one(make_runs: MakeRuns) -> None:
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / "run.json").write_text(json.dumps(copied))
 
-    assert len(certified(runs).drawn) == 25
-    assert len(certified([*runs, open_run(copy)]).drawn) == 24
+    assert len(certified(runs).families) == 25
+    assert len(certified([*runs, open_run(copy)]).families) == 24
 
 
-def test_a_mean_of_capped_regrets_is_bounded_by_hoeffding_and_bentkus(make_runs: MakeRuns) -> None:
+def test_a_mean_of_capped_regrets_is_bounded_by_bets(make_runs: MakeRuns) -> None:
     """A regret counts with the cap at most."""
     found = certified(make_runs([worse(3), *[worse(0)] * 99]), risk_of("mean regret", "1%", "10%"))
 
@@ -216,9 +230,10 @@ def made_up_losses(runs: int, seed: int) -> tuple[Floats, Floats]:
     return losses, np.clip(variants / 60 + 0.1 * random.normal(size=(runs, 30)), 0.0, 1.0)
 
 
+@pytest.mark.parametrize("are_counts", [True, False])
 @pytest.mark.parametrize("is_ordered", [True, False])
-def test_the_promise_is_broken_no_more_often_than_stated(is_ordered: bool) -> None:
-    """200 draws of 60 runs from 2,000: the naive choice breaks the limit far more often."""
+def test_the_promise_is_broken_no_more_often_than_stated(is_ordered: bool, are_counts: bool) -> None:
+    """200 draws of 60 runs from 2,000: the naive choice breaks the limit far more often. Bets or binomial tail."""
     all_losses, all_saved = made_up_losses(2000, 7)
     chains = (tuple(range(30)),) if is_ordered else tuple((index,) for index in range(30))
     order = OrderOfTests(chains, "k" if is_ordered else "", Direction.ASCENDING if is_ordered else None, "")
@@ -227,7 +242,7 @@ def test_the_promise_is_broken_no_more_often_than_stated(is_ordered: bool) -> No
     for _ in range(200):
         drawn = random.integers(2000, size=60)
         losses, saved = all_losses[drawn], all_saved[drawn]
-        chosen = choose(losses, saved, order, RISK, 0.1).chosen
+        chosen = choose(FamilyLosses(losses, are_counts), saved, order, RISK, 0.1).chosen
         naive = max(np.flatnonzero(losses.mean(axis=0) <= 0.1), key=lambda index: saved[:, index].mean())
         broken += chosen is not None and true_losses[chosen] > 0.1
         naive_broken += bool(true_losses[naive] > 0.1)
@@ -242,7 +257,7 @@ def test_of_variants_that_save_the_same_the_one_that_loses_least_is_chosen() -> 
     losses[0, 1] = 1.0
     order = OrderOfTests(((2, 1, 0),), "k", Direction.DESCENDING, "")
 
-    assert choose(losses, np.full((40, 3), 0.5), order, RISK, 0.1).chosen == 2
+    assert choose(FamilyLosses(losses, are_counts=True), np.full((40, 3), 0.5), order, RISK, 0.1).chosen == 2
 
 
 def command(*arguments: str | Path) -> tuple[int, str]:
@@ -292,7 +307,7 @@ def test_the_command_prints_all_variants_as_json(store: Path, tmp_path: Path) ->
     assert status == 0
     assert document["certified"] == {"patience": 1}
     assert [one["passed"] for one in document["variants"]] == [True, True]
-    assert document["certificate"]["evidence"]["families"] == 30
+    assert document["certificate"]["population"]["families"] == 30
 
 
 def test_a_check_passes_until_the_policy_or_a_log_changes(store: Path, tmp_path: Path) -> None:
@@ -357,6 +372,7 @@ def test_a_backtest_says_which_runs_are_outside_of_a_certificate(
     reason = "its length is 39 steps, the population has 12"
     assert "it covers 30 of 31 runs" in text
     assert f"longer (longer): {reason}" in text
-    assert document["certificate"]["outside"]["longer"] == [reason]
+    assert document["certificate"]["outside"]["longer"][0] == reason
+    assert "it has 39 evaluations of eval_loss" in document["certificate"]["outside"]["longer"][1]
     assert document["certificate"]["outside"]["run-0"] == []
     assert "patience is 2, certified is 1" in str(refused.exception)

@@ -16,8 +16,9 @@ from steptape.rules.certificate import (
     CertifiedPolicy,
     CertifiedPopulation,
     CertifiedRisk,
-    DrawnRun,
     KeyRange,
+    MetricRange,
+    PopulationRun,
     VariantTests,
     read_certificate,
 )
@@ -42,14 +43,12 @@ CERTIFICATE = Certificate(
     VariantTests(
         {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "", "from the policy", 2, 2, 1, 0.1
     ),
-    CertifiedEvidence(22, 0, 0.0, 0.0994, 0.0985, 0.25, 1, 0),
+    CertifiedEvidence(0, 0.0, 0.0994, 0.0985, 0.25, 1, 0),
     CertifiedPopulation(
         "group, source folder or configuration",
-        1,
         22,
-        40,
+        (PopulationRun("run-1", "one", "a", "00ff"),),
         3,
-        (DrawnRun("run-1", "one", "a", "00ff"),),
         {
             "lr": KeyRange(0.1, 0.3, (), True),
             "model": KeyRange(None, None, ('"cnn"', '"vit"'), True),
@@ -59,6 +58,7 @@ CERTIFICATE = Certificate(
         100,
         200,
         ("eval_loss", "loss"),
+        {"eval_loss": MetricRange(10, 20, 0.5, 3.0)},
     ),
 )
 INSIDE: dict[str, Any] = {"lr": 0.2, "model": "vit", "note": "any"}
@@ -76,13 +76,13 @@ def test_a_certificate_reads_back_as_it_was_written(tmp_path: Path) -> None:
     [
         (
             ["format"],
-            3,
-            r"c.json: this steptape supports certificate format 2; got 3. Use the steptape that certified it",
+            2,
+            r"c.json: this steptape supports certificate format 3; got 2. Use the steptape that certified it",
         ),
         (["risk", "at_most"], "10%", r"c.json.risk.at_most: must be float; got '10%'"),
         (["policy", "digest"], None, r"c.json.policy.digest: must be str"),
         (["risk", "more"], 1, r"c.json.risk: has an unknown key; got 'more'"),
-        (["population", "drawn"], [1], r"c.json.population.drawn\[0\]: must be a JSON object"),
+        (["population", "runs"], [1], r"c.json.population.runs\[0\]: must be a JSON object"),
         (["evidence", "broken"], 1, "the certificate was changed: its digest differs"),
         (["digest"], "", "the certificate was changed"),
     ],
@@ -111,7 +111,7 @@ def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
         read_certificate(tmp_path / "c.json")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 2")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 3")])
 def test_another_file_is_no_certificate(text: str, message: str, tmp_path: Path) -> None:
     """A missing key is named, too."""
     (tmp_path / "c.json").write_text(text)

@@ -50,7 +50,7 @@ class PolicyJobRequest(JobRequest):
     """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
     family: str | None = Field(default=None, min_length=1, max_length=1000)
     """The key that runs of one family share: `group`, `tags`, `name`, `folder`, `run` or a key of the configuration. By
-    default it is the first of group, source folder and configuration that a run has. Intervals draw whole families."""
+    default it is the first of configuration, group and source folder that a run has. Intervals draw whole families."""
 
     @property
     def objectives(self) -> list[str]:

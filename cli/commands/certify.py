@@ -9,7 +9,7 @@ import typer
 from ...replay.choosing.certification_report import Certification, certification_json, certification_lines
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
-from ...replay.choosing.risks import amount_of, risk_of
+from ...replay.runs.risk import amount_of, risk_of
 from ...rules.certificate import read_certificate
 from ...store.errors import counted
 from ..lookup import complain_of, runs_chosen
@@ -72,7 +72,7 @@ def _check(asked: CertifyArguments, path: Path) -> None:
     else:
         for change in changes:
             say(f"{path}: {change}")
-        count = len(certificate.population.drawn)
+        count = len(certificate.population.runs)
         logs = (
             f"the logs of {counted(count, 'run')}" if chosen is not None else "no log: give --store, or name the runs"
         )

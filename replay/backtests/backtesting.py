@@ -21,7 +21,8 @@ from ..runs.incidents import IncidentLabels
 from ..runs.judging import facts_of_run, result_of
 from ..runs.mute_rules import MissingNames, lacked_metrics_in
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
-from ..runs.run_families import check_family_key
+from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
+from ..runs.run_families import check_family_key, family_choices
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
 from ..runs.same_training import Knowledge, Sketch, repeated_by, repeats
 from .baselines import baseline_outcomes, reads_runs
@@ -46,6 +47,8 @@ def backtest(
     pool: Pool | None = None,
     family: str | None = None,
     plans_by_length: bool = False,
+    risk: Risk = DEFAULT_RISK,
+    confidence: float = CONFIDENCE,
     with_curves: bool = True,
 ) -> Backtest:
     """Replay a policy over recorded runs, and compute what it would have saved and cost.
@@ -70,15 +73,19 @@ def backtest(
         pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         with_curves: Whether to keep curves of the runs for the plots of ``report_page``: up to 90 kB a run.
         family: The key of the families that intervals draw: ``group``, ``tags``, ``name``, ``folder``, ``run`` or a key
-            of the configuration. By default the first of a run's group, source folder and configuration.
+            of the configuration. By default the first of a run's configuration, group and source folder.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
+        risk: What a stop may lose, from ``risk_of``.
+        confidence: How sure the answer must be, above 0 and below 1.
 
     Raises:
         TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
             renamed, or lack the key of families. Or they are no runs, or the policy is none.
     """
     renaming = tuple((renames or {}).items())
-    settings = BacktestSettings(delay_steps, labels, tolerance_steps, renaming, Saves(saves), family, plans_by_length)
+    settings = BacktestSettings(
+        delay_steps, labels, tolerance_steps, renaming, Saves(saves), family, plans_by_length, risk, confidence
+    )
     chosen = tuple(checked_runs("backtest", policy, runs))
     request = Request(policy, chosen, settings, declared_objectives(objective), with_curves)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
@@ -139,6 +146,7 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
+        family_choices=family_choices([judged_runs[index].info for index in counted]),
         read_events=read_events,
     )
     told = [(judged[index].lacked, results[index].objective, judged[index].evaluated) for index in counted]

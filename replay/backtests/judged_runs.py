@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -157,6 +157,7 @@ class Backtest:
         settings: The settings of the backtest.
         declared: The objectives that the user declared, the preferred one first; empty if they were not.
         lacking: The metrics that rules read and runs lack, which a rename may settle.
+        family_choices: How many families the runs would be by each key that tells some apart.
         cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
         baselines: Scores of simpler policies on the same runs; empty if none were requested.
         coverage: Coverage of each controller and clause over all runs; empty if it was not requested.
@@ -173,6 +174,7 @@ class Backtest:
     settings: BacktestSettings = DEFAULT_SETTINGS
     declared: tuple[Objective, ...] = ()
     lacking: tuple[LackedMetric, ...] = ()
+    family_choices: Mapping[str, int] = field(default_factory=dict)
     cost_per_hour: float | None = None
     baselines: tuple[BaselineOutcome, ...] = ()
     coverage: tuple[ControllerCoverage, ...] = ()

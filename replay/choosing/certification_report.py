@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
 from typing import Final
@@ -19,20 +20,15 @@ from ...store.events import JsonObject
 from ..documents import document
 from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import NEAR_ZERO, Objective
+from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..runs.same_training import repeated_sentence
 from ..sweeps.totals import Sweep
+from .family_tests import FamilyLosses, families_needed, fewest_families, upper_bound
 from .population import PopulationMember, described_population
 from .promise import FIXED_SEQUENCE, MOST_ROWS, families, percent, promise_lines
-from .risks import (
-    Losses,
-    Risk,
-    fewest_runs,
-    runs_needed,
-    upper_bound_of_count,
-    upper_bound_of_mean,
-)
+from .variant_losses import Losses
 
 #: Headings of the table after the names of the params.
 HEADINGS: Final = ("passed", "broken", "saved", "p-value")
@@ -51,7 +47,7 @@ def certification_json(found: Certification, certificate: Certificate | None) ->
     return {
         "certified": None if found.params is None else dict(found.params),
         "certificate": None if certificate is None else certificate.to_json(),
-        "families": len(found.drawn),
+        "families": len(found.families),
         "fewest_families": found.fewest_families,
         "families_needed": None if certificate is not None else found.families_needed,
         "risk": str(found.risk),
@@ -113,17 +109,17 @@ def _headline(found: Certification) -> str:
     needed = found.families_needed
     if needed is None:
         return "Certified: none; at the losses seen here no number of families would be enough."
-    more = needed - len(found.drawn)
+    more = needed - len(found.families)
     return f"Certified: none; about {more:,} more {'family' if more == 1 else 'families'} would be needed."
 
 
 def _lines_without_certificate(found: Certification) -> Iterator[str]:
     """Yield why no variant is certified."""
-    have, least, risk = len(found.drawn), found.fewest_families, found.risk
+    have, least, risk = len(found.families), found.fewest_families, found.risk
     limit = percent(risk.at_most) if risk.is_share else risk.shown(risk.at_most)
     asked = f"'{risk}' at most {limit} with {percent(found.confidence)} confidence"
     if have >= least:
-        yield f"No variant kept {asked}, on one run of each of {families(have)}."
+        yield f"No variant kept {asked}, on {families(have)}."
         return
     yield f"{asked} takes at least {families(least)}; these runs are of {families(have)}."
     if have <= 1:
@@ -141,13 +137,13 @@ def _table_rows(found: Certification) -> list[tuple[object, ...]]:
     choice, passed = found.choice, set(found.choice.passed)
     tested = [index for chain in found.order.chains for index in chain]
     ranked = sorted(tested, key=lambda index: (index not in passed, -choice.saved[index], choice.means[index]))
-    return [_row(found, index) for index in ranked[:MOST_ROWS]] if found.drawn else []
+    return [_row(found, index) for index in ranked[:MOST_ROWS]] if found.families else []
 
 
 def _row(found: Certification, index: int) -> tuple[object, ...]:
     choice, risk = found.choice, found.risk
-    mean, runs = float(choice.means[index]), len(found.drawn)
-    lost = f"{round(mean * runs)} of {runs}" if risk.is_share else risk.shown(round(mean * (risk.cap or 1.0), 6))
+    mean = float(choice.means[index])
+    lost = percent(mean) if risk.is_share else risk.shown(round(mean * (risk.cap or 1.0), 6))
     passed = "no" if index not in choice.passed else "chosen" if index == choice.chosen else "yes"
     saved, p_value = percent(float(choice.saved[index])), f"{choice.p_values[index]:.2g}"
     return (*found.sweep.variants[index].settings.values(), passed, lost, saved, p_value)
@@ -156,7 +152,7 @@ def _row(found: Certification, index: int) -> tuple[object, ...]:
 def _testing_lines(found: Certification) -> Iterator[str]:
     """Yield how many variants were tested, and in which order."""
     variants, choice = len(found.sweep.variants), found.choice
-    more = f"; {MOST_ROWS} are listed, --json has all" if variants > MOST_ROWS and found.drawn else ""
+    more = f"; {MOST_ROWS} are listed, --json has all" if variants > MOST_ROWS and found.families else ""
     yield f"{counted(variants, 'variant', ',')}, of which {len(choice.passed):,} passed{more}."
     yield f"Order of the tests: {found.order} ({found.order.why})."
     if found.order.direction is None and variants > 1:
@@ -166,16 +162,16 @@ def _testing_lines(found: Certification) -> Iterator[str]:
 def _population_lines(found: Certification) -> Iterator[str]:
     """Yield which runs the promise is about, and which runs are outside."""
     members = sum(map(len, found.families.values()))
-    key = found.family_key or "the first of group, source folder and configuration"
+    key = found.family_key or "the first of configuration, group and source folder"
     yield (
-        f"Population: {counted(members, 'run', ',')} of {families(len(found.families))} (by {key}); "
-        f"one of each was drawn with seed {found.seed}."
+        f"Population: {counted(members, 'run', ',')} of {families(len(found.families))} (by {key}), each of which "
+        "counts as one."
     )
     if found.undefined_regrets:
-        runs = counted(found.undefined_regrets, "drawn run")
+        runs = counted(found.undefined_regrets, "run", ",")
         yield f"The best value of {runs} is 0, so relative regret is not defined: any loss there counts as broken."
     if found.negative_bests:
-        runs = counted(found.negative_bests, "drawn run")
+        runs = counted(found.negative_bests, "run", ",")
         yield f"The best value of {runs} is negative: regret is relative to its magnitude."
     if found.undefined_regrets or found.negative_bests:
         yield "A risk without percent, such as 'regret > 0.02', is in the metric's own units."
@@ -278,13 +274,13 @@ class Certification:
         order: The order in which they were tested.
         declared_order: The order that the user declared; empty if the policy decided it.
         choice: The result of the tests.
-        families: The members of each family.
-        drawn: The run drawn from each.
-        losses: The losses of all variants on each drawn run.
+        families: The members of each family, in the order of the tests.
+        of_families: The losses of all variants in each family.
+        of_runs: The losses of all variants on each run, the families in the same order.
         outside: The runs that are not in the population, each with its reason.
         declared: The objectives that the user declared.
         family_key: The key of families; None for the default.
-        seed: The seed of the draw.
+        tries: Number of variants that might have been chosen.
     """
 
     policy: Policy
@@ -295,12 +291,12 @@ class Certification:
     declared_order: str
     choice: Choice
     families: Mapping[Family, Sequence[PopulationMember]]
-    drawn: tuple[PopulationMember, ...]
-    losses: tuple[Losses, ...]
+    of_families: FamilyLosses
+    of_runs: tuple[Losses, ...]
     outside: tuple[Excluded, ...]
     declared: tuple[Objective, ...]
     family_key: str | None
-    seed: int
+    tries: int
 
     @property
     def params(self) -> Mapping[str, Param] | None:
@@ -308,11 +304,14 @@ class Certification:
         return None if self.choice.chosen is None else self.sweep.variants[self.choice.chosen].settings
 
     @property
+    def members(self) -> tuple[PopulationMember, ...]:
+        """The runs of all families."""
+        return tuple(itertools.chain.from_iterable(self.families.values()))
+
+    @property
     def fewest_families(self) -> int:
         """The least number of families with which any variant could pass: none of them may lose anything."""
-        if self.risk.is_share:
-            return fewest_runs(self.risk.limit, self.choice.error)
-        return runs_needed(0.0, self.risk.limit, self.choice.error, is_share=False) or 0
+        return fewest_families(self.risk.limit, self.choice.error, are_counts=self.of_families.are_counts)
 
     @property
     def families_needed(self) -> int | None:
@@ -320,28 +319,32 @@ class Certification:
 
         The first variant of a chain decides: only if it passes is another one tested.
         """
-        means = [float(self.choice.means[chain[0]]) if self.drawn else 0.0 for chain in self.order.chains]
-        error, is_share = self.choice.error, self.risk.is_share
-        needed = runs_needed(min(means), self.risk.limit, error, is_share=is_share)
-        return None if needed is None else max(needed, len(self.drawn) + 1, self.fewest_families)
+        if not self.families:
+            return self.fewest_families
+        first = min((chain[0] for chain in self.order.chains), key=lambda index: self.choice.means[index])
+        needed = families_needed(self._losses_of(first), self.risk.limit, self.choice.error)
+        return None if needed is None else max(needed, len(self.families) + 1, self.fewest_families)
 
     @property
     def undefined_regrets(self) -> int:
-        """Number of drawn runs whose best value is zero, so that regret relative to it is not defined."""
-        return sum(abs(one.swept.best) < NEAR_ZERO for one in self.drawn) if self.risk.is_relative else 0
+        """Number of runs whose best value is zero, so that regret relative to it is not defined."""
+        return sum(abs(one.swept.best) < NEAR_ZERO for one in self.members) if self.risk.is_relative else 0
 
     @property
     def negative_bests(self) -> int:
-        """Number of drawn runs whose best value is negative: regret is relative to its magnitude."""
-        return sum(one.swept.best <= -NEAR_ZERO for one in self.drawn) if self.risk.is_relative else 0
+        """Number of runs whose best value is negative: regret is relative to its magnitude."""
+        return sum(one.swept.best <= -NEAR_ZERO for one in self.members) if self.risk.is_relative else 0
 
     def unknown(self, variant: int) -> int:
-        """Return the number of drawn runs in which a variant counts as broken because no record bounds its regret."""
-        return sum(bool(one.is_unknown[variant]) for one in self.losses)
+        """Return the number of runs in which a variant counts as broken because no record bounds its regret."""
+        return sum(bool(one.is_unknown[variant]) for one in self.of_runs)
 
     def could_not_fire(self, variant: int) -> int:
-        """Return the number of drawn runs in which a variant could not fire."""
-        return sum(not one.could_fire[variant] for one in self.losses)
+        """Return the number of runs in which a variant could not fire."""
+        return sum(not one.could_fire[variant] for one in self.of_runs)
+
+    def _losses_of(self, variant: int) -> FamilyLosses:
+        return replace(self.of_families, values=self.of_families.values[:, [variant]])
 
     def certificate(self) -> Certificate:
         """Return the certificate of the chosen variant.
@@ -353,7 +356,7 @@ class Certification:
         if index is None:
             raise TelemetryError("no variant is certified, so there is no certificate")
         variant = self.sweep.variants[index].policy()
-        objectives = {one.swept.objective for one in self.drawn} - {None}
+        objectives = {one.swept.objective for one in self.members} - {None}
         read = (key.name for one in variant.controllers for rule in one.bound_rules for key in rule.series)
         return Certificate(
             version("steptape"),
@@ -377,7 +380,7 @@ class Certification:
                 str(self.order),
                 self.declared_order,
                 self.order.why,
-                len(self.sweep.variants),
+                self.tries,
                 self.choice.tested,
                 len(self.choice.passed),
                 self.choice.error,
@@ -385,24 +388,18 @@ class Certification:
             self._evidence(index),
             described_population(
                 self.families,
-                self.drawn,
                 key=self.family_key,
-                seed=self.seed,
                 outside=len(self.outside),
                 read=read,
             ),
         )
 
     def _evidence(self, index: int) -> CertifiedEvidence:
-        runs, mean, error = len(self.drawn), float(self.choice.means[index]), self.choice.error
         scale = self.risk.cap or 1.0
-        broken = round(mean * runs) if self.risk.is_share else None
-        bound = upper_bound_of_mean(mean, runs, error) if broken is None else upper_bound_of_count(broken, runs, error)
         return CertifiedEvidence(
-            runs,
-            broken,
-            scale * mean,
-            scale * bound,
+            sum(bool(one.values[index] == 1) for one in self.of_runs) if self.risk.is_share else None,
+            scale * float(self.choice.means[index]),
+            scale * upper_bound(self._losses_of(index), self.choice.error),
             float(self.choice.p_values[index]),
             float(self.choice.saved[index]),
             self.could_not_fire(index),

@@ -1,8 +1,8 @@
 """Certifies a variant of a policy: the thriftiest one whose risk is below a limit, with a stated confidence.
 
-Learn-then-test (Angelopoulos et al., 2021): each variant is tested against "its risk exceeds the limit" on one run of
-each family, and the tests are corrected for their number. Takes a policy, the values of its params and runs; returns a
-``Certification``. Its core, ``choose``, takes arrays.
+Learn-then-test (Angelopoulos et al., 2021): each variant is tested against "its risk exceeds the limit" on the mean
+losses of the families, and the tests are corrected for their number. Takes a policy, the values of its params and runs;
+returns a ``Certification``. Its core, ``choose``, takes arrays.
 
 Variants that differ in one param form a chain, the most conservative first: a test of a chain stops at its first
 failure, so that the whole chain costs one error. Without a known direction each variant is a chain of its own. The
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,37 +25,21 @@ from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
-from ...rules.readings.vectors import Floats, Ints
+from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.variants import effects_of_controller
-from ..intervals import SEED
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.objective import Declared, Objective, Saves, declared_objectives
+from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..sweeps.sweeping import sweep
 from ..sweeps.totals import Sweep
 from .certification_report import Certification, Choice, Direction, OrderOfTests
-from .population import (
-    PopulationMember,
-    draw,
-    facts_about,
-    families_of,
-    members_of,
-)
-from .risks import (
-    Losses,
-    PossibleValues,
-    Risk,
-    losses_on,
-    p_values_of_counts,
-    p_values_of_means,
-    savings,
-)
-
-#: The seed by which runs are drawn if none is given.
-DEFAULT_SEED: Final = SEED
+from .family_tests import FamilyLosses, p_values
+from .population import PopulationMember, facts_about, families_of, members_of
+from .variant_losses import Losses, PossibleValues, losses_on, savings
 
 
 def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[str, Direction]:
@@ -231,37 +215,30 @@ def _is_negative(node: ast.AST) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
 
 
-def choose(losses: Floats, saved: Floats, order: OrderOfTests, risk: Risk, error: float) -> Choice:
+def choose(losses: FamilyLosses, saved: Floats, order: OrderOfTests, risk: Risk, error: float) -> Choice:
     """Test all variants, and choose the one that saves most among those that pass.
 
     Of variants that save the same, the one with the least loss counts, then the one that is tested first.
 
     Args:
-        losses: Loss of each variant on each independent run, from 0 to 1. Shape (runs, variants).
-        saved: Share of its steps that each variant saves. Shape (runs, variants).
+        losses: The losses of the variants in each family.
+        saved: Mean share of a run's steps that each variant saves in each family. Shape (families, variants).
         order: The order of the tests.
         risk: The risk with its limit.
         error: Probability that any variant passes whose risk exceeds the limit.
     """
-    runs = len(losses)
-    sums = losses.sum(axis=0)
-    means = sums / max(runs, 1)
-    if risk.is_share:
-        counts: Ints = np.rint(sums).astype(np.int64)
-        p_values = p_values_of_counts(counts, runs, risk.limit)
-    else:
-        p_values = p_values_of_means(means, runs, risk.limit)
+    means, found = losses.means, p_values(losses, risk.limit)
     of_each, tested = order.error_of_each(error), 0
     passed: list[int] = []
     for chain in order.chains:
         for index in chain:
             tested += 1
-            if p_values[index] > of_each:
+            if found[index] > of_each:
                 break
             passed.append(index)
-    mean_saved = saved.sum(axis=0) / max(runs, 1)
+    mean_saved = saved.sum(axis=0) / max(len(saved), 1)
     best = max(passed, key=lambda index: (mean_saved[index], -means[index]), default=None)
-    return Choice(best, tuple(passed), tested, means, mean_saved, p_values, of_each)
+    return Choice(best, tuple(passed), tested, means, mean_saved, found, of_each)
 
 
 def certify(
@@ -273,7 +250,6 @@ def certify(
     confidence: float = 0.9,
     order: str | None = None,
     family: str | None = None,
-    seed: int = DEFAULT_SEED,
     objective: Declared = None,
     renames: Mapping[str, str] | None = None,
     saves: Saves | str = Saves.KEEP,
@@ -292,8 +268,7 @@ def certify(
         confidence: Probability, over the choice of the families, that the chosen variant keeps the limit.
         order: ``PARAM:asc`` or ``PARAM:desc``: the end of the param's values that is tested first, the most
             conservative one. If not given, the policy decides it where one param varies.
-        family: The key of the families of runs, as for ``backtest``. One run is drawn from each.
-        seed: The seed of the draw.
+        family: The key of the families of runs, as for ``backtest``. Each counts as one.
         objective, renames, saves, on_progress, processes, pool, plans_by_length: As for ``sweep``.
 
     Raises:
@@ -302,18 +277,11 @@ def certify(
     """
     if not 0 < confidence < 1:
         raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
-    chosen = checked_runs("certify", policy, runs)
-    tested = order_of(policy, axes, order)
-    ended, running = list[Run](), list[Excluded]()
-    for run in chosen:
-        if run.status == "running":
-            running.append(Excluded(run.run_id, run.info.name, "it is still running"))
-        else:
-            ended.append(run)
-    swept = sweep(
+    candidates = candidates_of(
         policy,
         axes,
-        ended,
+        runs,
+        order=order,
         objective=objective,
         renames=renames,
         saves=saves,
@@ -323,62 +291,117 @@ def certify(
         family=family,
         plans_by_length=plans_by_length,
     )
-    by_id = {run.run_id: run for run in ended}
-    inside, outside = members_of(swept, by_id)
-    repeated = [facts_about(by_id[one.run_id], renames or {}) for one in swept.repeated]
-    families = families_of(inside, repeated, family)
-    drawn = draw(families, seed)
-    return _tested(
-        policy,
-        swept,
-        families,
-        drawn,
-        tested,
-        risk,
-        confidence,
-        declared_order=order or "",
-        outside=(*running, *outside),
-        declared=declared_objectives(objective),
-        family=family,
-        seed=seed,
-    )
+    return certification_of(candidates, risk, confidence)
 
 
-def _tested(
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The variants of a policy over runs, ready to be tested.
+
+    Attributes:
+        policy: The policy with its own params.
+        sweep: The variants over the runs.
+        order: The order in which they are tested.
+        declared_order: The order that the user declared; empty if the policy decided it.
+        families: The members of each family, in the order of the tests.
+        outside: The runs that are not in the population, each with its reason.
+        declared: The objectives that the user declared.
+        family_key: The key of families; None for the default.
+    """
+
+    policy: Policy
+    sweep: Sweep
+    order: OrderOfTests
+    declared_order: str
+    families: Mapping[Family, Sequence[PopulationMember]]
+    outside: tuple[Excluded, ...]
+    declared: tuple[Objective, ...]
+    family_key: str | None
+
+
+def candidates_of(
     policy: Policy,
-    swept: Sweep,
-    families: Mapping[Family, Sequence[PopulationMember]],
-    drawn: Sequence[PopulationMember],
-    order: OrderOfTests,
+    axes: Mapping[str, Sequence[Param]],
+    runs: Iterable[Run],
+    *,
+    order: str | None = None,
+    **options: Any,
+) -> Candidates:
+    """Sweep a policy over runs, and group those that count into families.
+
+    Args:
+        policy, axes, runs, order: As for ``certify``.
+        **options: The options of ``certify`` that ``sweep`` has, too.
+
+    Raises:
+        TelemetryError: As for ``certify``.
+    """
+    chosen = checked_runs("certify", policy, runs)
+    tests = order_of(policy, axes, order)
+    ended, running = list[Run](), list[Excluded]()
+    for run in chosen:
+        if run.status == "running":
+            running.append(Excluded(run.run_id, run.info.name, "it is still running"))
+        else:
+            ended.append(run)
+    swept = sweep(policy, axes, ended, **options)
+    by_id, key = {run.run_id: run for run in ended}, options.get("family")
+    inside, outside = members_of(swept, by_id)
+    repeated = [facts_about(by_id[one.run_id], options.get("renames") or {}) for one in swept.repeated]
+    families = families_of(inside, repeated, key)
+    declared = declared_objectives(options.get("objective"))
+    return Candidates(policy, swept, tests, order or "", families, (*running, *outside), declared, key)
+
+
+def certification_of(
+    candidates: Candidates,
     risk: Risk,
     confidence: float,
     *,
-    declared_order: str,
-    outside: tuple[Excluded, ...],
-    declared: tuple[Objective, ...],
-    family: str | None,
-    seed: int,
+    share: float = 1.0,
+    tries: int | None = None,
+    families: Collection[Family] | None = None,
 ) -> Certification:
-    losses = [_losses_on(policy, one, risk) for one in drawn]
-    saved = [savings(one.swept.outcomes, one.swept.steps) for one in drawn]
-    shape = (len(drawn), len(swept.variants))
-    table = np.stack([one.values for one in losses]) if losses else np.zeros(shape)
-    choice = choose(table, np.stack(saved) if saved else np.zeros(shape), order, risk, round(1 - confidence, 12))
+    """Test the variants of a policy, and choose the thriftiest one that passes.
+
+    Args:
+        candidates: The variants over the runs.
+        risk, confidence: As for ``certify``.
+        share: The share of the error that these tests may use, where others are made on the same runs.
+        tries: Number of variants that might have been chosen, with those of the others.
+        families: The families to test on; None for all.
+    """
+    chosen = {
+        family: members for family, members in candidates.families.items() if families is None or family in families
+    }
+    losses = {
+        family: [_losses_on(candidates.policy, one, risk) for one in members] for family, members in chosen.items()
+    }
+    saved = [
+        np.mean([savings(one.swept.outcomes, one.swept.steps) for one in members], axis=0)
+        for members in chosen.values()
+    ]
+    shape = (len(chosen), len(candidates.sweep.variants))
+    means = [np.mean([one.values for one in own], axis=0) for own in losses.values()]
+    are_counts = risk.is_share and all(len(own) == 1 for own in losses.values())
+    table = FamilyLosses(np.stack(means) if means else np.zeros(shape), are_counts)
+    error = share * round(1 - confidence, 12)
+    choice = choose(table, np.stack(saved) if saved else np.zeros(shape), candidates.order, risk, error)
     return Certification(
-        policy,
+        candidates.policy,
         risk,
         confidence,
-        swept,
-        order,
-        declared_order,
+        candidates.sweep,
+        candidates.order,
+        candidates.declared_order,
         choice,
-        families,
-        tuple(drawn),
-        tuple(losses),
-        outside,
-        declared,
-        family,
-        seed,
+        chosen,
+        table,
+        tuple(itertools.chain.from_iterable(losses.values())),
+        candidates.outside,
+        candidates.declared,
+        candidates.family_key,
+        len(candidates.sweep.variants) if tries is None else tries,
     )
 
 

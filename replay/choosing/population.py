@@ -1,4 +1,4 @@
-"""Describes the runs that a certificate is about: which count, their families, and one run drawn from each.
+"""Describes the runs that a certificate is about: which count, and their families.
 
 Takes a sweep and its runs; also checks a certificate against the policy and the logs that it rests on.
 """
@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...rules.certificate import MOST_VALUES, Certificate, CertifiedPopulation, DrawnRun, KeyRange, is_number, json_text
+import numpy as np
+
+from ...rules.certificate import (
+    MOST_VALUES,
+    Certificate,
+    CertifiedPopulation,
+    Evaluations,
+    KeyRange,
+    MetricRange,
+    PopulationRun,
+    is_number,
+    json_text,
+)
 from ...rules.errors import PolicyError
 from ...rules.policy_file.policy import Policy, load_policy
+from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.event_json import event_to_line
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
-from ..intervals import numbers
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
 from ..sweeps.totals import Sweep, SweptRun
+from .family_tests import digest_order
 
 #: The family key of a certificate whose user named none.
-DEFAULT_KEY: Final = "group, source folder or configuration"
+DEFAULT_KEY: Final = "configuration, group or source folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +51,14 @@ class MemberFacts:
         log_digest: Digest of its log.
         metrics: The metrics that it recorded.
         ended_by_rules: Whether its own rules ended it.
+        values: The evaluations of the metric that judges it.
     """
 
     info: RunInfo
     log_digest: str
     metrics: frozenset[str]
     ended_by_rules: bool
+    values: Floats
 
     def length(self, steps: int) -> int:
         """Return its planned length, or the recorded one if it has no plan."""
@@ -63,19 +78,32 @@ class PopulationMember:
     facts: MemberFacts
 
 
-def facts_about(run: Run, renames: Mapping[str, str]) -> MemberFacts:
+def facts_about(run: Run, renames: Mapping[str, str], judging: str = "") -> MemberFacts:
     """Read what a certificate needs to know of a run.
 
     Args:
         run: The run.
         renames: New names of metrics by recorded ones.
+        judging: The metric that judges it.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
     info, digest, metrics = run.read(lambda snapshot: (snapshot.info, snapshot.log_digest, snapshot.columns.by_metric))
     called = frozenset((*metrics, *(renames[name] for name in metrics if name in renames)))
-    return MemberFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info))
+    values = _evaluated(run, judging, metrics, renames)
+    return MemberFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info), values)
+
+
+def _evaluated(run: Run, metric: str, recorded: Collection[str], renames: Mapping[str, str]) -> Floats:
+    """Return the finite values of a metric's evaluations, under its own name or the one that it was recorded with."""
+    names = [name for name in recorded if metric in (name, renames.get(name))]
+    try:
+        found = np.concatenate([run.series(name, kind="evaluate")["value"].to_numpy() for name in names])
+    except (TelemetryError, ValueError):  # No evaluation carries it.
+        return np.empty(0)
+    values: Floats = found[np.isfinite(found)]
+    return values
 
 
 def event_digest_of(run: Run) -> str:
@@ -109,7 +137,8 @@ def members_of(sweep: Sweep, runs: Mapping[str, Run]) -> tuple[list[PopulationMe
         if reason := _why_no_member(swept):
             outside.append(Excluded(swept.run_id, swept.name, reason))
         else:
-            inside.append(PopulationMember(swept, facts_about(runs[swept.run_id], dict(sweep.renames))))
+            judging = "" if swept.objective is None else swept.objective.metric
+            inside.append(PopulationMember(swept, facts_about(runs[swept.run_id], dict(sweep.renames), judging)))
     return inside, outside
 
 
@@ -127,7 +156,7 @@ def _why_no_member(swept: SweptRun) -> str:
 def families_of(
     members: Iterable[PopulationMember], repeated: Iterable[MemberFacts] = (), key: str | None = None
 ) -> dict[Family, list[PopulationMember]]:
-    """Return the members of each family, in an order that no path decides. Families that share a log are one.
+    """Return the members of each family, in the order of ``digest_order``. Families that share a log are one.
 
     Args:
         members: The runs of the population.
@@ -152,25 +181,17 @@ def families_of(
     found: dict[Family, list[PopulationMember]] = defaultdict(list)
     for member in known:
         found[first(member.swept.family)].append(member)
-    return {family: found[family] for family in sorted(found, key=_sorting)}
+    return {family: found[family] for family in digest_order(found)}
 
 
 def _sorting(family: Family) -> tuple[str, str]:
     return family.key, family.value
 
 
-def draw(families: Mapping[Family, Sequence[PopulationMember]], seed: int) -> list[PopulationMember]:
-    """Draw one run from each family."""
-    draws = numbers(seed)
-    return [members[next(draws) % len(members)] for members in families.values()]
-
-
 def described_population(
     families: Mapping[Family, Sequence[PopulationMember]],
-    drawn: Sequence[PopulationMember],
     *,
     key: str | None,
-    seed: int,
     outside: int,
     read: Iterable[str],
 ) -> CertifiedPopulation:
@@ -178,9 +199,7 @@ def described_population(
 
     Args:
         families: The members of each family.
-        drawn: The run drawn from each.
         key: The key of families; None for the default.
-        seed: The seed of the draw.
         outside: Number of given runs outside of it.
         read: The metrics that rules read.
     """
@@ -192,19 +211,26 @@ def described_population(
     common = frozenset.intersection(*(member.facts.metrics for member in members))
     return CertifiedPopulation(
         family_key=DEFAULT_KEY if key is None else key,
-        seed=seed,
         families=len(families),
-        runs=len(members),
-        outside=outside,
-        drawn=tuple(
-            DrawnRun(one.swept.run_id, one.swept.name, family.value, one.facts.log_digest)
-            for family, one in zip(families, drawn, strict=True)
+        runs=tuple(
+            PopulationRun(one.swept.run_id, one.swept.name, family.value, one.facts.log_digest)
+            for family, of_family in families.items()
+            for one in of_family
         ),
+        outside=outside,
         config=ranges_of(configs),
         fewest_steps=min(lengths),
         most_steps=max(lengths),
         metrics=tuple(sorted(common & {*read, *judging})),
+        evaluations={metric: _range_of_metric(metric, members) for metric in sorted(judging)},
     )
+
+
+def _range_of_metric(metric: str, members: Iterable[PopulationMember]) -> MetricRange:
+    judged = [one for one in members if one.swept.objective is not None and one.swept.objective.metric == metric]
+    values = [one.facts.values for one in judged]
+    counts, every = [len(own) for own in values], np.concatenate(values)
+    return MetricRange(min(counts), max(counts), float(every.min()), float(every.max()))
 
 
 def _config_of(member: PopulationMember) -> dict[str, object]:
@@ -244,8 +270,11 @@ def outside_of(certificate: Certificate, runs: Iterable[Run]) -> dict[str, tuple
         except TelemetryError as error:
             found[run.folder.name] = (f"it cannot be read ({error})",)
             continue
-        called = {*metrics, *(new for old, new in certificate.risk.renames.items() if old in metrics)}
-        found[info.run_id] = certificate.why_outside(info.config, steps=length, metrics=called)
+        renames = certificate.risk.renames
+        called = {*metrics, *(new for old, new in renames.items() if old in metrics)}
+        values = {name: _evaluated(run, name, metrics, renames) for name in certificate.population.evaluations}
+        evaluations = {name: Evaluations(len(own), float(np.median(own))) for name, own in values.items() if len(own)}
+        found[info.run_id] = certificate.why_outside(info.config, steps=length, metrics=called, evaluations=evaluations)
     return found
 
 
@@ -274,7 +303,7 @@ def changes_since(certificate: Certificate, source: str, runs: Sequence[Run] | N
     Args:
         certificate: The certificate.
         source: The policy's file, or the name of a shipped policy.
-        runs: The runs among which the drawn ones are; None to check the policy alone.
+        runs: The runs among which the certified ones are; None to check the policy alone.
     """
     return (*_changes_of_policy(certificate, source), *_changes_of_logs(certificate, runs))
 
@@ -292,11 +321,12 @@ def _changes_of_logs(certificate: Certificate, runs: Sequence[Run] | None) -> It
     if runs is None:
         return
     found: Mapping[str, Run] = {run.run_id: run for run in runs}
-    for drawn in certificate.population.drawn:
-        called = drawn.run_id if drawn.name == drawn.run_id else f"{drawn.name} ({drawn.run_id})"
-        if drawn.run_id not in found:
+    for certified in certificate.population.runs:
+        own, name = certified.run_id, certified.name
+        called = own if name == own else f"{name} ({own})"
+        if own not in found:
             yield f"the run {called}: it is not here"
-        elif why := _change_of_log(found[drawn.run_id], drawn.log_digest):
+        elif why := _change_of_log(found[own], certified.log_digest):
             yield f"the run {called}: {why}"
 
 

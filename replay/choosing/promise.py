@@ -29,20 +29,26 @@ def promise_lines(certificate: Certificate) -> Iterator[str]:
     """Yield what a certificate promises, and what it rests on."""
     evidence, risk = certificate.evidence, certificate.risk
     yield f"With {percent(risk.confidence)} confidence, {promise(risk)}."
-    seen = f"Seen on one run of each of {families(evidence.families)}:"
+    runs, count = len(certificate.population.runs), certificate.population.families
+    seen = f"Seen on {counted(runs, 'run', ',')} of {families(count)}:"
     if evidence.broken is None:
         yield f"{seen} {_regret(risk, evidence.mean)} on average; {_ALONE} {_regret(risk, evidence.bound)}."
     else:
-        yield f"{seen} {evidence.broken} ({percent(evidence.mean)}); {_ALONE} {percent(evidence.bound)}."
+        share = f"{percent(evidence.mean)}{_averaged(runs, count)}"
+        yield f"{seen} {evidence.broken:,} ({share}); {_ALONE} {percent(evidence.bound)}."
     yield f"{_REGRET} {_DEPLOYABLE}" if risk.is_deployable else _REGRET
     yield f"On these runs it saves {percent(evidence.saved)} of a run's steps on average."
     if evidence.could_not_fire:
-        share = percent(evidence.could_not_fire / evidence.families)
+        share = percent(evidence.could_not_fire / runs)
         yield f"It could not fire in {evidence.could_not_fire} ({share}), which count as regret 0 and saving 0."
     if evidence.unknown:
         yield f"{evidence.unknown} count as broken, because their record does not bound the regret."
     if not evidence.saved:
-        yield "It saves nothing: it stopped no drawn run early."
+        yield "It saves nothing: it stopped no run early."
+
+
+def _averaged(runs: int, count: int) -> str:
+    return "" if runs == count else ", each family counting as one"
 
 
 def promise(risk: CertifiedRisk, note: str = "") -> str:
@@ -60,25 +66,28 @@ def promise(risk: CertifiedRisk, note: str = "") -> str:
 
 
 def grounds_of(certificate: Certificate) -> Iterator[str]:
-    """Yield what a promise rests on: which runs are like these, how the drawn ones speak for it, and the tests."""
+    """Yield what a promise rests on: which runs are like these, how they speak for it, and the tests."""
     population, risk, evidence = certificate.population, certificate.risk, certificate.evidence
-    least, most = population.fewest_steps, population.most_steps
+    least, most, runs = population.fewest_steps, population.most_steps, len(population.runs)
     steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     config = f" and values of {', '.join(_listed([*population.config]))} from the same ranges"
     yield (
-        f"Runs like these: drawn in the same way as the {counted(population.runs, 'run', ',')} of "
+        f"Runs like these: drawn in the same way as the {counted(runs, 'run', ',')} of "
         f"{families(population.families)} (by {population.family_key}) that it was chosen on. They have {steps} "
         f"steps, {', '.join(population.metrics) or 'no common metric'} in their logs"
         f"{config if population.config else ''}. On other runs it may lose."
     )
     error = percent(round(1 - risk.confidence, 12))
+    weighted = _averaged(runs, population.families)
     if evidence.broken is None:
-        seen = f"the mean of the drawn runs is {_regret(risk, evidence.mean)}. If it were {_regret(risk, risk.at_most)}"
+        seen = f"their mean is {_regret(risk, evidence.mean)}{weighted}. If it were {_regret(risk, risk.at_most)}"
     else:
-        seen = f"{evidence.broken} of the drawn runs exceed it. If {percent(risk.at_most)} of all runs did"
+        seen = (
+            f"{evidence.broken:,} of {runs:,} runs exceed it ({percent(evidence.mean)}{weighted}). "
+            f"If {percent(risk.at_most)} did"
+        )
     yield (
-        f"Evidence: one run of each family was drawn, {evidence.families:,} in all (seed {population.seed}); {seen}, a "
-        f"draw as good as this would have a probability of at most {percent(evidence.p_value)}. "
+        f"Evidence: {seen}, runs as good as these would have a probability of at most {percent(evidence.p_value)}. "
         f"{percent(risk.confidence)} confidence allows an error of {error}."
     )
     yield _tests_sentence(certificate)
@@ -118,12 +127,29 @@ def outside_lines(
         names: The names of the runs, by id.
     """
     found = {run_id: reasons for run_id, reasons in outside.items() if reasons}
-    inside = len(outside) - len(found)
-    yield f"Certificate ({promise(certificate.risk)}): it covers {inside:,} of {counted(len(outside), 'run', ',')}."
+    inside, runs = len(outside) - len(found), counted(len(outside), "run", ",")
+    if certificate.population.config or found:
+        yield f"Certificate ({promise(certificate.risk)}): it covers {inside:,} of {runs}."
+    else:
+        yield f"Certificate ({promise(certificate.risk)}): {unknown_cover(certificate, outside)}."
     for run_id, reasons in [*found.items()][:MOST_ROWS]:
         yield f"Outside of it: {names.get(run_id, run_id)} ({run_id}): {'; '.join(reasons)}."
     if len(found) > MOST_ROWS:
         yield f"Outside of it: {counted(len(found) - MOST_ROWS, 'more run', ',')}; --json has all reasons."
+
+
+def unknown_cover(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> str:
+    """Return why it is unknown whether runs are like those of a certificate; empty if it is known.
+
+    Args:
+        certificate: The certificate.
+        outside: As for ``outside_lines``.
+    """
+    others = len(outside.keys() - {run.run_id for run in certificate.population.runs})
+    if certificate.population.config or not others:
+        return ""
+    runs = "this run is" if others == 1 else f"these {others:,} runs are"
+    return f"no configuration was recorded, so whether {runs} like those that it was chosen on is unknown"
 
 
 def outside_json(certificate: Certificate, outside: Mapping[str, tuple[str, ...]]) -> JsonObject:

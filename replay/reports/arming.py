@@ -1,13 +1,16 @@
-"""Answers whether to arm a policy: yes, no, not enough runs, or cannot judge, each with the reason.
+"""Answers whether to arm a policy: yes, no, not enough runs, cannot judge, nothing to judge; each with the reason.
 
-Takes the runs with their fates and how the policy was chosen. ``result.RULE`` states the rule behind the answer.
+Takes the runs with what their stops lose, and how the policy was chosen. ``rule_of`` states the rule behind the answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
+
+import numpy as np
 
 from ...rules.certificate import Certificate
 from ...rules.checks.possible_firings import deciding_controllers
@@ -15,24 +18,54 @@ from ...rules.effects import Effect
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
-from ..choosing.promise import grounds_of, promise
-from ..intervals import binomial_tails
+from ..choosing.family_tests import (
+    FamilyLosses,
+    digest_order,
+    families_needed,
+    fewest_families,
+    p_value_of_less,
+    p_values,
+)
+from ..choosing.promise import grounds_of, promise, unknown_cover
 from ..runs.mute_rules import LackedMetric, rename_flags
+from ..runs.risk import Risk
+from ..runs.run_families import Family
 from ..runs.run_result import RunResult
-from .basis import family_heading
-from .result import CONFIDENCE, NOTABLE_REGRET, Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
+from .basis import choices_sentence, family_heading
+from .result import Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
 
-#: The share of families that may lose by a policy.
-LIMIT: Final = 0.1
+#: The fewest stopped families that say anything of what stops cost.
+FEWEST_STOPPED: Final = 5
 
-_SURE: Final = f"with {CONFIDENCE:.0%} confidence"
-_SURELY: Final = _SURE.capitalize()
+#: Where so many times as many families would be needed, more of them are no advice.
+_REALISTIC: Final = 100
 
 #: Maximum number of params in the headline, and of reasons that a sentence names.
 _NAMED: Final = 3
 
 #: What regret is, for readers who see the word first in a promise.
 _REGRET: Final = " (how far the model at the stop is from the run's best)"
+
+#: The effects that no record shows the consequences of, in words.
+_CHANGES: Final = {Effect.STEER: "changes the learning rate", Effect.ACT: "skips updates or goes back"}
+
+
+def rule_of(risk: Risk, confidence: float) -> str:
+    """Return how the answer follows from the numbers, in sentences.
+
+    Args:
+        risk: What a stop may lose.
+        confidence: How sure the answer must be.
+    """
+    sure = f"with {confidence:.0%} confidence"
+    return (
+        f"A run loses if {risk.lost_words}. The share of such runs in each family is averaged over the families: each "
+        f"counts as one. Do not arm: the policy loses more than it saves, {sure} {risk.exceeded_words}, or nothing was "
+        f"saved before its stops. Arm: {sure} {risk.kept_words('it')}, where a stop of unknown cost counts as a loss "
+        "and nobody chose the policy by these runs, or a certificate says so and these runs do not contradict it. "
+        f"Not enough runs: neither follows, or fewer than {FEWEST_STOPPED} families were stopped. Nothing to judge: it "
+        "stopped none. Cannot judge: it could fire in none, or no record shows what its decisions cost."
+    )
 
 
 def arming_of(backtest: Backtest, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> Arming:
@@ -51,48 +84,114 @@ class _Case:
     """A backtest with what the answer rests on."""
 
     def __init__(self, backtest: Backtest, runs: Sequence[ScoredRun], ledger: Ledger, choice: HowChosen) -> None:
-        self._policy, self._ledger, self._choice = backtest.policy, ledger, choice
-        self._lacking = backtest.lacking
+        self._backtest, self._policy, self._ledger, self._choice = backtest, backtest.policy, ledger, choice
+        self._risk, self._error = backtest.settings.risk, 1 - backtest.settings.confidence
         self._results = [run.result for run in runs]
-        self._able = [(run.result, run.fate) for run in runs if not run.result.could_not_fire]
-        judged = [(result.family, fate) for result, fate in self._able if result.objective is not None]
-        self._families = Counter(family for family, _ in judged)
-        losses = Counter(family for family, fate in judged if fate is Fate.LOST)
-        doubts = Counter(family for family, fate in judged if fate in (Fate.LOST, Fate.UNKNOWN))
-        self._lost = sum(losses[family] > LIMIT * runs for family, runs in self._families.items())
-        self._doubtful = sum(doubts[family] > LIMIT * runs for family, runs in self._families.items())
-        self._are_runs = len(self._families) == len(judged)
-        self._key = family_heading(FamilyCounts.of(self._families))
+        self._able = [run for run in runs if not run.result.could_not_fire]
+        self._stopped = [run for run in self._able if run.result.stop is not None]
+        by_family: dict[Family, list[ScoredRun]] = {}
+        for run in self._able:
+            if run.result.objective is not None:
+                by_family.setdefault(run.result.family, []).append(run)
+        self._families = {family: by_family[family] for family in digest_order(by_family)}
+        self._are_runs = all(len(own) == 1 for own in self._families.values())
+        self._key = family_heading(FamilyCounts.of(list(self._families)))
 
     def answer(self) -> Arming:
-        """Return the answer: refusals first, then what is lacking."""
+        """Return the answer: what cannot be judged first, then refusals, then what is lacking."""
         if not self._results:
             return self._said(Arm.NOT_ENOUGH, "No run could be judged.")
         if not self._able:
-            return self._said(Arm.CANNOT_JUDGE, _why_unable(self._policy, self._results, self._lacking))
-        for arm, reason in self._by_firing():
-            return self._said(arm, reason)
+            return self._said(Arm.CANNOT_JUDGE, _why_unable(self._policy, self._results, self._backtest.lacking))
+        if found := self._without_stop() or self._without_record():
+            return self._said(*found)
         if reason := self._refusal():
             return self._said(Arm.NO, reason)
         return self._said(*self._by_choice())
 
     def _said(self, arm: Arm, reason: str) -> Arming:
-        count, certificate = len(self._families), self._choice.certificate
-        more = _more_families(count, self._doubtful) if arm is Arm.NOT_ENOUGH and self._results else None
+        families, certificate = self._families, self._choice.certificate
+        more = None
+        if arm is Arm.NOT_ENOUGH and families and (needed := self._needed) is not None:
+            more = max(needed - len(families), 0) or None
         grounds = () if certificate is None or arm is not Arm.YES else tuple(grounds_of(certificate))
-        return Arming(arm, reason, count, self._lost, self._doubtful - self._lost, more, _params(self._policy), grounds)
+        if choices := choices_sentence(self._backtest):
+            grounds = (choices, *grounds)
+        return Arming(
+            arm,
+            reason,
+            len(families),
+            float(self._losses.means[0]),
+            float(self._doubts.means[0]) - float(self._losses.means[0]),
+            len({run.result.family for run in self._stopped}),
+            more,
+            _params(self._policy),
+            grounds,
+            self._best_lost(),
+        )
 
-    def _by_firing(self) -> Iterator[tuple[Arm, str]]:
-        """Yield the answer if the policy never stops a run."""
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _losses(self) -> FamilyLosses:
+        """The known losses; a stop of unknown cost counts as none."""
+        return self._of_families(0.0)
+
+    @cached_property
+    def _doubts(self) -> FamilyLosses:
+        """The losses, where a stop of unknown cost counts as lost."""
+        return self._of_families(1.0)
+
+    def _of_families(self, unknown: float) -> FamilyLosses:
+        means = [np.mean([unknown if run.loss is None else run.loss for run in own]) for own in self._families.values()]
+        return FamilyLosses(np.array(means).reshape(-1, 1), self._risk.is_share and self._are_runs)
+
+    @property
+    def _needed(self) -> int | None:
+        return families_needed(self._doubts, self._risk.limit, self._error)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _without_stop(self) -> tuple[Arm, str] | None:
+        """Return the answer if the policy neither stops a run nor changes one."""
         fired, runs = any(result.fired for result in self._results), _these(len(self._results))
-        if any(fate is not Fate.KEPT or result.stop is not None for result, fate in self._able):
-            return
-        elif not fired:
-            yield Arm.NOT_ENOUGH, f"It could have fired in {_of(len(self._able))} and fired in none: no run tests it."
-        elif _may_stop(self._policy):
-            yield Arm.NOT_ENOUGH, f"It stops none of {runs}: they show neither what a stop saves nor what it costs."
-        else:
-            yield Arm.YES, "It orders no stop and changes no training, so no run can lose by it."
+        if self._stopped or any(run.fate is not Fate.KEPT for run in self._able):
+            return None
+        if not fired:
+            return Arm.NOTHING, f"It could have fired in {_of(len(self._able))} and fired in none: no run tests it."
+        if _acting(self._policy):
+            return Arm.NOTHING, f"It stopped none of {runs}: they show neither what a stop saves nor what it costs."
+        return Arm.YES, "It orders no stop and changes no training, so no run can lose by it."
+
+    def _without_record(self) -> tuple[Arm, str] | None:
+        """Return that nothing can be judged where no past run shows what the decisions cost, and what to do then."""
+        changed = [run for run in self._able if run.result.predicted is None]
+        if float(self._doubts.means[0]) - float(self._losses.means[0]) <= self._risk.limit and self._families:
+            return None
+        of = f"{_count(len(changed))} of {_these(len(self._able))}" if len(self._able) > 1 else "this run"
+        if changed:
+            effects = {self._policy.effects(name) for one in self._policy.controllers for name in one.operations}
+            what = next((words for effect, words in _CHANGES.items() if effect in effects), "changes the training")
+            return Arm.CANNOT_JUDGE, (
+                f"It {what} in {of}, and no record shows what follows: no number of past runs can tell. Train some "
+                "runs with it and some without it, a few of each with other seeds, then: steptape compare."
+            )
+        if not self._families:
+            return Arm.CANNOT_JUDGE, (
+                "No metric judges the runs, so the cost of a stop is unknown. Name one by --objective, or log an "
+                "evaluation in new runs."
+            )
+        unknown = [run for run in self._stopped if run.loss is None]
+        if self._risk.is_deployable and not any(run.result.saved_steps for run in unknown):
+            return Arm.CANNOT_JUDGE, (
+                f"The logs of {_these(len(unknown))} that it stops record no checkpoint: what could have been deployed "
+                "is unknown. Record saves in new runs, or judge by --risk 'regret > 1%'."
+            )
+        return Arm.CANNOT_JUDGE, (
+            f"What {_count(len(unknown))} of its {counted(len(self._stopped), 'stop', ',')} cost is unknown: "
+            f"{_why_unknown(unknown)}. More runs of this kind would not tell. Log runs to their end, with evaluations "
+            "after the place where it stops."
+        )
 
     def _refusal(self) -> str:
         """Return why the runs speak against the policy; empty if they do not."""
@@ -100,27 +199,29 @@ class _Case:
         lost, saved = ledger.total(Fate.LOST), ledger.total(Fate.SAVED)
         if lost > saved:
             amounts = f"{ledger.text(lost)} against {ledger.text(saved)}"
-            return f"It loses more than it saves on {_these(len(self._able))}: {amounts}. {self._too_early()}"
-        if _at_least(self._lost, len(self._families)) <= 1 - CONFIDENCE:
-            said = f"It loses too often on {_these(len(self._able))}. {self._too_early()}"
-            return f"{said} {_SURELY}, more than 1 in 10 {self._cases()} lose this way."
+            return f"It loses more than it saves on {_these(len(self._able))}: {amounts}. {self._stops_sentence()}"
+        confidence = self._backtest.settings.confidence
+        if self._families and p_value_of_less(self._losses, self._risk.limit) <= self._error:
+            against = "" if self._choice.certificate is None else " These runs contradict its certificate."
+            return (
+                f"It loses too often on {_these(len(self._able))}. {self._stops_sentence()} With {confidence:.0%} "
+                f"confidence, {self._risk.exceeded_words}.{against}"
+            )
+        if bare := self._without_weights():
+            return bare
         return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
 
-    def _too_early(self) -> str:
-        """Return how many runs are stopped too early, and of how many families they are."""
-        lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
-        stops = lost + self._ledger.runs(Fate.SAVED)
-        if not stops:
-            return "None of its stops can be judged."
-        judged = " and that can be judged" if unknown else ""
-        if stops == 1:
-            where = f"In the run that it stops{judged}, training on gave {'a' if lost else 'no'} model"
-        else:
-            which = "none" if not lost else "all" if lost == stops else f"{lost:,}"
-            where = f"In {which} of the {stops:,} runs that it stops{judged}, training on gave a model"
-        said = f"{where} more than {NOTABLE_REGRET:.0%} better"
-        families = "" if self._are_runs or not self._lost else f", in {self._lost:,} of {self._count()}"
-        return f"{said}{families}."
+    def _without_weights(self) -> str:
+        """Return that runs would be stopped before anything was saved; empty where that is seldom, or not known."""
+        known = [run for run in self._stopped if run.result.recorded.checkpoints and run.result.predicted is not None]
+        bare = [run for run in known if run.result.predicted is not None and not run.result.predicted.checkpoints]
+        if len(bare) <= self._risk.limit * len(known):
+            return ""
+        stopped = counted(len(self._stopped), "stopped run", ",")
+        return (
+            f"In {len(bare):,} of {stopped} nothing had been saved by the stop, so no weights are left of them. Order "
+            "a save with the stop, or have the loop save before it ends."
+        )
 
     def _by_choice(self) -> tuple[Arm, str]:
         """Return the answer for a policy that the runs do not speak against."""
@@ -128,16 +229,16 @@ class _Case:
         saves = f"It would save {ledger.share_text(ledger.total(Fate.SAVED))} here."
         if choice.certificate is not None:
             return self._by_certificate(choice.certificate, saves)
-        if not self._families:
-            return (
-                Arm.NOT_ENOUGH,
-                "No metric judges the runs, so the cost of a stop is unknown: name one by --objective.",
+        stopped = len({run.result.family for run in self._stopped})
+        if stopped < min(FEWEST_STOPPED, self._fewest):
+            return Arm.NOT_ENOUGH, (
+                f"{self._stops_sentence()} It stopped {_families(stopped, self._are_runs)}: too few to say what a stop "
+                f"costs. {self._shortfall()}"
             )
-        if _at_most(self._doubtful, len(self._families)) <= 1 - CONFIDENCE:
-            sure = f"{_SURELY}, at most 1 in 10 {self._cases()} like these lose by it."
+        if float(p_values(self._doubts, self._risk.limit)[0]) <= self._error:
             condition = "This holds if nobody tuned it on these runs."
-            return Arm.YES, f"{self._too_early()} {sure} {saves} {condition}"
-        return Arm.NOT_ENOUGH, f"{self._too_early()} {self._shortfall()}"
+            return Arm.YES, f"{self._stops_sentence()} {self._sure()} {saves}{self._few(stopped)} {condition}"
+        return Arm.NOT_ENOUGH, f"{self._stops_sentence()} {self._shortfall()}"
 
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
         if why := certificate.why_other_policy(self._policy):
@@ -145,34 +246,115 @@ class _Case:
         outside = sum(bool(self._choice.outside.get(result.run_id)) for result in self._results)
         if outside:
             return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
-        stops = counted(self._ledger.runs(Fate.LOST), "run", ",") if self._ledger.runs(Fate.LOST) else "none"
-        drawn = {one.run_id for one in certificate.population.drawn}
-        chose = sum(result.run_id in drawn for result in self._results)
+        unknown = unknown_cover(certificate, self._choice.outside)
+        cover = f" {unknown[0].upper()}{unknown[1:]}." if unknown else ""
+        chosen_on = {one.run_id for one in certificate.population.runs}
+        chose = sum(result.run_id in chosen_on for result in self._results)
         flatter = f" {chose:,} of them chose the params: that flatters the saving, not the promise." if chose else ""
         said = f"Certified: with {certificate.risk.confidence:.0%} confidence, {promise(certificate.risk, _REGRET)}."
-        return Arm.YES, f"{said} {saves} Of these {_of(len(self._results))}, {stops} lost by it.{flatter}"
+        lost = self._ledger.runs(Fate.LOST)
+        of = f"Of these {_of(len(self._results))}, {counted(lost, 'run', ',') if lost else 'none'} lost by it."
+        return Arm.YES, f"{said} {saves} {of}{self._best_lost()}{flatter}{cover}"
+
+    # --- sentences ---------------------------------------------------------------------------------------------------
+
+    def _stops_sentence(self) -> str:
+        """Return how many runs it stopped, how many of them lost by it, and whether the best models are among them."""
+        lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
+        stopped, able = len(self._stopped), len(self._able)
+        families = len({run.result.family for run in self._stopped})
+        of = "" if self._are_runs else f", in {_families(families, are_runs=False)}"
+        said = f"It stopped {stopped:,} of {counted(able, 'run', ',')}{of}"
+        better = f"training on gave a model {self._risk.better_words}"
+        if not stopped - unknown:
+            return f"{said}, and none of its stops can be judged."
+        if lost:
+            said = f"{said}; in {_count(lost) if lost < stopped else 'all'} of them {better}"
+        else:
+            said = f"{said}; in none of them {better}"
+        doubt = f", and what {unknown:,} cost is unknown" if unknown else ""
+        return f"{said}{doubt}.{self._best_lost()}"
+
+    def _best_lost(self) -> str:
+        """Return how many families lose their best model; of single runs, whether the best of all is lost."""
+        searches: dict[object, list[ScoredRun]] = {}
+        for run in self._able:
+            objective = run.result.objective
+            if objective is not None and run.result.recorded.best is not None:
+                group = (objective.metric, None if self._are_runs else run.result.family)
+                searches.setdefault(group, []).append(run)
+        searches = {group: own for group, own in searches.items() if len(own) > 1}
+        lost = sum(_best_of(own).fate is Fate.LOST for own in searches.values())
+        if not lost:
+            return ""
+        if len(searches) == 1:
+            return f" The best model of all {sum(map(len, searches.values())):,} runs is lost."
+        return f" The best model of {lost:,} of {_families(len(searches), are_runs=False)} is lost."
+
+    def _sure(self) -> str:
+        counts = "" if self._are_runs else f" (each of the {len(self._families):,} families counts as one)"
+        kept = self._risk.kept_words("it", like_these=True)
+        return f"With {self._backtest.settings.confidence:.0%} confidence, {kept}{counts}."
+
+    def _few(self, stopped: int) -> str:
+        """Return that the stops alone would not do; empty if they would."""
+        if stopped >= self._fewest:
+            return ""
+        return f" But it stopped only {_families(stopped, self._are_runs)}: too few to say what a stop costs."
+
+    @property
+    def _fewest(self) -> int:
+        return fewest_families(self._risk.limit, self._error, are_counts=self._doubts.are_counts)
 
     def _shortfall(self) -> str:
         """Return what is lacking to be sure, and how much more would do."""
-        doubts, more = self._doubtful - self._lost, _more_families(len(self._families), self._doubtful)
-        unknown = f", and in {doubts:,} of them the cost of stops is unknown" if doubts else ""
-        noun = "run" if self._are_runs else "family"
-        needed = counted(more, f"more {noun}", ",") if self._are_runs or more == 1 else f"{more:,} more families"
-        be, lose = "is" if len(self._families) == 1 else "are", "loses" if more == 1 else "lose"
-        return (
-            f"But {self._count()} {be} too few to be sure{unknown}. {needed} that {lose} nothing by it would show, "
-            f"{_SURE}, that at most 1 in 10 {self._cases()} lose by it."
-        )
-
-    def _cases(self) -> str:
-        return "runs" if self._are_runs else "families"
+        needed, have = self._needed, len(self._families)
+        sure = f"To be {self._backtest.settings.confidence:.0%} sure that {self._risk.kept_words('it')}"
+        doubts = float(self._doubts.means[0]) - float(self._losses.means[0])
+        unknown = " A stop of unknown cost counts as a loss." if doubts else ""
+        if needed is None or needed > _REALISTIC * max(have, 1):
+            return f"{sure}, too many lose: at this rate no realistic number of runs would do.{unknown}"
+        like = "that lose as seldom as these" if float(self._doubts.means[0]) else "without a loss"
+        takes = _families(max(needed, have + 1), self._are_runs)
+        return f"{sure}, it takes about {takes} {like}; these are {self._count()}.{unknown}"
 
     def _count(self) -> str:
         """Return the number of cases: runs, or families with what they are."""
         count = len(self._families)
         if self._are_runs:
-            return counted(count, "run", ",")
-        return f"{count:,} {'family' if count == 1 else 'families'} of related runs (by {self._key})"
+            return f"{count:,}"
+        return f"{count:,} (by {self._key})"
+
+
+def _best_of(runs: Sequence[ScoredRun]) -> ScoredRun:
+    objective = runs[0].result.objective
+    best = runs[0]
+    for run in runs[1:]:
+        mine, known = run.result.recorded.best, best.result.recorded.best
+        if objective is not None and mine is not None and known is not None and objective.is_better(mine, known):
+            best = run
+    return best
+
+
+def _families(count: int, are_runs: bool) -> str:
+    if are_runs:
+        return counted(count, "run", ",")
+    return f"{count:,} {'family' if count == 1 else 'families'}"
+
+
+def _why_unknown(runs: Sequence[ScoredRun]) -> str:
+    """Return why nobody knows what stops cost, the commonest reason first."""
+    reasons = Counter(
+        "the run is unfinished or was ended early"
+        if run.result.right_censored
+        else "no metric judges the run"
+        if run.result.objective is None
+        else "there is no evaluation after the stop"
+        if not run.result.evaluations_after
+        else "there are too few evaluations"
+        for run in runs
+    )
+    return "; ".join(reason for reason, _ in reasons.most_common(_NAMED))
 
 
 def _params(policy: Policy) -> str:
@@ -212,30 +394,12 @@ def _of(runs: int) -> str:
     return "one run" if runs == 1 else f"{runs:,} runs"
 
 
-def _may_stop(policy: Policy) -> bool:
+def _count(count: int) -> str:
+    return f"{count:,}"
+
+
+def _acting(policy: Policy) -> bool:
     """Whether a controller that is not a shadow stops runs or epochs, or changes the training."""
     acting = {Effect.STOP, Effect.STOP_EPOCH, Effect.STEER, Effect.ACT}
     live = [one for one in policy.controllers if not one.is_shadow]
     return any(policy.effects(operation) in acting for one in live for operation in one.operations)
-
-
-def _more_families(count: int, lost: int) -> int:
-    """Return how many further families without a loss make sure that at most ``LIMIT`` of them lose."""
-    more = 1
-    while _at_most(lost, count + more) > 1 - CONFIDENCE:
-        more += 1
-    return more
-
-
-def _at_most(lost: int, count: int) -> float:
-    """Return the probability of at most so many losses among families, each of which loses with ``LIMIT``.
-
-    >>> round(_at_most(0, 22), 3), round(_at_most(1, 10), 3)
-    (0.098, 0.736)
-    """
-    return float(binomial_tails(count, LIMIT)[lost])
-
-
-def _at_least(lost: int, count: int) -> float:
-    """Return the probability of at least so many."""
-    return 1 - _at_most(lost - 1, count) if lost else 1.0

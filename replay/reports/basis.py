@@ -19,7 +19,7 @@ from .amounts import percent, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Part
 
 #: Headings of the table that ``family_rows`` fills.
-FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "cut off", "time", "judged", "worse", "worst regret")
+FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "cut off", "time", "judged", "lost", "worst regret")
 
 #: Headings of the same table where there is room for words.
 FAMILY_WORDS: Final = (
@@ -29,18 +29,37 @@ FAMILY_WORDS: Final = (
     "of a run's steps cut off",
     "time cut off",
     "stops judged",
-    "training on gains >1%",
+    "lost by the stop",
     "worst regret",
 )
 
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
     "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stopped runs that were "
-    "evaluated after the stop. worse: those of them in which training on would have given a model more than 1% better."
+    "evaluated after the stop. lost: those of them in which training on gave a better model, as the bars define it."
 )
 
 #: Maximum number of families in the table.
 _MOST_FAMILIES: Final = FEWEST_FAMILIES
+
+
+def choices_sentence(backtest: Backtest) -> str:
+    """Return how the families were formed, and how many there would be by other keys; empty where all are one run.
+
+    Args:
+        backtest: The backtest.
+    """
+    families = FamilyCounts.of(result.family for result in backtest.results)
+    choices = backtest.family_choices.items()
+    others = {key: count for key, count in choices if key not in families.keys and count != families.count}
+    if len(backtest.results) < 2 or not others:
+        return ""
+    asked = backtest.settings.family
+    now = f"Families are told by {' and '.join(families.keys)}: {families.count:,}"
+    if asked is not None:
+        now += ", as you chose; whether these are independent of each other, no log says"
+    named = [f"{key} {count:,}" for key, count in list(others.items())[:_LISTED]]
+    return f"{now}. By other keys there would be: {', '.join(named)} (--family KEY)."
 
 
 def all_of(count: int) -> str:
@@ -129,7 +148,7 @@ def _cells(family: Family, part: Part) -> tuple[str, ...]:
         "-" if share is None else f"{bound}{percent(share)}",
         short_duration(part.seconds_saved),
         f"{cost.runs:,}" if part.stopped else "-",
-        f"{cost.above_1_percent:,}" if is_judged else "-",
+        f"{cost.lost:,}" if is_judged else "-",
         f"{cost.max:.2%}" if is_judged else "-",
     )
 

@@ -28,9 +28,9 @@ from .sentences import NOTES, verdict
 #: The keys of stops by their fate.
 _BY_COST: Final = MappingProxyType(
     {
-        Fate.SAVED: "at_most_1_percent",
-        Fate.LOST: "above_1_percent",
-        Fate.UNKNOWN: "not_judged",
+        Fate.SAVED: "saved",
+        Fate.LOST: "lost",
+        Fate.UNKNOWN: "unknown",
         Fate.KEPT: "at_last_step",
     }
 )
@@ -108,8 +108,9 @@ def _arming_json(arming: Arming) -> JsonObject:
         "because": arming.because,
         "grounds": list(arming.grounds),
         "families": arming.families,
-        "families_lost": arming.lost,
-        "families_unknown": arming.unknown,
+        "families_stopped": arming.stopped,
+        "share_lost": arming.lost,
+        "share_unknown": arming.unknown,
         "more_families": arming.more,
     }
 

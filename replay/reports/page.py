@@ -26,6 +26,7 @@ from ..runs.mute_rules import missing_sentences
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded, RunResult, Validity
 from .amounts import short_duration
+from .arming import rule_of
 from .basis import (
     FAMILY_WORDS,
     family_heading,
@@ -39,7 +40,7 @@ from .basis import (
 from .html import STYLE_FILE, TEMPLATES, glossary, html_environment
 from .json_report import DecisionRow, decision_rows
 from .plots import Mark, run_plot, savings_plot
-from .result import MEANINGS, POLICY, RULE, Arm, BacktestResult, BacktestTotals, Ledger
+from .result import POLICY, Arm, BacktestResult, BacktestTotals, Ledger, meanings_of
 from .sentences import (
     CLAUSE,
     DEPLOYABLE_REGRET,
@@ -118,10 +119,10 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         style=Markup(STYLE_FILE.read_text(encoding="utf-8")),
         total=totals,
         answer=answer,
-        arming_rule=RULE,
+        arming_rule=rule_of(backtest.settings.risk, backtest.settings.confidence),
         ledger=result.ledger,
         bars=list(result.ledger.bars()),
-        meanings=MEANINGS,
+        meanings=meanings_of(backtest.settings.risk),
         policy_text=text_as_judged(backtest.policy),
         classes=classes,
         rules=_rules(backtest),

@@ -19,24 +19,24 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
 from ..runs.objective import UPDATES
+from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
 from .amounts import hours, percent
 
-#: Relative regrets above this are counted separately.
-NOTABLE_REGRET: Final = 0.01
 
-
-#: What the bars mean.
-MEANINGS: Final[Mapping[str, str]] = {
-    "spent": "what the runs recorded",
-    "saved": f"cut off by stops after which training on gave no model more than {NOTABLE_REGRET:.0%} better",
-    "lost": (
-        "compute of runs that the stop spoiled, up to the stop: training on gave a model more than "
-        f"{NOTABLE_REGRET:.0%} better, so they must be trained again in full"
-    ),
-    "unknown": "cut off by stops that cannot be judged",
-}
+def meanings_of(risk: Risk) -> Mapping[str, str]:
+    """Return what the bars of a ledger mean."""
+    better = risk.better_words
+    return {
+        "spent": "what the runs recorded",
+        "saved": f"cut off by stops after which training on gave no model {better}",
+        "lost": (
+            f"compute of runs that the stop spoiled, up to the stop: training on gave a model {better}, so they must "
+            "be trained again in full"
+        ),
+        "unknown": "what follows stops and changes of the training that no record judges",
+    }
 
 
 class Fate(StrEnum):
@@ -46,6 +46,10 @@ class Fate(StrEnum):
     SAVED = "saved"
     LOST = "lost"
     UNKNOWN = "unknown"
+
+
+#: The fates that have a bar, in order.
+_SHOWN: Final = (Fate.SAVED, Fate.LOST, Fate.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Ledger:
         """Yield what was spent, saved and lost, and what is unknown if anything is; nothing if nothing was spent."""
         if not self.spent:
             return
-        for kind in MEANINGS:
+        for kind in ("spent", *_SHOWN):
             amount = self.spent if kind == "spent" else self.total(Fate(kind))
             if amount or kind != Fate.UNKNOWN:
                 share = amount / self.spent
@@ -199,12 +203,12 @@ class Spread(AbsoluteSpread):
     """A relative regret over runs.
 
     Attributes:
-        above_1_percent: Number of runs in which it is notable.
-        share_above_1_percent: Share of the runs; None without any.
+        lost: Number of runs in which it is above what a stop may lose.
+        share_lost: Share of the runs; None without any.
     """
 
-    above_1_percent: int
-    share_above_1_percent: float | None
+    lost: int
+    share_lost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +216,8 @@ class CostOfStops(Middle):
     """The relative regret over runs that the policy stops, without an interval: as ``Spread``."""
 
     max: float | None
-    above_1_percent: int
-    share_above_1_percent: float | None
+    lost: int
+    share_lost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +329,13 @@ class ScoredRun:
         result: Its result.
         stop_regret: The relative regret of its stop; None without a stop, or if its cost is unknown.
         fate: What the policy does to it.
+        loss: What its stop loses by the risk, from 0 to 1; None if that is unknown.
     """
 
     result: RunResult
     stop_regret: float | None
     fate: Fate
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,21 +561,8 @@ class Arm(StrEnum):
     NO = "no"
     NOT_ENOUGH = "not_enough"
     CANNOT_JUDGE = "cannot_judge"
+    NOTHING = "nothing_to_judge"
 
-
-#: How sure the runs must make of an answer.
-CONFIDENCE: Final = 0.9
-
-#: How the answer follows from the numbers.
-RULE: Final = (
-    f"A run loses if training on after the stop gave a model more than {NOTABLE_REGRET:.0%} better. A family loses if "
-    "more than 1 in 10 of its runs lose. The exact binomial test counts families. "
-    "Cannot judge: the policy could fire in none of the runs. Do not arm: it loses more than it saves, or "
-    f"with {CONFIDENCE:.0%} confidence more than 1 in 10 families lose. "
-    f"Arm: a certificate covers these runs, or with {CONFIDENCE:.0%} confidence at most 1 in 10 families lose, where a "
-    "stop of unknown cost counts as a loss and nobody chose the policy by these runs. "
-    "Not enough runs: neither follows."
-)
 
 #: The answer in words.
 HEADLINES: Final = {
@@ -577,6 +570,7 @@ HEADLINES: Final = {
     Arm.NO: "Do not arm it",
     Arm.NOT_ENOUGH: "Not enough runs",
     Arm.CANNOT_JUDGE: "Cannot judge",
+    Arm.NOTHING: "Nothing to judge",
 }
 
 
@@ -605,21 +599,25 @@ class Arming:
         arm: The answer.
         because: The reason, in sentences.
         families: Number of families of the runs that a metric judges and in which the policy could fire.
-        lost: Number of them that lose.
-        unknown: Number of them that may lose, because the cost of stops is unknown.
-        more: Number of further families that would suffice for ``yes`` if none of them loses; None if none would.
+        lost: Mean loss over these families by the risk, from 0 to 1: the share of runs that lose, each family as one.
+        unknown: The same of stops whose cost is unknown, each counted as lost.
+        stopped: Number of families in which it stops a run.
+        more: About how many further families would suffice for ``yes`` if they lose as these; None if none would.
         params: The params that were judged, in words; empty without any.
-        grounds: What a certificate rests on, in sentences.
+        grounds: What the answer rests on, in sentences: the families, and a certificate.
+        best_lost: How many families lose their best model, as a sentence; empty if none does.
     """
 
     arm: Arm
     because: str
     families: int = 0
-    lost: int = 0
-    unknown: int = 0
+    lost: float = 0.0
+    unknown: float = 0.0
+    stopped: int = 0
     more: int | None = None
     params: str = ""
     grounds: tuple[str, ...] = ()
+    best_lost: str = ""
 
     @property
     def headline(self) -> str:

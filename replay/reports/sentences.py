@@ -14,6 +14,7 @@ from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
 from ..runs.mute_rules import PLANS_BY_LENGTH
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
+from ..runs.risk import Risk
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
 from ..runs.same_training import repeated_sentence
@@ -26,7 +27,6 @@ from .basis import (
     renamed_sentences,
 )
 from .result import (
-    NOTABLE_REGRET,
     AbsoluteSpread,
     BacktestResult,
     BacktestTotals,
@@ -77,9 +77,6 @@ _OF_BASELINES: Final = MappingProxyType(
     }
 )
 
-#: What training on would do in a run whose stop costs much.
-_BETTER: Final = f"have given a model more than {NOTABLE_REGRET:.0%} better"
-
 #: Maximum number of controllers that a sentence names.
 _NAMED_CONTROLLERS: Final = 4
 
@@ -108,7 +105,7 @@ def verdict(result: BacktestResult) -> list[str]:
     warning, added = [text] if (text := _dependence(totals)) else [], _price(result.backtest, totals)
     if result.largest_apart:
         return [f"{could_fire(totals)}.", *warning, *_apart(result), *added, *_unknown(totals)]
-    return [*_together(totals, result.ledger), *added, *warning, *_unknown(totals)]
+    return [*_together(totals, result.ledger, result.backtest.settings.risk), *added, *warning, *_unknown(totals)]
 
 
 def _dependence(totals: BacktestTotals) -> str:
@@ -167,7 +164,7 @@ def _is_limited(totals: BacktestTotals) -> bool:
     return any(one.could_fire < totals.could_fire or one.series_end_early for one in totals.by_controller)
 
 
-def _together(totals: BacktestTotals, ledger: Ledger) -> Iterator[str]:
+def _together(totals: BacktestTotals, ledger: Ledger, risk: Risk) -> Iterator[str]:
     """Yield how many runs the policy stops, what the stops save and what they cost, over all runs."""
     is_part = totals.could_fire < totals.runs
     if not totals.could_fire:
@@ -180,7 +177,7 @@ def _together(totals: BacktestTotals, ledger: Ledger) -> Iterator[str]:
     else:
         the = "the " if stopped == "each" else ""
         said = f"The policy would have stopped {stopped} of {the}{counted(totals.runs, 'run', ',')}"
-    first, *others = [f"{said}{_by_controller(totals)}.", *_stop_sentences(totals, ledger)]
+    first, *others = [f"{said}{_by_controller(totals)}.", *_stop_sentences(totals, ledger, risk)]
     yield f"{first} {others[0]}" if others else first
     yield from others[1:]
 
@@ -191,7 +188,7 @@ def _apart(result: BacktestResult) -> Iterator[str]:
         said = f"{where} {part.runs:,} runs it would have stopped {part.stopped or 'none'}."
         if part.runs == 1:
             said = f"It would {'' if part.stopped else 'not '}have stopped the other run."
-        yield " ".join([said, *_stop_sentences(part, ledger)])
+        yield " ".join([said, *_stop_sentences(part, ledger, result.backtest.settings.risk)])
 
 
 def _by_controller(totals: BacktestTotals) -> str:
@@ -210,18 +207,19 @@ def _more(controllers: Sequence[ControllerCounts]) -> list[str]:
     return [counted(more, "other")] if more > 0 else []
 
 
-def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger) -> Iterator[str]:
+def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger, risk: Risk) -> Iterator[str]:
     """Yield what the stops save and what that costs, those first that are known to cost little.
 
     Args:
         part: The aggregate of a backtest or of some of its runs.
         ledger: The ledger of these runs.
+        risk: What a stop may lose.
     """
     is_first = True
     for fate, found in part.stops_by_cost.items():
         if found.stopped:
             which = "this run" if part.stopped == 1 else f"{_count(found.stopped, part.stopped)} of them"
-            yield f"{_cost(fate, found, which, is_first)}.{_amount(fate, found, ledger, is_first)}"
+            yield f"{_cost(fate, found, which, is_first, risk)}.{_amount(fate, found, ledger, is_first)}"
             is_first = False
 
 
@@ -229,7 +227,7 @@ def _count(count: int, of: int) -> str:
     return all_of(count) if count == of else f"{count:,}"
 
 
-def _cost(fate: Fate, found: Stops, which: str, is_first: bool) -> str:
+def _cost(fate: Fate, found: Stops, which: str, is_first: bool, risk: Risk) -> str:
     """Say what the stops of one fate cost."""
     if fate is Fate.KEPT:
         come = "comes at the run's" if found.stopped == 1 else "come at their runs'"
@@ -242,15 +240,15 @@ def _cost(fate: Fate, found: Stops, which: str, is_first: bool) -> str:
     worst, count = found.judged.worst, found.stopped
     by = f"{'' if count == 1 else 'a median of '}{counted(found.judged.later_evaluations, 'later evaluation', 'g')}"
     of = f" of {found.judged.metrics[0]}" if len(found.judged.metrics) == 1 else ""
-    on = f"In {which}, by {by}{of}, training on"
+    on, better = f"In {which}, by {by}{of}, training on", f"have given a model {risk.better_words}"
     if fate is Fate.SAVED:
         regret = f"regret up to {worst.regret:.2%}" if worst.regret else "regret 0"
-        return f"{on} would not {_BETTER} ({regret})"
+        return f"{on} would not {better} ({regret})"
     # The worst stop is named with its values: near a loss of zero a tiny loss is many percent.
     median = f"median regret {found.judged.regret:.2%}, worst" if count > 2 else "worst regret"
     regret = "regret" if count == 1 else median
     values = f"{worst.metric} {worst.best:.4g} instead of {worst.instead_of:.4g} in {worst.name}"
-    return f"{f'{on} would {_BETTER}' if is_first else f'In {which} it would'}: {regret} {worst.regret:.2%} ({values})"
+    return f"{f'{on} would {better}' if is_first else f'In {which} it would'}: {regret} {worst.regret:.2%} ({values})"
 
 
 def _amount(fate: Fate, found: Stops, ledger: Ledger, is_first: bool) -> str:
@@ -452,7 +450,7 @@ def same_runs_sentence(rows: Sequence[ComparisonRow], runs: int) -> str:
 
 
 def _regret_lines(result: BacktestResult) -> Iterator[str]:
-    totals, few = result.totals, result.few_evaluations
+    totals, few, risk = result.totals, result.few_evaluations, result.backtest.settings.risk
     said = objective_sentences([one.objective for one in result.backtest.results])
     if not said:
         yield no_objective_sentence(result.backtest)
@@ -473,7 +471,7 @@ def _regret_lines(result: BacktestResult) -> Iterator[str]:
         yield (
             "Deployable regret, the same for evaluations at steps with a checkpoint: "
             f"{_spread_text(deployable, '.2%')}; "
-            f"above {NOTABLE_REGRET:.0%} in {deployable.share_above_1_percent:.0%} of "
+            f"above {risk.shown(risk.notable)} in {deployable.share_lost:.0%} of "
             f"{counted(deployable.runs, 'run', ',')}."
         )
 

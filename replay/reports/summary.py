@@ -5,6 +5,7 @@ Takes the judged runs and how the policy was chosen, returns the one ``BacktestR
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,11 @@ from ..backtests.judged_runs import Backtest, BaselineOutcome, BaselineScore, st
 from ..intervals import interval, paired_interval, trimmed_mean
 from ..runs.incidents import middle_and_p90, together
 from ..runs.objective import FEWEST_EVALUATIONS
+from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, Outlay, RunResult
 from .arming import arming_of
 from .result import (
-    NOTABLE_REGRET,
     POLICY,
     UNTOLD,
     AbsoluteSpread,
@@ -59,7 +60,11 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         backtest: The judged runs.
         choice: How the policy was chosen.
     """
-    runs = [_scored(result) for result in backtest.results]
+    if choice.certificate is not None:  # Its own promise judges its rule.
+        certified = choice.certificate.risk
+        settings = replace(backtest.settings, risk=Risk.certified(certified), confidence=certified.confidence)
+        backtest = replace(backtest, settings=settings)
+    runs = [_scored(result, backtest.settings.risk) for result in backtest.results]
     totals, ledger = _totals(backtest, runs), _ledger(runs, backtest.cost_per_hour)
     return BacktestResult(
         backtest=backtest,
@@ -77,11 +82,23 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
     )
 
 
-def _scored(result: RunResult) -> ScoredRun:
-    regret = _counted_regret(result, result.relative_regret) if result.stop is not None else None
+def _scored(result: RunResult, risk: Risk) -> ScoredRun:
     # Without an evaluation after the stop, a run says nothing of what the stop costs.
-    regret = regret if regret is not None and result.evaluations_after else None
-    return ScoredRun(result, regret, _fate(result, regret))
+    is_judged = result.stop is not None and result.evaluations_after > 0
+    regret = _counted_regret(result, result.relative_regret) if is_judged else None
+    judging = _counted_regret(result, _regret_by(risk, result)) if is_judged else None
+    if judging is None and is_judged and risk.is_deployable and result.recorded.deployable is not None:
+        judging = math.inf  # Nothing could have been deployed of it.
+    fate = _fate(result, judging, risk)
+    return ScoredRun(
+        result, regret, fate, 0.0 if fate is Fate.KEPT else None if judging is None else risk.lost(judging)
+    )
+
+
+def _regret_by(risk: Risk, result: RunResult) -> float | None:
+    if risk.is_deployable:
+        return result.relative_deployable_regret if risk.is_relative else result.deployable_regret
+    return result.relative_regret if risk.is_relative else result.regret
 
 
 def _counted_regret(result: RunResult, value: float | None) -> float | None:
@@ -93,7 +110,7 @@ def _counted_regret(result: RunResult, value: float | None) -> float | None:
     return None if is_left_out else value
 
 
-def _fate(result: RunResult, regret: float | None) -> Fate:
+def _fate(result: RunResult, regret: float | None, risk: Risk) -> Fate:
     if result.predicted is None:
         return Fate.UNKNOWN
     # A stop at the last step of a whole run saves and costs nothing: there is nothing to judge.
@@ -101,7 +118,7 @@ def _fate(result: RunResult, regret: float | None) -> Fate:
         return Fate.KEPT
     if regret is None:
         return Fate.UNKNOWN
-    return Fate.SAVED if regret <= NOTABLE_REGRET else Fate.LOST
+    return Fate.SAVED if regret <= risk.notable else Fate.LOST
 
 
 def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
@@ -114,7 +131,7 @@ def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
     hours, cost = _total(judged, lambda result: result.rank_hours_saved), backtest.cost_per_hour
     by_unit = _steps_by_unit(judged)
     steps, steps_saved = (by_unit[0].steps, by_unit[0].steps_saved) if len(by_unit) == 1 else (None, None)
-    families = [result.family for result in results]
+    families, risk = [result.family for result in results], backtest.settings.risk
 
     return BacktestTotals(
         runs=len(results),
@@ -145,10 +162,10 @@ def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
         share_saved=_typical([None if one.could_not_fire else one.share_saved for one in results], families),
         share_saved_of_stopped=_middle_of(_shares_of_stopped(able)),
         stops_by_cost=_stops_by_cost(able_runs),
-        relative_regret=_spread([_counted_regret(one, one.relative_regret) for one in results], families),
-        relative_regret_of_stopped=_spread([run.stop_regret for run in runs], families),
+        relative_regret=_spread([_counted_regret(one, one.relative_regret) for one in results], families, risk),
+        relative_regret_of_stopped=_spread([run.stop_regret for run in runs], families, risk),
         relative_deployable_regret=_spread(
-            [_counted_regret(one, one.relative_deployable_regret) for one in results], families
+            [_counted_regret(one, one.relative_deployable_regret) for one in results], families, risk
         ),
         absolute_regret=_absolute(results, lambda result: result.regret),
         absolute_deployable_regret=_absolute(results, lambda result: result.deployable_regret),
@@ -187,7 +204,7 @@ def _part(own: Sequence[ScoredRun]) -> Part:
         timed_runs=len(timed),
         elapsed_s=_total(timed, lambda result: result.recorded.elapsed_s),
         seconds_saved=_total(timed, lambda result: result.seconds_saved),
-        relative_regret_of_stopped=_cost_of_stops([run.stop_regret for run in own if run.stop_regret is not None]),
+        relative_regret_of_stopped=_cost_of_stops(own),
     )
 
 
@@ -327,15 +344,17 @@ def _typical(values: Sequence[float | None], families: Sequence[Family]) -> Typi
     )
 
 
-def _spread(values: Sequence[float | None], families: Sequence[Family]) -> Spread:
+def _spread(values: Sequence[float | None], families: Sequence[Family], risk: Risk) -> Spread:
     one = _typical(values, families)
-    most, above, share = _worst([value for value in values if value is not None])
+    known = [value for value in values if value is not None]
+    most, above, share = _worst(known, sum(value > risk.notable for value in known))
     return Spread(one.mean, one.low, one.high, one.runs, one.families, one.median, one.trimmed_mean, most, above, share)
 
 
-def _cost_of_stops(known: Sequence[float]) -> CostOfStops:
-    one = _middle_of(known)
-    return CostOfStops(one.runs, one.mean, one.median, one.trimmed_mean, *_worst(known))
+def _cost_of_stops(own: Sequence[ScoredRun]) -> CostOfStops:
+    known = [run.stop_regret for run in own if run.stop_regret is not None]
+    one, lost = _middle_of(known), sum(run.fate is Fate.LOST for run in own)
+    return CostOfStops(one.runs, one.mean, one.median, one.trimmed_mean, *_worst(known, lost))
 
 
 def _middle_of(known: Sequence[float]) -> Middle:
@@ -345,10 +364,9 @@ def _middle_of(known: Sequence[float]) -> Middle:
     return Middle(len(known), sum(sorted(known)) / len(known), statistics.median(known), trimmed_mean(known))
 
 
-def _worst(known: Sequence[float]) -> tuple[float | None, int, float | None]:
-    """Return the largest regret, how many are notable, and their share."""
-    above = sum(value > NOTABLE_REGRET for value in known)
-    return max(known, default=None), above, above / len(known) if known else None
+def _worst(known: Sequence[float], lost: int) -> tuple[float | None, int, float | None]:
+    """Return the largest regret, the number of lost runs, and their share."""
+    return max(known, default=None), lost, lost / len(known) if known else None
 
 
 def _absolute(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> dict[str, AbsoluteSpread]:

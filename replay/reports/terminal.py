@@ -11,9 +11,10 @@ from ...store.errors import counted
 from ..choosing.promise import outside_lines
 from ..intervals import Interval
 from ..runs.mute_rules import mute_sentences, rename_hints
+from ..runs.risk import Risk
 from ..runs.run_result import RunResult
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning
-from .result import MEANINGS, Arm, BacktestResult, ComparisonRow, Ledger, RowScore
+from .result import Arm, BacktestResult, ComparisonRow, Ledger, RowScore, meanings_of
 from .sentences import summary_lines
 
 #: Headings of the table that ``table_rows`` fills.
@@ -61,7 +62,7 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
     answer += mute_sentences(backtest.mute_rules)
     if is_judged:
         answer += filter(None, [guess_warning([one.objective for one in backtest.results])])
-        answer += ["", *bar_lines(result.ledger)]
+        answer += ["", *bar_lines(result.ledger, backtest.settings.risk)]
     yield from [*answer, ""]
     printed = lines_of([*answer, ""])
     if is_judged:
@@ -103,14 +104,15 @@ def _run_table(rows: Sequence[Sequence[str]]) -> Table:
     return Table(TABLE_HEADINGS, rows, TABLE_HEADINGS[1:-1])
 
 
-def bar_lines(ledger: Ledger) -> Iterator[str]:
+def bar_lines(ledger: Ledger, risk: Risk) -> Iterator[str]:
     """Yield a bar for what the runs spent, and for what is saved, lost and unknown of it, then what the bars are."""
     bars = list(ledger.bars())
     for one in bars:
         bar = "█" * (max(1, round(_BAR * one.share)) if one.share else 0)
         yield f"{one.kind:7}  {bar:{_BAR}}  {one.amount}{f', cost {one.cost}' if one.cost else ''}"
     if bars:
-        yield "; ".join(f"{one.kind}: {MEANINGS[one.kind]}" for one in bars[1:]) + "."
+        meanings = meanings_of(risk)
+        yield "; ".join(f"{one.kind}: {meanings[one.kind]}" for one in bars[1:]) + "."
     if cost := ledger.cost_sentence():
         yield cost
 

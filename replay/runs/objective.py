@@ -221,8 +221,15 @@ def regret_of(objective: Objective, reached: float | None, reference: float | No
 
 
 def relative(regret: float | None, scale: float | None) -> float | None:
-    """Divide a regret by the magnitude of its reference; None where that is too near zero to divide by."""
-    return None if regret is None or scale is None or abs(scale) < NEAR_ZERO else regret / abs(scale)
+    """Divide a regret by the magnitude of its reference; None where that is too near zero to divide by.
+
+    A regret of 0 is 0 on any scale: runs that never left an accuracy of 0 lose nothing.
+    """
+    if regret is None or scale is None:
+        return None
+    if regret == 0:
+        return 0.0
+    return None if abs(scale) < NEAR_ZERO else regret / abs(scale)
 
 
 class Saves(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
@@ -49,7 +49,7 @@ class Family:
     """A set of runs that are not independent of each other.
 
     Attributes:
-        key: What tells it: the key that a user named, else ``group``, ``source folder`` or ``configuration``.
+        key: What tells it: the key that a user named, else ``configuration``, ``group`` or ``source folder``.
         value: The value that its runs share.
     """
 
@@ -60,12 +60,18 @@ class Family:
 #: A program that Python read from its input or from ``-c``.
 _UNNAMED: Final = "unnamed program"
 
+#: The key of runs that one configuration tells apart from others.
+CONFIGURATION: Final = "configuration"
+
 #: The family of results that no run on disk belongs to.
-UNKNOWN_FAMILY: Final = Family("configuration", "")
+UNKNOWN_FAMILY: Final = Family(CONFIGURATION, "")
 
 
 def family_of(info: RunInfo, key: str | None = None) -> Family:
-    """Return the family of a run: the first of the named key, its group, its source folder, its configuration.
+    """Return the family of a run: the first of the named key, its configuration, its group, its source folder.
+
+    The configuration counts without its numbers, seeds and names. A group, such as a project's name, holds runs of many
+    kinds, so it counts only where nothing else tells them apart.
 
     Args:
         info: The run.
@@ -74,11 +80,14 @@ def family_of(info: RunInfo, key: str | None = None) -> Family:
     """
     if key is not None and (value := _value_of(info, key)):
         return Family(key, value)
+    kept = _kept_of_config(info)
+    if kept:
+        return Family(CONFIGURATION, f"{_program(info)} {_digest(kept)}".strip())
     if info.group:
         return Family("group", info.group)
     if folder := _source_folder(info):
         return Family(SOURCE_FOLDER, folder)
-    return Family("configuration", _configuration(info))
+    return Family(CONFIGURATION, _program(info))
 
 
 def configuration_of(info: RunInfo) -> str:
@@ -89,6 +98,27 @@ def configuration_of(info: RunInfo) -> str:
     config = flattened(info.config).items()
     kept = {name: _shared(value, info.name) for name, value in config if not is_of_one_run(name, value)}
     return _digest(kept) if kept else ""
+
+
+def family_choices(infos: Sequence[RunInfo]) -> dict[str, int]:
+    """Return how many families the runs would be by each key that tells some apart, the fewest first.
+
+    Args:
+        infos: The runs.
+    """
+    configs = [flattened(info.config) for info in infos]
+    names = dict.fromkeys(name for config in configs for name, value in config.items() if not _is_name(name, value))
+    counts = {key: len({_value_of(info, key) for info in infos}) for key in ("group", "folder", "run")}
+    for name in names:
+        if all(name in config for config in configs):
+            counts[name] = len({json.dumps(config[name], default=str) for config in configs})
+    chosen = {key: count for key, count in counts.items() if count > 1 or key == "group"}
+    return dict(sorted(chosen.items(), key=lambda one: one[1]))
+
+
+def _is_name(key: str, value: Any) -> bool:
+    """Whether an entry of a configuration names a run. A seed tells repeats apart, so no family either."""
+    return is_of_one_run(key, value) or isinstance(value, (list, dict))
 
 
 def check_family_key(key: str, families: list[Family], infos: Iterator[RunInfo]) -> None:
@@ -135,20 +165,20 @@ def _source_folder(info: RunInfo) -> str:
     return "/".join(parts[: len(parts) - is_own][:_FOLDER_PARTS])
 
 
-def _configuration(info: RunInfo) -> str:
-    """Return the program that recorded a run, and the digest of its configuration without what is the run's own.
-
-    Seeds, paths, dates, ids and the run's name are. Runs that differ only in numbers are a parameter sweep, and a sweep
-    is one family.
-    """
+def _program(info: RunInfo) -> str:
+    """Return the name of the program that recorded a run; empty if it is not known."""
     argv = info.attempts[0].environment.get("argv")
     program = PurePath(str(argv[0])).name if isinstance(argv, list) and argv else ""
-    program = _UNNAMED if program in ("-", "-c") else program
+    return _UNNAMED if program in ("-", "-c") else program
+
+
+def _kept_of_config(info: RunInfo) -> dict[str, object]:
+    """Return the entries of a configuration that tell families: without numbers, seeds, paths, dates, the run's name.
+
+    Runs that differ only in numbers are a parameter sweep, and a sweep is one family.
+    """
     config = flattened(info.config).items()
-    kept = {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
-    if not kept:
-        return program
-    return f"{program} {_digest(kept)}".strip()
+    return {name: _shared(value, info.name) for name, value in config if not _is_own(name, value)}
 
 
 def _digest(kept: dict[str, object]) -> str:

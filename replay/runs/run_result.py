@@ -18,6 +18,7 @@ from ...store.event_json import encoded
 from .incidents import Detection, IncidentLabels
 from .metric_names import Renames
 from .objective import UPDATES, Curve, Evaluation, Objective, Saves, regret_of, relative
+from .risk import CONFIDENCE, DEFAULT_RISK, Risk
 from .run_families import UNKNOWN_FAMILY, Family
 
 
@@ -219,6 +220,8 @@ class BacktestSettings:
         saves: Whether the loop's own checkpoints remain.
         family: The key of families; None for the default.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
+        risk: What a stop may lose.
+        confidence: How sure the answer must be, above 0 and below 1.
     """
 
     delay_steps: int = 0
@@ -228,6 +231,8 @@ class BacktestSettings:
     saves: Saves = Saves.KEEP
     family: str | None = None
     plans_by_length: bool = False
+    risk: Risk = DEFAULT_RISK
+    confidence: float = CONFIDENCE
 
 
 DEFAULT_SETTINGS = BacktestSettings()

@@ -23,9 +23,9 @@ from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.choosing.certifying import certify
-from steptape.replay.choosing.risks import risk_of
 from steptape.replay.ray_pool import RETRIES, RayPool
 from steptape.replay.run_pool import Progress
+from steptape.replay.runs.risk import risk_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.shipping.store_push import Backoff, RunPushed, push_once, target_of
 from steptape.store.events import Event
