@@ -328,7 +328,8 @@ class CompareArguments(NamedTuple):
         ),
     ] = "step"
     alpha: Annotated[
-        float, typer.Option(metavar="P", help="Largest probability of keeping a candidate that is no better.")
+        float,
+        typer.Option(metavar="P", help="Largest probability of keeping a candidate whose runs are drawn like A's."),
     ] = 0.05
     min_effect: Annotated[
         str, typer.Option(metavar="D|P%", help="By how much B must be better: in the metric's units, or in percent.")

@@ -72,7 +72,17 @@ def test_the_answer_fits_a_screen_and_explains_its_words(store: Path) -> None:
     assert "+0.02 (+1.90% of A's median), the median difference between pairs; above 0, B is better" in printed
     assert "Evidence: 6 pairs of runs with one seed. B is better in 6, worse in 0, equal in 0." in printed
     assert "how many times a fair bet on B has multiplied its stake" in printed
+    assert "Spread: the median difference between two runs of one group, about the same in A and B." in printed
     assert "Tries: this is number 1 against A in the store" in printed
+
+
+def test_the_table_has_the_spread_of_both_groups(store: Path) -> None:
+    """Beside the median, which alone does not say that one group is wider."""
+    _, printed = compare("base", "better", "--store", store)
+
+    header, ours, theirs = printed.splitlines()[2:5]
+    assert header.split()[-3:] == ["median", "eval_loss", "spread"]
+    assert [float(row.split()[-1]) for row in (ours, theirs)] == pytest.approx([0.2, 0.2])
 
 
 def test_a_point_that_was_asked_for_is_named(store: Path) -> None:
@@ -93,6 +103,8 @@ def test_json_holds_the_values_and_the_numbers_that_decided(store: Path) -> None
     assert document["e_better"] >= document["e_needed"] == 40
     assert [run["value"] for run in document["baseline"]["runs"]] == [1.0, 1.2, 0.9, 1.1, 1.3, 0.8]
     assert document["at"]["axis"] == "step"
+    assert document["baseline"]["spread"] == pytest.approx(0.2)
+    assert (document["unpaired"], document["spread_ratio"]) == (None, pytest.approx(1))
     assert document["effect"]["low"] == pytest.approx(0.02)
 
 

@@ -8,7 +8,6 @@ import typer
 
 from ...replay.comparing.comparing import compare as compare_groups
 from ...replay.comparing.group_comparison import (
-    HEADINGS,
     Axis,
     ComparisonSettings,
     GroupComparison,
@@ -17,6 +16,7 @@ from ...replay.comparing.group_comparison import (
     comparison_json,
     explanations,
     group_rows,
+    headings,
     verdict_sentence,
 )
 from ..lookup import open_store_named
@@ -57,8 +57,8 @@ def compare(asked: CompareArguments) -> None:
 def _print(found: GroupComparison) -> None:
     say(verdict_sentence(found))
     say()
-    headings = (*HEADINGS[:-1], f"{HEADINGS[-1]} {found.objective.metric}")
-    print_table(headings, group_rows(found), numeric=headings[2:])
+    names = headings(found)
+    print_table(names, group_rows(found), numeric=names[2:])
     say()
     for line in explanations(found):
         say(line)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from ...store.errors import TelemetryError, counted
 from ...store.events import JsonObject
@@ -20,8 +23,8 @@ from ..runs.objective import Objective
 
 ALPHA: Final = 0.05
 
-#: Headings of the table of groups.
-HEADINGS: Final = ("", "group", "runs", "counted", "lost", "waiting", "median")
+#: Fewest runs of a baseline whose spread is known.
+FEWEST_BASELINE: Final = 5
 
 #: Most runs that a sentence names.
 _NAMED: Final = 3
@@ -60,13 +63,27 @@ class KeepVerdict(StrEnum):
 
     Attributes:
         KEEP: It is proven better than the baseline.
-        DISCARD: It is proven not to be, or has had all the runs that it may have.
+        DISCARD: Ranks or pairs prove it worse, or it has had all the runs that it may have.
         NOT_YET: Neither is proven; more runs may tell.
     """
 
     KEEP = "keep"
     DISCARD = "discard"
     NOT_YET = "not yet"
+
+
+class Spreads(StrEnum):
+    """Whether the values of two groups spread alike, so that their ranks alone may prove that one is better.
+
+    Attributes:
+        ALIKE: Nearly as wide.
+        UNLIKE: One is clearly wider.
+        UNKNOWN: A group has too few runs to say.
+    """
+
+    ALIKE = "alike"
+    UNLIKE = "unlike"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,8 @@ class ComparisonSettings:
         renames: The metrics to rename.
         axis: What runs have in common where they are compared.
         point: Where on the axis; None for the last position that every finished run evaluated.
-        alpha: Largest probability of keeping a candidate that is no better, over all tries and looks.
+        alpha: Largest probability of keeping a candidate whose runs are drawn like the baseline's, over all tries and
+            looks.
         at_most_tries: Number of tries that will ever be made against the baseline; None if unknown.
         at_most_runs: Runs of the candidate after which it is discarded unless it is kept, those without a partner
             included; None for no limit.
@@ -163,9 +181,61 @@ class Group:
         values = self.values()
         return statistics.median(values) if values else None
 
+    @property
+    def spread(self) -> float | None:
+        """The spread of the values; None for fewer than two."""
+        return spread(self.values())
+
     def count(self, state: Standing) -> int:
         """Return the number of runs in a state."""
         return sum(member.state is state for member in self.members)
+
+
+def spread(values: Sequence[float] | npt.NDArray[np.float64]) -> float | None:
+    """Return the median difference between two runs of a group; None for fewer than two.
+
+    Robust: less than 29 % of the values can move it without bound (Shamos, 1976).
+
+    >>> spread([1.0, 2.0, 4.0])
+    2.0
+    """
+    if len(values) < 2:
+        return None
+    one, other = np.triu_indices(len(values), 1)
+    numbers = np.asarray(values, np.float64)
+    return float(np.median(np.abs(numbers[one] - numbers[other])))
+
+
+def spread_ratio(baseline: float | None, candidate: float | None) -> float | None:
+    """Return how many times as wide the candidate's values spread; infinity where only the baseline's are all equal."""
+    if baseline is None or candidate is None:
+        return None
+    if baseline == 0:
+        return 1.0 if candidate == 0 else math.inf
+    return candidate / baseline
+
+
+@dataclass(frozen=True, slots=True)
+class UnpairedEvidence:
+    """What speaks for a candidate whose runs are not paired by seed.
+
+    Attributes:
+        e_ranks: E-value of the ranks of all runs against "both groups are drawn alike".
+        e_one_to_one: E-value of the runs of both groups one to one, in the order of their start, against "a run of the
+            candidate is better than one of the baseline with a probability of at most one half", whatever the spreads.
+        spreads: Whether the ranks suffice.
+        fewest_runs: Fewest runs of the candidate whose spread is known.
+    """
+
+    e_ranks: float
+    e_one_to_one: float
+    spreads: Spreads
+    fewest_runs: int
+
+    @property
+    def e_value(self) -> float:
+        """The e-value that counts: that of the ranks where the groups spread alike, else the smaller of both."""
+        return self.e_ranks if self.spreads is Spreads.ALIKE else min(self.e_ranks, self.e_one_to_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +244,8 @@ class EffectSize:
 
     Attributes:
         estimate: Median of the differences between paired runs, or between all runs of both groups.
-        low, high: Interval that holds the true shift at all looks with a probability of at least 1 - alpha.
+        low, high: Interval that holds the true shift at all looks with a probability of at least 1 - alpha. For pairs,
+            and for groups that do not spread alike, the shift is the median of the differences.
         scale: Magnitude of the baseline's median, to divide by; None where that is too near zero.
     """
 
@@ -199,9 +270,11 @@ class GroupComparison:
         point: Where on the axis the runs were compared; None if no run has ended yet.
         point_set_by: The run whose end sets the point; None if the settings do.
         pairs: Baseline and candidate of each pair, as values where higher is better; None if not paired.
+        unpaired: What speaks for the candidate; None if paired.
         effect: How much better the candidate is; None without a value on both sides.
-        e_better: E-value against "the candidate is not better by the least effect".
-        e_worse: E-value against "the candidate is better by the least effect".
+        e_better: E-value against "the candidate is drawn like the baseline, improved by the least effect". For pairs
+            against "it wins a pair with a probability of at most one half".
+        e_worse: The same against "or better"; of unpaired runs by their ranks alone.
         number: Which try against the baseline this is, from 1.
         needed: What ``e_better`` must reach.
         more_runs: Fewest additional runs of the candidate that could reach it; None if too many.
@@ -215,6 +288,7 @@ class GroupComparison:
     point: float | None
     point_set_by: str | None
     pairs: tuple[tuple[float, float], ...] | None
+    unpaired: UnpairedEvidence | None
     effect: EffectSize | None
     e_better: float
     e_worse: float
@@ -227,6 +301,11 @@ class GroupComparison:
     def without_partner(self) -> int:
         """Runs of the candidate that count and have no pair; 0 if runs are not paired."""
         return 0 if self.pairs is None else self.candidate_runs - len(self.pairs)
+
+    @property
+    def spread_ratio(self) -> float | None:
+        """How many times as wide as the baseline's the candidate's values spread."""
+        return spread_ratio(self.baseline.spread, self.candidate.spread)
 
     @property
     def candidate_runs(self) -> int:
@@ -247,18 +326,54 @@ def verdict_sentence(found: GroupComparison) -> str:
         return (
             f"keep: B is better than A{beyond}. Its e-value is {_e(found.e_better)}, and {_e(found.needed)} is enough."
         )
-    unit = "run" if found.pairs is None else "pair"
     if found.verdict is KeepVerdict.DISCARD and found.e_worse >= 1 / found.settings.alpha:
         enough = _e(1 / found.settings.alpha)
         against = f"The e-value for that is {_e(found.e_worse)}, and {enough} is enough"
         return f"discard: B is not better than A{beyond}. {against}."
     reached = f"Its e-value is {_e(found.e_better)} of the {_e(found.needed)} that are needed"
+    unpaired = found.unpaired
+    reason = ""
+    if unpaired is not None and unpaired.e_ranks >= found.needed:
+        reason = f" {_not_by_ranks(found, unpaired)}."
     if found.verdict is KeepVerdict.DISCARD:
-        return (
-            f"discard: {counted(found.candidate_runs, 'run')} of B have not proven it better than A{beyond}. {reached}."
-        )
-    more = "" if found.more_runs is None else f"; at best {counted(found.more_runs, f'more {unit}')} could reach it"
-    return f"not yet: B is not proven better than A{beyond}. {reached}{more}."
+        runs = counted(found.candidate_runs, "run")
+        return f"discard: {runs} of B have not proven it better than A{beyond}. {reached}.{reason}"
+    return f"not yet: B is not proven better than A{beyond}. {reached}; {_more(found)}.{reason}"
+
+
+def _more(found: GroupComparison) -> str:
+    if found.more_runs is None:
+        return "A needs more runs for that"
+    unit = "run" if found.pairs is None else "pair"
+    return f"at best {counted(found.more_runs, f'more {unit}')} could reach it"
+
+
+def _not_by_ranks(found: GroupComparison, unpaired: UnpairedEvidence) -> str:
+    """Say why ranks alone prove nothing: the groups do not spread alike, or one is too small to say."""
+    so = "ranks alone would not prove that B is better"
+    counts = found.candidate_runs, found.baseline.count(Standing.COUNTED)
+    for side, count, least in zip("BA", counts, (unpaired.fewest_runs, FEWEST_BASELINE), strict=True):
+        if count < least:
+            return f"{side} has {counted(count, 'run')}, and below {least} its spread is too uncertain: {so}"
+    ratio = found.spread_ratio
+    if ratio is None:
+        return f"The spread of B is unknown: {so}"
+    if ratio == 0 or math.isinf(ratio):
+        one, other = ("A", "B") if ratio == 0 else ("B", "A")
+        return f"{one}'s values spread, and {other}'s are nearly all equal: {so}"
+    one, other, times = _wider(ratio)
+    return f"{one}'s values spread {times} times as wide as {other}'s: {so}"
+
+
+def _wider(ratio: float) -> tuple[str, str, str]:
+    """Return the group that spreads wider, the other, and how many times as wide."""
+    one, other, times = ("B", "A", ratio) if ratio > 1 else ("A", "B", 1 / ratio)
+    return one, other, f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+
+
+def headings(found: GroupComparison) -> tuple[str, ...]:
+    """Return the headings of the table of groups."""
+    return "", "group", "runs", "counted", "lost", "waiting", f"median {found.objective.metric}", "spread"
 
 
 def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
@@ -268,7 +383,7 @@ def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
 
 def _row(letter: str, group: Group) -> tuple[object, ...]:
     counts = [group.count(state) for state in (Standing.COUNTED, Standing.LOST, Standing.WAITING)]
-    return letter, group.selector, len(group.members), *counts, group.median
+    return letter, group.selector, len(group.members), *counts, group.median, group.spread
 
 
 def explanations(found: GroupComparison) -> Iterator[str]:
@@ -278,13 +393,22 @@ def explanations(found: GroupComparison) -> Iterator[str]:
     guessed = ", guessed; change with --objective" if objective.guessed else ""
     yield f"Judged by {objective.metric} ({better} is better{guessed}), {_point(found)}."
     yield from _lost(found)
+    yield _spread(found)
     yield _effect(found)
     yield _evidence(found)
     yield (
-        f"The e-value is how many times a fair bet on B has multiplied its stake. If B is no better, it ever reaches "
-        f"{_e(found.needed)} with a probability of at most {1 / found.needed:.2g}: look as often as you like."
+        f"The e-value is how many times a fair bet on B has multiplied its stake. {_if_equal(found)}, it would ever "
+        f"reach {_e(found.needed)} with a probability of at most {1 / found.needed:.2g}: look as often as you like."
     )
     yield _tries(found)
+
+
+def _if_equal(found: GroupComparison) -> str:
+    """Return the case against which the e-value is evidence."""
+    by = f" improved by {found.settings.min_effect}" if found.settings.min_effect else ""
+    if found.pairs is None:
+        return f"If B's runs were drawn like A's{by} (equal distributions)"
+    return f"If B won a pair against A{by} no more often than it lost one"
 
 
 def _point(found: GroupComparison) -> str:
@@ -319,6 +443,17 @@ def _lost(found: GroupComparison) -> Iterator[str]:
             yield f"Lost in {side}: {named}. A run that ended before the point or has no finite value there {what}."
 
 
+def _spread(found: GroupComparison) -> str:
+    meaning = "Spread: the median difference between two runs of one group"
+    ratio = found.spread_ratio
+    if ratio is None or ratio == 0 or math.isinf(ratio):
+        return f"{meaning}."
+    one, other, times = _wider(ratio)
+    if times == "1":
+        return f"{meaning}, about the same in A and B."
+    return f"{meaning}. {one}'s is {times} times {other}'s."
+
+
 def _effect(found: GroupComparison) -> str:
     effect = found.effect
     if effect is None:
@@ -340,16 +475,24 @@ def _end(value: float) -> str:
 
 
 def _evidence(found: GroupComparison) -> str:
-    if found.pairs is None:
-        return "Evidence: the ranks of all runs, which are not paired by seed."
-    wins = sum(new > old for old, new in found.pairs)
-    losses = sum(new < old for old, new in found.pairs)
-    equal = len(found.pairs) - wins - losses
+    unpaired = found.unpaired
+    if unpaired is not None:
+        ranks = "Evidence: the ranks of all runs, which are not paired by seed"
+        if unpaired.spreads is Spreads.ALIKE:
+            return f"{ranks}."
+        return (
+            f"{ranks} (e-value {_e(unpaired.e_ranks)}). {_not_by_ranks(found, unpaired)}. So the runs of A and B one "
+            f"to one, in the order of their start, must prove it too (e-value {_e(unpaired.e_one_to_one)})."
+        )
+    pairs = found.pairs or ()
+    wins = sum(new > old for old, new in pairs)
+    losses = sum(new < old for old, new in pairs)
+    equal = len(pairs) - wins - losses
     alone = (
         f" {counted(found.without_partner, 'run')} of B: no run of A has that seed." if found.without_partner else ""
     )
     return (
-        f"Evidence: {counted(len(found.pairs), 'pair')} of runs with one seed. B is better in {wins}, worse in "
+        f"Evidence: {counted(len(pairs), 'pair')} of runs with one seed. B is better in {wins}, worse in "
         f"{losses}, equal in {equal}.{alone}"
     )
 
@@ -357,14 +500,12 @@ def _evidence(found: GroupComparison) -> str:
 def _tries(found: GroupComparison) -> str:
     alpha, declared = found.settings.alpha, found.settings.at_most_tries
     this = f"Tries: this is number {found.number} against A in the store"
+    kept = "keeps a candidate that is drawn like A"
     if declared is not None:
-        return (
-            f"{this}, of at most {declared}. The probability that any of them keeps a candidate that is no better is "
-            f"at most {alpha:.2g}."
-        )
+        return f"{this}, of at most {declared}. The probability that any of them {kept} is at most {alpha:.2g}."
     return (
-        f"{this}, so it needs {found.number} x {found.number + 1} / {alpha:.2g}. The probability that any try keeps a "
-        f"candidate that is no better is then at most {alpha:.2g}. With --at-most-tries N, each needs N / {alpha:.2g}."
+        f"{this}, so it needs {found.number} x {found.number + 1} / {alpha:.2g}. The probability that any try {kept} "
+        f"is then at most {alpha:.2g}. With --at-most-tries N, each needs N / {alpha:.2g}."
     )
 
 
@@ -383,6 +524,8 @@ def comparison_json(found: GroupComparison) -> JsonObject:
         "at": {"axis": str(settings.axis), "value": found.point, "set_by": found.point_set_by},
         "paired": found.pairs is not None,
         "pairs": None if found.pairs is None else len(found.pairs),
+        "unpaired": None if found.unpaired is None else document(found.unpaired),
+        "spread_ratio": _known(found.spread_ratio),
         "effect": None if found.effect is None else _effect_json(found.effect),
         "min_effect": document(settings.min_effect),
         "alpha": settings.alpha,
@@ -398,12 +541,21 @@ def comparison_json(found: GroupComparison) -> JsonObject:
 
 
 def _group_json(group: Group) -> JsonObject:
-    return {"group": group.selector, "median": group.median, "runs": document(group.members)}
+    return {
+        "group": group.selector,
+        "median": group.median,
+        "spread": group.spread,
+        "runs": document(group.members),
+    }
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 def _effect_json(effect: EffectSize) -> JsonObject:
     """Return an effect: ends without a bound are null."""
     ends = {"estimate": effect.estimate, "low": effect.low, "high": effect.high}
-    known = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+    known = {name: _known(value) for name, value in ends.items()}
     shares = {f"{name}_relative": None if value is None else effect.relative(value) for name, value in known.items()}
     return {**known, **shares}
