@@ -165,6 +165,38 @@ class ReplayingOptions(NamedTuple):
     ray: RayOption = None
 
 
+class RiskOptions(NamedTuple):
+    """The options of commands that judge stops: what a run may lose by one, in how many runs, and how sure that is.
+
+    None has a default here: a certificate has its own, and a recommendation takes its risk from the noise.
+    """
+
+    risk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RISK",
+            show_default="regret > 1%",
+            help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or for certify 'mean regret'.",
+        ),
+    ] = None
+    at_most: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            show_default="10%",
+            help="Share of runs in which it may, each family as one; for 'mean regret', the mean itself.",
+        ),
+    ] = None
+    confidence: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            show_default="90%",
+            help="Probability that the limit is kept, over the choice of the runs.",
+        ),
+    ] = None
+
+
 class BacktestArguments(NamedTuple):
     """Report what a policy would have saved and cost on recorded runs.
 
@@ -179,6 +211,7 @@ class BacktestArguments(NamedTuple):
     runs: RunsArgument = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
+    risk: RiskOptions = RiskOptions()
     history: Annotated[
         list[Path] | None,
         typer.Option(
@@ -202,7 +235,10 @@ class BacktestArguments(NamedTuple):
     html: HtmlOption = None
     certificate: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A certificate of this policy: print which runs are outside of it, and why."),
+        typer.Option(
+            metavar="FILE",
+            help="A certificate of this policy: its own risk judges the stops. Says which runs it does not cover.",
+        ),
     ] = None
     as_json: JsonOption = False
 
@@ -250,18 +286,7 @@ class CertifyArguments(NamedTuple):
     ] = None
     runs: RunsArgument = None
     settings: ValuesOption = None
-    risk: Annotated[
-        str,
-        typer.Option(
-            metavar="RISK", help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret'."
-        ),
-    ] = "regret > 1%"
-    at_most: Annotated[
-        str, typer.Option(metavar="LIMIT", help="Share of runs in which it may; for 'mean regret', the mean itself.")
-    ] = "10%"
-    confidence: Annotated[
-        str, typer.Option(metavar="SHARE", help="Probability that the limit is kept, over the choice of the runs.")
-    ] = "90%"
+    risk: RiskOptions = RiskOptions()
     cap: Annotated[
         str | None,
         typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),

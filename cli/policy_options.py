@@ -14,12 +14,13 @@ import typer
 from ..replay.policies.automatic_renames import near_names
 from ..replay.ray_pool import RayPool
 from ..replay.runs.objective import Objective, Saves, declared_objective
+from ..replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, confidence_of, risk_of
 from ..rules.policy_file.policy import Policy
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
 from .lookup import complain_of, runs_chosen
-from .options import JudgingOptions, ReplayingOptions
+from .options import JudgingOptions, ReplayingOptions, RiskOptions
 from .output import check_output
 from .policy_lookup import policy_named, setting_value
 from .streams import complain
@@ -47,6 +48,16 @@ def replaying_of(options: ReplayingOptions) -> Replaying:
     judging = judging_of(options.judging)
     pool = ray_pool(options.ray, options.judging.processes)
     return Replaying(**judging, saves=Saves(options.saves), pool=pool)
+
+
+def risk_asked(options: RiskOptions, cap: str | None = None) -> Risk:
+    """Return what a stop may lose: as the options say, else by default."""
+    return risk_of(options.risk or RISK_TEXT, options.at_most or AT_MOST_TEXT, cap)
+
+
+def confidence_asked(options: RiskOptions) -> float:
+    """Return how sure an answer must be: as the options say, else by default."""
+    return CONFIDENCE if options.confidence is None else confidence_of(options.confidence)
 
 
 def objectives_of(metrics: Sequence[str] | None) -> tuple[Objective, ...]:

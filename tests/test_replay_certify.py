@@ -376,3 +376,25 @@ def test_a_backtest_says_which_runs_are_outside_of_a_certificate(
     assert "it has 39 evaluations of eval_loss" in document["certificate"]["outside"]["longer"][1]
     assert document["certificate"]["outside"]["run-0"] == []
     assert "patience is 2, certified is 1" in str(refused.exception)
+
+
+def test_a_backtest_judges_by_the_risk_that_is_asked_for(make_runs: MakeRuns, tmp_path: Path) -> None:
+    """A certificate has its own, so none is taken beside it."""
+    policy, file = tmp_path / "policy.yaml", tmp_path / "c.json"
+    policy.write_text(TEXT)
+    store = make_runs([worse(3, last=0.75)] * 30)[0].folder.parent
+    command(policy, "--store", store, "--set", "patience=1,2", "--risk", "regret > 20%", "--output", file)
+    arguments = ["backtest", str(policy), "--store", str(store), "--set", "patience=1"]
+    strict, lenient = (CliRunner().invoke(app, [*arguments, *risk]).output for risk in ((), ("--risk", "regret > 20%")))
+    surer = CliRunner().invoke(app, [*arguments, "--risk", "regret > 20%", "--at-most", "20%", "--confidence", "99.9%"])
+    refused = [
+        CliRunner().invoke(app, [*arguments, "--certificate", str(file), *option])
+        for option in (("--risk", "regret > 20%"), ("--at-most", "20%"), ("--confidence", "95%"))
+    ]
+
+    assert strict.startswith("Do not arm it")
+    assert lenient.startswith("Arm it")
+    assert surer.output.startswith("Not enough runs")
+    assert "To be 99.9% sure that at most 1 in 5 runs lose by it" in " ".join(surer.output.split())
+    assert all("a certificate's own risk judges its rule" in " ".join(one.output.split()) for one in refused)
+    assert {one.exit_code for one in refused} == {2}

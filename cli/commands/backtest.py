@@ -28,7 +28,7 @@ from ..lookup import complain_of, open_store_named, runs_chosen
 from ..options import BacktestArguments
 from ..output import check_output, output_file, print_blocks, print_json_with_list, reading_runs, say
 from ..policy_lookup import params_of, policy_named
-from ..policy_options import renames_over, replaying_of
+from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked
 from ..streams import complain
 
 #: Prefix of a baseline's name in place of a policy.
@@ -45,6 +45,10 @@ def backtest(asked: BacktestArguments) -> None:
         check_output(asked.html)
     loaded = _policy(asked.policy, asked.settings, replaying["objective"])
     certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
+    if certified is not None and any(asked.risk):
+        raise typer.BadParameter(
+            "a certificate's own risk judges its rule: give --certificate, or --risk, --at-most and --confidence"
+        )
     chosen = _chosen(asked.runs, asked.store, asked.history)
     if not chosen and not asked.as_json and asked.html is None:
         say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
@@ -61,6 +65,8 @@ def backtest(asked: BacktestArguments) -> None:
             chosen,
             on_progress=on_progress,
             delay_steps=asked.delay,
+            risk=risk_asked(asked.risk),
+            confidence=confidence_asked(asked.risk),
             cost_per_hour=asked.cost_per_hour,
             labels=labelled,
             baselines=baselines_named(compared),

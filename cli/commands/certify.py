@@ -9,13 +9,12 @@ import typer
 from ...replay.choosing.certification_report import Certification, certification_json, certification_lines
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
-from ...replay.runs.risk import amount_of, risk_of
 from ...rules.certificate import read_certificate
 from ...store.errors import counted
 from ..lookup import complain_of, runs_chosen
 from ..options import CertifyArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
-from ..policy_options import renames_over, replaying_of, variants_asked
+from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked, variants_asked
 from ..streams import FINDINGS, complain
 
 
@@ -26,7 +25,7 @@ def certify(asked: CertifyArguments) -> None:
         return
     if asked.policy is None:
         raise typer.BadParameter("name a POLICY")
-    limited, wanted = risk_of(asked.risk, asked.at_most, asked.cap), amount_of(asked.confidence, "--confidence").value
+    limited, wanted = risk_asked(asked.risk, asked.cap), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
     replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)

@@ -21,7 +21,7 @@ from ..runs.incidents import IncidentLabels
 from ..runs.judging import facts_of_run, result_of
 from ..runs.mute_rules import MissingNames, lacked_metrics_in
 from ..runs.objective import Declared, Objective, Saves, check_evaluated, declared_objectives
-from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
+from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk, checked_confidence
 from ..runs.run_families import check_family_key, family_choices
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded, RunResult
 from ..runs.same_training import Knowledge, Sketch, repeated_by, repeats
@@ -80,8 +80,10 @@ def backtest(
 
     Raises:
         TelemetryError: The runs evaluated other metrics, but not the given objective, recorded no metric that is to be
-            renamed, or lack the key of families. Or they are no runs, or the policy is none.
+            renamed, or lack the key of families. Or they are no runs, the policy is none, or the confidence is not
+            between 0 and 1.
     """
+    checked_confidence(confidence)
     renaming = tuple((renames or {}).items())
     settings = BacktestSettings(
         delay_steps, labels, tolerance_steps, renaming, Saves(saves), family, plans_by_length, risk, confidence

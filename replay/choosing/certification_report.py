@@ -20,7 +20,7 @@ from ...store.events import JsonObject
 from ..documents import document
 from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import NEAR_ZERO, Objective
-from ..runs.risk import Risk
+from ..runs.risk import Risk, percent_words
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..runs.same_training import repeated_sentence
@@ -117,7 +117,7 @@ def _lines_without_certificate(found: Certification) -> Iterator[str]:
     """Yield why no variant is certified."""
     have, least, risk = len(found.families), found.fewest_families, found.risk
     limit = percent(risk.at_most) if risk.is_share else risk.shown(risk.at_most)
-    asked = f"'{risk}' at most {limit} with {percent(found.confidence)} confidence"
+    asked = f"'{risk}' at most {limit} with {percent_words(found.confidence)} confidence"
     if have >= least:
         yield f"No variant kept {asked}, on {families(have)}."
         return

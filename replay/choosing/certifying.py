@@ -31,7 +31,7 @@ from ...store.run import Run
 from ..columns.variants import effects_of_controller
 from ..run_pool import Pool, Progress, checked_runs
 from ..runs.objective import Declared, Objective, Saves, declared_objectives
-from ..runs.risk import Risk
+from ..runs.risk import CONFIDENCE, Risk, checked_confidence
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..sweeps.sweeping import sweep
@@ -247,7 +247,7 @@ def certify(
     runs: Iterable[Run],
     risk: Risk,
     *,
-    confidence: float = 0.9,
+    confidence: float = CONFIDENCE,
     order: str | None = None,
     family: str | None = None,
     objective: Declared = None,
@@ -275,8 +275,7 @@ def certify(
         PolicyError: A combination does not load.
         TelemetryError: The confidence is not between 0 and 1, the order is malformed, or as for ``sweep``.
     """
-    if not 0 < confidence < 1:
-        raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
+    checked_confidence(confidence)
     candidates = candidates_of(
         policy,
         axes,

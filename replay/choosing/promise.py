@@ -10,6 +10,7 @@ from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
+from ..runs.risk import percent_words
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -28,7 +29,7 @@ _DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that 
 def promise_lines(certificate: Certificate) -> Iterator[str]:
     """Yield what a certificate promises, and what it rests on."""
     evidence, risk = certificate.evidence, certificate.risk
-    yield f"With {percent(risk.confidence)} confidence, {promise(risk)}."
+    yield f"With {percent_words(risk.confidence)} confidence, {promise(risk)}."
     runs, count = len(certificate.population.runs), certificate.population.families
     seen = f"Seen on {counted(runs, 'run', ',')} of {families(count)}:"
     if evidence.broken is None:
@@ -77,7 +78,7 @@ def grounds_of(certificate: Certificate) -> Iterator[str]:
         f"steps, {', '.join(population.metrics) or 'no common metric'} in their logs"
         f"{config if population.config else ''}. On other runs it may lose."
     )
-    error = percent(round(1 - risk.confidence, 12))
+    error = percent_words(round(1 - risk.confidence, 12))
     weighted = _averaged(runs, population.families)
     if evidence.broken is None:
         seen = f"their mean is {_regret(risk, evidence.mean)}{weighted}. If it were {_regret(risk, risk.at_most)}"
@@ -88,7 +89,7 @@ def grounds_of(certificate: Certificate) -> Iterator[str]:
         )
     yield (
         f"Evidence: {seen}, runs as good as these would have a probability of at most {percent(evidence.p_value)}. "
-        f"{percent(risk.confidence)} confidence allows an error of {error}."
+        f"{percent_words(risk.confidence)} confidence allows an error of {error}."
     )
     yield _tests_sentence(certificate)
 

@@ -28,7 +28,7 @@ from ..choosing.family_tests import (
 )
 from ..choosing.promise import grounds_of, promise, unknown_cover
 from ..runs.mute_rules import LackedMetric, rename_flags
-from ..runs.risk import Risk
+from ..runs.risk import Risk, percent_words
 from ..runs.run_families import Family
 from ..runs.run_result import RunResult
 from .basis import choices_sentence, family_heading
@@ -57,7 +57,7 @@ def rule_of(risk: Risk, confidence: float) -> str:
         risk: What a stop may lose.
         confidence: How sure the answer must be.
     """
-    sure = f"with {confidence:.0%} confidence"
+    sure = f"with {percent_words(confidence)} confidence"
     return (
         f"A run loses if {risk.lost_words}. The share of such runs in each family is averaged over the families: each "
         f"counts as one. Do not arm: the policy loses more than it saves, {sure} {risk.exceeded_words}, or nothing was "
@@ -200,11 +200,11 @@ class _Case:
         if lost > saved:
             amounts = f"{ledger.text(lost)} against {ledger.text(saved)}"
             return f"It loses more than it saves on {_these(len(self._able))}: {amounts}. {self._stops_sentence()}"
-        confidence = self._backtest.settings.confidence
+        sure = percent_words(self._backtest.settings.confidence)
         if self._families and p_value_of_less(self._losses, self._risk.limit) <= self._error:
             against = "" if self._choice.certificate is None else " These runs contradict its certificate."
             return (
-                f"It loses too often on {_these(len(self._able))}. {self._stops_sentence()} With {confidence:.0%} "
+                f"It loses too often on {_these(len(self._able))}. {self._stops_sentence()} With {sure} "
                 f"confidence, {self._risk.exceeded_words}.{against}"
             )
         if bare := self._without_weights():
@@ -251,7 +251,8 @@ class _Case:
         chosen_on = {one.run_id for one in certificate.population.runs}
         chose = sum(result.run_id in chosen_on for result in self._results)
         flatter = f" {chose:,} of them chose the params: that flatters the saving, not the promise." if chose else ""
-        said = f"Certified: with {certificate.risk.confidence:.0%} confidence, {promise(certificate.risk, _REGRET)}."
+        sure = percent_words(certificate.risk.confidence)
+        said = f"Certified: with {sure} confidence, {promise(certificate.risk, _REGRET)}."
         lost = self._ledger.runs(Fate.LOST)
         of = f"Of these {_of(len(self._results))}, {counted(lost, 'run', ',') if lost else 'none'} lost by it."
         return Arm.YES, f"{said} {saves} {of}{self._best_lost()}{flatter}{cover}"
@@ -294,7 +295,7 @@ class _Case:
     def _sure(self) -> str:
         counts = "" if self._are_runs else f" (each of the {len(self._families):,} families counts as one)"
         kept = self._risk.kept_words("it", like_these=True)
-        return f"With {self._backtest.settings.confidence:.0%} confidence, {kept}{counts}."
+        return f"With {percent_words(self._backtest.settings.confidence)} confidence, {kept}{counts}."
 
     def _few(self, stopped: int) -> str:
         """Return that the stops alone would not do; empty if they would."""
@@ -309,7 +310,7 @@ class _Case:
     def _shortfall(self) -> str:
         """Return what is lacking to be sure, and how much more would do."""
         needed, have = self._needed, len(self._families)
-        sure = f"To be {self._backtest.settings.confidence:.0%} sure that {self._risk.kept_words('it')}"
+        sure = f"To be {percent_words(self._backtest.settings.confidence)} sure that {self._risk.kept_words('it')}"
         doubts = float(self._doubts.means[0]) - float(self._losses.means[0])
         unknown = " A stop of unknown cost counts as a loss." if doubts else ""
         if needed is None or needed > _REALISTIC * max(have, 1):

@@ -38,7 +38,7 @@ class Amount:
     is_percent: bool
 
     def __str__(self) -> str:
-        return f"{100 * self.value:.10g}%" if self.is_percent else f"{self.value:.10g}"
+        return percent_words(self.value) if self.is_percent else f"{self.value:.10g}"
 
 
 def amount_of(text: str, what: str) -> Amount:
@@ -144,14 +144,47 @@ class Risk:
 
     def shown(self, regret: float) -> str:
         """Format a regret: in percent if it is relative."""
-        return f"{100 * regret:.10g}%" if self.is_relative else f"{regret:.10g}"
+        return percent_words(regret) if self.is_relative else f"{regret:.10g}"
 
 
 #: What a stop may lose where nobody says otherwise: in at most 1 of 10 runs more than 1 % of the best.
 DEFAULT_RISK: Final = Risk(is_deployable=False, over=0.01, cap=None, at_most=0.1, is_relative=True)
 
+#: The same as a person writes it.
+RISK_TEXT: Final = "regret > 1%"
+AT_MOST_TEXT: Final = "10%"
+
 #: How sure an answer must be where nobody says otherwise.
 CONFIDENCE: Final = 0.9
+
+
+def confidence_of(text: str) -> float:
+    """Parse a confidence, such as ``90%``.
+
+    Raises:
+        TelemetryError: It is not above 0 and below 100 %.
+    """
+    return checked_confidence(amount_of(text, "--confidence").value)
+
+
+def checked_confidence(confidence: float) -> float:
+    """Return a confidence.
+
+    Raises:
+        TelemetryError: It is not above 0 and below 1.
+    """
+    if not 0 < confidence < 1:
+        raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
+    return confidence
+
+
+def percent_words(share: float) -> str:
+    """Return a share as a person wrote it: a confidence of 99.95 % is not 100 %.
+
+    >>> percent_words(0.9), percent_words(0.9995)
+    ('90%', '99.95%')
+    """
+    return f"{100 * share:.10g}%"
 
 
 def share_words(share: float) -> str:
@@ -188,7 +221,7 @@ def risk_of(text: str, at_most: str, cap: str | None = None) -> Risk:
         over = amount_of(f"{found['over']}{found['percent']}", "the regret of a broken run")
         return Risk(is_deployable, over.value, None, limit.value, over.is_percent)
     if cap is None:
-        fix = "Give the most regret that a run counts with, such as --cap 10%"
+        fix = "Give 'certify' the most regret that a run counts with, such as --cap 10%"
         raise TelemetryError("a mean regret has no bound without a cap", fix=fix)
     top = amount_of(cap, "--cap")
     if top.is_percent != limit.is_percent:
