@@ -111,6 +111,7 @@ class _Case:
 
     def _said(self, arm: Arm, reason: str) -> Arming:
         families, certificate = self._families, self._choice.certificate
+        reason = f"{self._coverage()}{reason}"
         more = None
         if arm is Arm.NOT_ENOUGH and families and (needed := self._needed) is not None:
             more = max(needed - len(families), 0) or None
@@ -129,6 +130,16 @@ class _Case:
             grounds,
             self._best_lost(),
         )
+
+    def _coverage(self) -> str:
+        """Return which of the runs the answer is not about, and why; empty if it is about all, or about none."""
+        left = Counter(result.could_not_fire for result in self._results if result.could_not_fire)
+        left["no metric that judges them"] = sum(run.result.objective is None for run in self._able)
+        count, runs = sum(left.values()), len(self._results)
+        if not count or count == runs:
+            return ""
+        why = "; ".join(f"{number:,} have {reason}" for reason, number in left.most_common(_NAMED) if number)
+        return f"This is about {runs - count:,} of {runs:,} runs: {why}. "
 
     # --- what is known -----------------------------------------------------------------------------------------------
 
