@@ -35,6 +35,7 @@ GROUPS: Final = {
         "ask": "Ask a running run to stop, or for a checkpoint or an evaluation.",
     },
     "Judge": {
+        "recommend": "Say which rule is worth arming, what it saves and what it risks.",
         "backtest": "Report what a policy would have saved and cost on recorded runs.",
         "sweep": "Backtest every combination of a policy's params.",
         "certify": "Choose the variant of a policy that saves most while it keeps a stated risk.",
@@ -114,6 +115,10 @@ EXAMPLES: Final = {
     ),
     "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
     "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),
+    "recommend": (
+        "steptape recommend logs --output recommended.yaml",
+        "steptape recommend --store runs --since 30d --cost-per-hour 2 --search",
+    ),
     "replay": (
         "steptape replay overfitting digits --store runs",
         "steptape export digits --store runs | steptape replay policy.yaml - --json",

@@ -34,15 +34,15 @@ _IDS_NAMED: Final = 10
 
 
 def age(text: str) -> timedelta:
-    """Parse a time span of a number and a unit: ``90d``, ``12h``, ``30m``."""
-    units = {"d": "days", "h": "hours", "m": "minutes"}
+    """Parse a time span of a number and a unit: ``8w``, ``90d``, ``12h``, ``30m``."""
+    units = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes"}
     number, unit = text[:-1], units.get(text[-1:])
     try:
         if unit is not None and float(number) >= 0:
             return timedelta(**{unit: float(number)})
     except (ValueError, OverflowError):
         pass
-    raise typer.BadParameter(f"an age is a number with the unit d, h or m, such as 90d; got {text!r}")
+    raise typer.BadParameter(f"an age is a number with the unit w, d, h or m, such as 90d; got {text!r}")
 
 
 def store_named(text: str | None) -> Path:

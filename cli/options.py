@@ -312,6 +312,47 @@ class CertifyArguments(NamedTuple):
     as_json: JsonOption = False
 
 
+class RecommendArguments(NamedTuple):
+    """Say which rule is worth arming, what it saves and what it risks.
+
+    Reads other tools' logs or the runs of a store. Tries the common forms of stopping rules (patience, overfitting,
+    loss spikes), each with a save before the stop. Certifies the best of them on some families, and reports it on the
+    others. Where the runs are too few, it names a candidate that only records what it would do. Without --risk, a stop
+    may cost the least of 1, 2, 5 and 10% that the metric's noise does not hide.
+    Exit status 0 when a rule is recommended, 1 when none is.
+    """
+
+    logs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="LOGS...", readable=False, help="Other tools' logs and folders of them, imported into a cache."
+        ),
+    ] = None
+    store: StoreOption = None
+    objective: ObjectiveOption = None
+    family: FamilyOption = None
+    risk: RiskOptions = RiskOptions()
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Also judge halving by rank within each family, as a search of it would do."),
+    ] = False
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Only runs that started in the last, such as 30d, 12h or 8w.")
+    ] = None
+    cost_per_hour: Annotated[
+        float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the rule file; and its certificate beside it, as .json."
+        ),
+    ] = None
+    processes: ProcessesOption = None
+    ray: RayOption = None
+    as_json: JsonOption = False
+
+
 class DiffArguments(NamedTuple):
     """Compare the behaviour of two policies on recorded runs.
 

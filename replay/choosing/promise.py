@@ -10,7 +10,7 @@ from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..runs.risk import percent_words
+from ..runs.risk import Risk, percent_words
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -50,6 +50,11 @@ def promise_lines(certificate: Certificate) -> Iterator[str]:
 
 def _averaged(runs: int, count: int) -> str:
     return "" if runs == count else ", each family counting as one"
+
+
+def certified_risk(found: CertifiedRisk) -> Risk:
+    """Return the risk that a certificate bounds."""
+    return Risk(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
 
 def promise(risk: CertifiedRisk, note: str = "") -> str:

@@ -2,28 +2,34 @@
 
 Takes runs, returns a ``Recommendation``. The forms share one error, each tested along its param from its most patient
 end. No family that chose the rule is among those that its saving and its losses are reported on.
+
+Runs are read once to find the metric that judges them, once for each form, and those of the report once more: 98 public
+runs take 3 s of processor time.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from ...rules.certificate import Certificate
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..backtests.backtesting import backtest
-from ..backtests.judged_runs import Backtest
-from ..runs.metric_names import Mode, is_held_out, is_plain_loss
+from ..runs.metric_names import Mode, is_held_out, is_loss, is_plain_loss
 from ..runs.objective import Objective
 from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
 from ..runs.run_families import Family
+from ..runs.run_result import Excluded
 from .certification_report import Certification
 from .certifying import Candidates, candidates_of, certification_of
 from .family_tests import fewest_families
@@ -34,18 +40,24 @@ from .population import PopulationMember
 WORTHWHILE: Final = 0.02
 
 #: Regrets that a stop may cost, in the order in which they are considered: the least that the noise does not hide.
-_TOLERANCES: Final = (0.01, 0.02, 0.05, 0.1)
+TOLERANCES: Final = (0.01, 0.02, 0.05, 0.1)
 
 #: Every so many families one is held out, to report on.
 _HELD_OUT_EVERY: Final = 3
 
 #: The share of a run's last evaluations that its noise is taken from, and the fewest of them.
 _LAST: Final = 0.1
-_FEWEST_LAST: Final = 3
+_FEWEST_LAST: Final = 5
+
+#: Most reasons for which no run can be judged that an error names.
+_NAMED: Final = 3
+
+#: A rule that YAML reads as it is, without quotes.
+_PLAIN: Final = re.compile(r"[A-Za-z][^:#]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RuleForm:
     """A kind of rule that is tried.
 
     Attributes:
@@ -54,9 +66,9 @@ class Form:
         axes: The params with the values to try.
         along: The param along which variants are tested, and its conservative end.
         share: The share of the error that its tests use.
-        trigger: The event at which it is asked.
-        patience: The param that counts evaluations in a row; empty for none.
         about: What it does, for the comment of the file.
+        trigger: The event at which it is asked.
+        patience: The param that counts evaluations in a row, or their number; empty for none.
     """
 
     name: str
@@ -68,21 +80,42 @@ class Form:
     trigger: str = "on_evaluate"
     patience: str = ""
 
-    def policy(self, objective: Objective, loss: str) -> Policy:
-        """Return the form as a rule file over the metrics of runs."""
+    def text(
+        self, objective: Objective, loss: str, params: Mapping[str, Param] | None = None, *, is_shadow: bool = False
+    ) -> str:
+        """Return the form as a rule file.
+
+        Args:
+            objective: The metric that it watches.
+            loss: The training loss.
+            params: Values of its params; None for the first that are tried.
+            is_shadow: Whether it only records what it would do.
+        """
         best = "trough" if objective.mode is Mode.MIN else "peak"
         gain = "< BEST - min_gain *" if objective.mode is Mode.MIN else "> BEST + min_gain *"
         worse = "> BEST + factor *" if objective.mode is Mode.MIN else "< BEST - factor *"
         rule = self.rule.replace("GAIN", gain).replace("WORSE", worse).replace("BEST", f"lag({best}(VALUE), 1)")
-        rule = rule.replace("VALUE", _series(objective.metric)).replace("LOSS", _series(loss))
-        params = ", ".join(f"{name}: {values[0]}" for name, values in self.axes.items())
-        patience = f"\n    patience: {{patience_threshold: {self.patience}}}" if self.patience else ""
-        text = (
-            f"# {self.about}\n# The checkpoint before the stop keeps the weights.\nname: {self.name}\n"
-            f"params: {{{params}}}\n\ncontrollers:\n  - name: {self.name}\n    triggers: [{self.trigger}]\n"
-            f"    rule: {rule}{patience}\n    operations: [hfcontrols.should_save, hfcontrols.should_training_stop]\n"
-        )
-        return parse_policy(text, source=f"{self.name}.yaml")
+        rule = re.sub("VALUE|LOSS", lambda found: _series(objective.metric if found[0] == "VALUE" else loss), rule)
+        values = {name: tried[0] for name, tried in self.axes.items()} if params is None else params
+        lines = [
+            f"# {self.about}",
+            "# The checkpoint before the stop keeps the weights.",
+            f"name: {self.name}",
+            f"params: {{{', '.join(f'{name}: {value}' for name, value in values.items())}}}",
+            "",
+            "controllers:",
+            f"  - name: {self.name}",
+            f"    triggers: [{self.trigger}]",
+            f"    rule: {rule if _PLAIN.fullmatch(rule) else json.dumps(rule)}",
+            *([f"    patience: {{patience_threshold: {self.patience}}}"] if self.patience else []),
+            "    operations: [hfcontrols.should_save, hfcontrols.should_training_stop]",
+            *(["    mode: shadow  # It records what it would do, and stops nothing."] if is_shadow else []),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def policy(self, objective: Objective, loss: str, params: Mapping[str, Param] | None = None) -> Policy:
+        """Return the form as a policy. The arguments are those of ``text``."""
+        return parse_policy(self.text(objective, loss, params), source=f"{self.name}.yaml")
 
 
 _PATIENCES: Final = (*range(60, 20, -4), *range(20, 0, -1))
@@ -90,7 +123,7 @@ _PATIENCES: Final = (*range(60, 20, -4), *range(20, 0, -1))
 #: The forms, and how they share the error. Patience with a least gain is the strongest of the simple rules on public
 #: curves, so it has most of it.
 FORMS: Final = (
-    Form(
+    RuleForm(
         "patience",
         "not (VALUE GAIN abs(BEST))",
         {"min_gain": (0.0, 0.001, 0.01), "patience": _PATIENCES},
@@ -99,7 +132,7 @@ FORMS: Final = (
         "Stops after more than 'patience' evaluations in a row without a gain of 'min_gain' over the best before.",
         patience="patience",
     ),
-    Form(
+    RuleForm(
         "overfitting",
         "VALUE WORSE abs(BEST)",
         {"factor": (2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)},
@@ -108,7 +141,7 @@ FORMS: Final = (
         "Stops at the third evaluation in a row that is worse than the best before by 'factor' of it (Prechelt's GL).",
         patience="2",
     ),
-    Form(
+    RuleForm(
         "spike",
         "LOSS > factor * mean(LOSS, 50, skip=1) and mean(LOSS, 50, skip=1) > 0 or not isfinite(LOSS)",
         {"factor": (10.0, 5.0, 4.0, 3.0, 2.5, 2.0)},
@@ -120,59 +153,95 @@ FORMS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenRule:
+    """A form with its params.
+
+    Attributes:
+        form: The form.
+        objective, loss: The metrics that it watches.
+        params: The values of its params.
+    """
+
+    form: RuleForm
+    objective: Objective
+    loss: str
+    params: Mapping[str, Param]
+
+    @property
+    def metric(self) -> str:
+        """The metric that it reads."""
+        return self.loss if "LOSS" in self.form.rule else self.objective.metric
+
+    def text(self, *, is_shadow: bool = False) -> str:
+        """Return it as a rule file."""
+        return self.form.text(self.objective, self.loss, self.params, is_shadow=is_shadow)
+
+    def policy(self) -> Policy:
+        """Return it as a policy."""
+        return self.form.policy(self.objective, self.loss, self.params)
+
+
 @dataclass(frozen=True, eq=False)
 class Recommendation:
-    """What to arm, or why nothing.
+    """What the runs say for each form, and which rule is the best of them.
 
     Attributes:
         objective: The metric that judges the runs.
-        runs: Number of runs that it judges.
-        others: Number of runs that another metric judges, or none.
         families: The families, in the order of the tests, with their runs.
-        repeated: Number of runs that are another record of a training.
+        others: How many other runs there are, by the reason for which they do not count.
+        repeated: The runs that are another record of a training.
         noise: How far the metric moves between late evaluations, relative to a run's best; None if unknown.
         risk, confidence: What a stop may lose, and how sure that is.
         is_risk_given: Whether a person set the risk; else the noise did.
         tried: The certification of each form on the families that choose.
-        chosen: The best of them; None if none saves enough.
-        candidate: The rule that would be tried next, where too few families are there to promise anything; None else.
-        families_needed: How many families a certificate takes.
-        reported: The chosen rule, or the candidate, over the families that did not choose it, or over all if none is
-            held out.
-        are_held_out: Whether these are other families than those that chose it.
+        chosen: The certification of the best of them; None if none saves enough.
+        rule: The rule of ``chosen``; without it the candidate that would be tried next, if too few families are there
+            to promise anything; else None.
+        families_needed: How many families a certificate takes at least.
+        reported: The runs to report on: of the families that choose no rule, or all if none is held out.
+        are_held_out: Whether these are other families than those that choose.
         halving: What halving by rank would do to each family; None if it was not asked for.
     """
 
     objective: Objective
-    runs: int
-    others: int
     families: Mapping[Family, Sequence[PopulationMember]]
-    repeated: int
+    others: Mapping[str, int]
+    repeated: tuple[Excluded, ...]
     noise: float | None
     risk: Risk
     confidence: float
     is_risk_given: bool
     tried: Sequence[Certification]
     chosen: Certification | None
-    candidate: Policy | None
+    rule: ChosenRule | None
     families_needed: int
-    reported: Backtest | None
+    reported: tuple[Run, ...]
     are_held_out: bool
     halving: Halving | None
 
     @property
-    def rule(self) -> Policy | None:
-        """The rule that is recommended, or that would be tried next; None without one."""
+    def members(self) -> list[PopulationMember]:
+        """The runs of all families."""
+        return [one for members in self.families.values() for one in members]
+
+    def certificate(self, source: str) -> Certificate | None:
+        """Return the certificate of the chosen rule; None without one.
+
+        Args:
+            source: Where the rule file is.
+        """
         if self.chosen is None:
-            return self.candidate
-        index = self.chosen.choice.chosen
-        return None if index is None else self.chosen.sweep.variants[index].policy()
+            return None
+        found = self.chosen.certificate()
+        return replace(found, policy=replace(found.policy, source=source))
 
 
 def recommend(
     runs: Iterable[Run],
     *,
-    risk: Risk | None = None,
+    risk: Risk = DEFAULT_RISK,
+    is_risk_given: bool = False,
     confidence: float = CONFIDENCE,
     with_search: bool = False,
     **options: Any,
@@ -181,60 +250,71 @@ def recommend(
 
     Args:
         runs: The runs.
-        risk: What a stop may lose; None to take it from the metric's noise.
+        risk: What a stop may lose.
+        is_risk_given: Whether a person set its regret. Else it becomes one that the metric's noise does not hide.
         confidence: Probability, over the choice of the families, that the rule keeps the limit.
         with_search: Whether to try halving by rank within each family, too.
-        **options: The options ``objective``, ``family``, ``renames``, ``processes``, ``pool`` and ``on_progress`` of
-            ``certify``.
+        **options: The options ``objective``, ``family``, ``processes``, ``pool`` and ``on_progress`` of ``certify``.
 
     Raises:
-        TelemetryError: No metric judges any run, or as for ``certify``.
+        TelemetryError: There is no run, no metric judges any, the confidence is not between 0 and 1, or as for
+            ``certify``.
     """
     read = list(runs)
+    if not read:
+        raise TelemetryError("there is no run to learn from", fix="Name logs, or a store of runs")
+    if not 0 < confidence < 1:
+        raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
     first = candidates_of(parse_policy(_NEVER), {"never": (0,)}, read, **options)
-    objective, others = _objective_of(first)
-    options |= {"objective": objective}
-    loss = _training_loss(first)
+    objective = _objective_of(first)
+    options["objective"] = objective
+    loss, inside = _training_loss(first), _could_count(first, objective)
+    forms = [form for form in FORMS if loss or "LOSS" not in form.rule]
     candidates = [
-        candidates_of(form.policy(objective, loss), form.axes, read, order=form.along, **options)
-        for form in FORMS
-        if loss or "LOSS" not in form.rule
-    ]
+        candidates_of(
+            form.policy(objective, loss), form.axes, [run for run in read if run.run_id in inside],
+            order=form.along, **options,
+        )
+        for form in forms
+    ]  # fmt: skip
     families = candidates[0].families
-    noise = _noise(families)
-    used = risk or _risk_of(noise)
-    tries, shares = sum(len(one.sweep.variants) for one in candidates), [form.share for form in FORMS]
-    fewest = max(
-        fewest_families(used.limit, share * (1 - confidence) / len(one.order.chains), are_counts=False)
-        for one, share in zip(candidates[:1], shares, strict=False)
-    )
+    fewest = _fewest(candidates[0], forms[0], risk.limit, confidence)
     held_out = _held_out(families, fewest)
+    # The families that choose shall not choose the tolerance, too.
+    noise = _noise([families[family] for family in held_out or families])
+    used = risk if is_risk_given else _over_noise(risk, noise)
+    tries = sum(len(one.sweep.variants) for one in candidates)
     tried = [
-        certification_of(one, used, confidence, share=share, tries=tries, families=families.keys() - held_out)
-        for one, share in zip(candidates, shares, strict=False)
-    ]
-    chosen = max((one for one in tried if _saving(one) > 0), key=_saving, default=None)
-    candidate = None if chosen is not None or len(families) >= fewest else _candidate(candidates[0], used)
-    chosen = chosen if chosen is not None and _saving(chosen) >= WORTHWHILE else None
-    found = Recommendation(
+        certification_of(
+            one, used, confidence, share=form.share, tries=tries, families=families.keys() - held_out
+        )
+        for one, form in zip(candidates, forms, strict=True)
+    ]  # fmt: skip
+    best = max(range(len(tried)), key=lambda index: _saving(tried[index]))
+    chosen = tried[best] if _saving(tried[best]) >= WORTHWHILE else None
+    rule = None
+    if chosen is not None:
+        rule = ChosenRule(forms[best], objective, loss, chosen.params or {})
+    elif len(families) < fewest and (params := _candidate(candidates[0], used, confidence)) is not None:
+        rule = ChosenRule(forms[0], objective, loss, params)
+    ids = {one.swept.run_id for family in held_out or families for one in families[family]}
+    return Recommendation(
         objective,
-        sum(map(len, families.values())),
-        others,
         families,
-        len(first.sweep.repeated),
+        _others(first, candidates[0], objective),
+        first.sweep.repeated,
         noise,
         used,
         confidence,
-        risk is not None,
+        is_risk_given,
         tried,
         chosen,
-        candidate,
+        rule,
         fewest,
-        None,
+        tuple(run for run in read if run.run_id in ids),
         bool(held_out),
         halving_of(families, objective, used, confidence) if with_search else None,
     )
-    return replace(found, reported=_reported(found, read, held_out or families.keys(), options))
 
 
 #: A rule that never fires: with it runs are judged and grouped before anything is chosen.
@@ -246,24 +326,44 @@ controllers:
 
 
 def _series(metric: str) -> str:
-    return metric if metric.isidentifier() else f"series({metric!r})"
+    """Return how a rule names a metric. A bare name may be a fact, a function or a param, unless it says what it is."""
+    is_clear = metric.isidentifier() and (is_loss(metric) or is_held_out(metric))
+    return metric if is_clear else f"series({json.dumps(metric, ensure_ascii=False)})"
 
 
-def _objective_of(found: Candidates) -> tuple[Objective, int]:
-    """Return the objective of most runs, and the number of the other runs.
+def _objective_of(found: Candidates) -> Objective:
+    """Return the objective of most runs.
 
     Raises:
         TelemetryError: No run has one.
     """
-    counts = Counter(one.swept.objective for members in found.families.values() for one in members)
-    known = Counter({objective: count for objective, count in counts.items() if objective is not None})
-    if not known:
-        reasons = Counter(one.reason for one in found.outside).most_common(1)
-        why = f": {reasons[0][0]}" if reasons else ""
+    judging = [one.swept.objective for members in found.families.values() for one in members]
+    counts = Counter((one.metric, one.mode) for one in judging if one is not None)
+    if not counts:
+        reasons = Counter(one.reason for one in found.outside).most_common(_NAMED)
+        why = "; ".join(f"{reason} ({runs:,})" for reason, runs in reasons)
         fix = "Name the metric by --objective METRIC:min or METRIC:max, or import it with --evaluation COLUMN"
-        raise TelemetryError(f"no run can be judged{why}", fix=fix)
-    objective, count = min(known.items(), key=lambda one: (-one[1], one[0].metric, str(one[0].mode)))
-    return objective, sum(counts.values()) - count + len(found.outside)
+        raise TelemetryError(f"no run can be judged: {why}", fix=fix)
+    metric, mode = min(counts, key=lambda one: (-counts[one], *one))
+    origins = Counter(one.origin for one in judging if one is not None and (one.metric, one.mode) == (metric, mode))
+    return Objective(metric, mode, origins.most_common(1)[0][0])
+
+
+def _could_count(found: Candidates, objective: Objective) -> set[str]:
+    """Return the ids of the runs that evaluated the objective, and of those that repeat another."""
+    evaluated = {one.run_id for one in found.sweep.runs if objective.metric in one.evaluated}
+    return evaluated | {one.run_id for one in found.sweep.repeated}
+
+
+def _others(first: Candidates, judged: Candidates, objective: Objective) -> dict[str, int]:
+    """Return how many runs the objective does not judge, by reason, the commonest first."""
+    inside = {one.swept.run_id for members in judged.families.values() for one in members}
+    reasons = {one.run_id: one.reason for one in (*first.outside, *judged.outside)}
+    for members in first.families.values():
+        for one in members:
+            if one.swept.objective is not None and one.swept.objective.metric != objective.metric:
+                reasons[one.swept.run_id] = f"it is judged by {one.swept.objective.metric}"
+    return dict(Counter(reason for run_id, reason in reasons.items() if run_id not in inside).most_common())
 
 
 def _training_loss(found: Candidates) -> str:
@@ -276,23 +376,30 @@ def _training_loss(found: Candidates) -> str:
     return ranked[0][0] if ranked and 2 * ranked[0][1] >= len(members) else ""
 
 
-def _noise(families: Mapping[Family, Sequence[PopulationMember]]) -> float | None:
-    """Return the median over runs of how far the metric moves between their last evaluations, relative to the best."""
+def _noise(families: Iterable[Sequence[PopulationMember]]) -> float | None:
+    """Return the median over runs of how far late evaluations move, relative to the run's best; None if unknown.
+
+    A straight trend does not count: second differences are scaled to what first differences of noise alone would be.
+    """
     moves = []
-    for members in families.values():
-        for one in members:
-            values, best = one.facts.values, abs(one.swept.best)
-            last = values[-max(_FEWEST_LAST, round(_LAST * len(values))) :]
-            if len(last) >= _FEWEST_LAST and best > 0:
-                moves.append(float(np.median(np.abs(np.diff(last)))) / best)
+    for one in (one for members in families for one in members):
+        values, best = one.facts.values, abs(one.swept.best)
+        last = values[-max(_FEWEST_LAST, round(_LAST * len(values))) :]
+        if len(last) >= _FEWEST_LAST and best > 0:
+            moves.append(float(np.median(np.abs(np.diff(last, 2)))) / math.sqrt(3) / best)
     return statistics.median(moves) if moves else None
 
 
-def _risk_of(noise: float | None) -> Risk:
-    """Return the default risk, with a regret that the noise does not hide."""
+def _over_noise(risk: Risk, noise: float | None) -> Risk:
+    """Return the risk with the least regret that is at least twice the noise; with the greatest if none is."""
     least = 2 * (noise or 0.0)
-    over = next((tolerance for tolerance in _TOLERANCES if tolerance >= least), _TOLERANCES[-1])
-    return replace(DEFAULT_RISK, over=over)
+    return replace(risk, over=next((regret for regret in TOLERANCES if regret >= least), TOLERANCES[-1]))
+
+
+def _fewest(found: Candidates, form: RuleForm, limit: float, confidence: float) -> int:
+    """Return the least number of families with which a form could pass."""
+    are_runs = all(len(members) == 1 for members in found.families.values())
+    return fewest_families(limit, form.share * (1 - confidence) / len(found.order.chains), are_counts=are_runs)
 
 
 def _held_out(families: Mapping[Family, object], fewest: int) -> frozenset[Family]:
@@ -306,35 +413,9 @@ def _saving(found: Certification) -> float:
     return 0.0 if found.choice.chosen is None else float(found.choice.saved[found.choice.chosen])
 
 
-def _candidate(patience: Candidates, risk: Risk) -> Policy | None:
-    """Return the variant of patience that saves most among those that lose nothing here; None if none saves."""
-    found = certification_of(patience, risk, CONFIDENCE)
-    if not found.families:
-        return None
-    safe = [index for index in range(len(found.choice.means)) if found.choice.means[index] == 0]
-    best = max(safe, key=lambda index: found.choice.saved[index], default=None)
-    if best is None or found.choice.saved[best] < WORTHWHILE:
-        return None
-    return found.sweep.variants[best].policy()
-
-
-def _reported(
-    found: Recommendation, runs: Sequence[Run], families: Collection[Family], options: Mapping[str, Any]
-) -> Backtest | None:
-    if found.rule is None:
-        return None
-    inside = {one.swept.run_id for family in families for one in found.families[family]}
-    chosen = [run for run in runs if run.run_id in inside]
-    return backtest(found.rule, chosen, risk=found.risk, confidence=found.confidence, with_curves=False, **options)
-
-
-def forms_tried(found: Recommendation) -> Iterator[tuple[str, str, float, float]]:
-    """Yield for each form its name, its safest thrifty params, the share it saves and the share that lose by it."""
-    for one in found.tried:
-        index = one.choice.chosen
-        if index is None:
-            yield one.policy.name or "", "none is safe", 0.0, 0.0
-            continue
-        settings = one.sweep.variants[index].settings
-        params = ", ".join(f"{name} = {value}" for name, value in settings.items())
-        yield one.policy.name or "", params, float(one.choice.saved[index]), float(one.choice.means[index])
+def _candidate(patience: Candidates, risk: Risk, confidence: float) -> Mapping[str, Param] | None:
+    """Return the params of patience that save most among those that lose nothing here; None if none saves."""
+    choice = certification_of(patience, risk, confidence).choice
+    safe = [index for index in range(len(choice.means)) if choice.means[index] == 0]
+    best = max(safe, key=lambda index: choice.saved[index], default=None)
+    return None if best is None or choice.saved[best] < WORTHWHILE else patience.sweep.variants[best].settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -49,12 +49,22 @@ def choices_sentence(backtest: Backtest) -> str:
     Args:
         backtest: The backtest.
     """
-    families = FamilyCounts.of(result.family for result in backtest.results)
-    choices = backtest.family_choices.items()
-    others = {key: count for key, count in choices if key not in families.keys and count != families.count}
-    if len(backtest.results) < 2 or not others:
+    families = [result.family for result in backtest.results]
+    return keys_sentence(families, backtest.family_choices, backtest.settings.family)
+
+
+def keys_sentence(of_runs: Sequence[Family], choices: Mapping[str, int], asked: str | None) -> str:
+    """Return how the families were formed, and how many there would be by other keys; empty where all are one run.
+
+    Args:
+        of_runs: The family of each run.
+        choices: The number of families by other keys, from ``family_choices``.
+        asked: The key that a user named; None for the default.
+    """
+    families = FamilyCounts.of(of_runs)
+    others = {key: count for key, count in choices.items() if key not in families.keys and count != families.count}
+    if len(of_runs) < 2 or not others:
         return ""
-    asked = backtest.settings.family
     now = f"Families are told by {' and '.join(families.keys)}: {families.count:,}"
     if asked is not None:
         now += ", as you chose; whether these are independent of each other, no log says"

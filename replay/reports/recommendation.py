@@ -2,157 +2,343 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+from ...rules.certificate import Certificate
+from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
+from ...store.run import Run
+from ..backtests.backtesting import backtest
 from ..choosing.promise import families as families_text
 from ..choosing.promise import percent
-from ..choosing.recommending import WORTHWHILE, Recommendation, forms_tried
-from .basis import choices_sentence, objective_sentences
-from .result import BacktestResult, Fate
+from ..choosing.recommending import TOLERANCES, WORTHWHILE, Recommendation, recommend
+from ..documents import document
+from ..runs.run_families import family_choices
+from ..runs.same_training import repeated_sentence
+from .basis import keys_sentence, objective_sentences
+from .result import Arm, BacktestResult, Fate, HowChosen
 from .summary import summarize
 from .terminal import Table
 
 #: Headings of the table of forms.
 HEADINGS: Final = ("form", "params", "saves", "loses")
 
+#: Most reasons for which runs do not count that a sentence names.
+_NAMED: Final = 3
 
-def recommendation_lines(
-    found: Recommendation, files: Sequence[str] = (), cost_per_hour: float | None = None
-) -> Iterator[str | Table]:
-    """Yield the recommendation as lines and a table.
+
+@dataclass(frozen=True, eq=False)
+class RuleAdvice:
+    """A recommendation with the report on its rule: by both it is decided whether to arm it.
+
+    Attributes:
+        found: The recommendation.
+        report: What the rule does to the runs that it is reported on; None without a rule.
+        certificate: The certificate of the rule; None unless it is recommended.
+    """
+
+    found: Recommendation
+    report: BacktestResult | None
+    certificate: Certificate | None
+
+    @property
+    def is_recommended(self) -> bool:
+        """Whether there is a rule to arm."""
+        return self.certificate is not None
+
+    @property
+    def rule_text(self) -> str:
+        """The rule file; in shadow mode unless the rule is recommended. Empty without a rule."""
+        return "" if self.found.rule is None else self.found.rule.text(is_shadow=not self.is_recommended)
+
+
+def advise(
+    runs: Iterable[Run], *, source: str = "recommended.yaml", cost_per_hour: float | None = None, **options: Any
+) -> RuleAdvice:
+    """Find a rule to arm, and report it on families that did not choose it.
 
     Args:
-        found: The recommendation.
-        files: The rule file, and the certificate if there is one, as written; empty if nothing was written.
-        cost_per_hour: Cost of an hour of one rank, in any currency; None if it was not given.
+        runs: The runs.
+        source: Where the rule file will be.
+        cost_per_hour: Cost of an hour of one rank.
+        **options: Those of ``recommend``.
+
+    Raises:
+        TelemetryError: As for ``recommend``.
     """
-    report = None if found.reported is None else summarize(found.reported)
-    yield _answer(found, report, cost_per_hour)
-    yield from _risk_sentence(found, report)
-    yield from _arming_lines(found, files)
-    yield ""
-    yield from _basis(found)
-    rows = [
-        (name, params, percent(saved) if saved else "-", percent(lost) if saved else "-")
-        for name, params, saved, lost in forms_tried(found)
-    ]
-    yield ""
-    yield Table(HEADINGS, rows, HEADINGS[2:])
-    yield from _halving_line(found)
+    found = recommend(runs, **options)
+    if found.rule is None:
+        return RuleAdvice(found, None, None)
+    shared: dict[str, Any] = {name: options[name] for name in _SHARED if name in options}
+    judged = backtest(
+        found.rule.policy(),
+        found.reported,
+        objective=found.objective,
+        risk=found.risk,
+        confidence=found.confidence,
+        cost_per_hour=cost_per_hour,
+        with_curves=False,
+        **shared,
+    )
+    certificate = found.certificate(source)
+    report = summarize(judged, HowChosen(certificate))
+    return RuleAdvice(found, report, certificate if report.arming.arm is Arm.YES else None)
 
 
-def _answer(found: Recommendation, report: BacktestResult | None, cost_per_hour: float | None) -> str:
-    if report is None or found.rule is None:
-        best = max((saved for _, _, saved, _ in forms_tried(found)), default=0.0)
-        less = f"the most thrifty rule that is safe saves {percent(best)}" if best else "no rule that was tried is safe"
-        return f"Nothing safe saves more than {WORTHWHILE:.0%} of a run's steps here: {less}."
-    params = ", ".join(f"{name} = {value}" for name, value in found.rule.params.items())
-    name = f"{found.rule.name} ({params})"
+#: The options that a recommendation and the backtest of its rule share.
+_SHARED: Final = ("family", "processes", "pool", "on_progress")
+
+
+def advice_lines(advice: RuleAdvice, files: Sequence[str] = ()) -> Iterator[str | Table]:
+    """Yield the answer, how to arm the rule, and what the answer rests on, as lines and a table.
+
+    Args:
+        advice: The advice.
+        files: The rule file, and the certificate if there is one, as written; empty if nothing was written.
+    """
+    yield from answer_sentences(advice)
+    yield from _arming_lines(advice, files)
+    yield ""
+    yield from _basis(advice.found)
+    yield ""
+    yield Table(HEADINGS, [_row(*one) for one in _forms(advice.found)], HEADINGS[2:])
+    yield from _halving_sentences(advice.found)
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+
+
+def answer_sentences(advice: RuleAdvice) -> Iterator[str]:
+    """Yield what to arm, what it saves and what it risks; or why nothing."""
+    found, report = advice.found, advice.report
+    if report is None:
+        yield _nothing(found)
+    elif advice.is_recommended:
+        where = f"On {families_text(_count(report))} that did not choose it" if found.are_held_out else _FLATTERED
+        yield f"Arm {_rule(found)}. {where}, it would save {_savings(report)}"
+        yield _risk_sentence(found, report)
+    elif found.chosen is None:
+        unknown = f", where {percent(report.arming.unknown)} are not known" if report.arming.unknown else ""
+        yield (
+            f"{_too_few(found)} The candidate is {_rule(found)}: on these runs it would save {_savings(report)} No run "
+            f"is known to lose by it{unknown}; but it was chosen for that."
+        )
+    else:
+        on = f"on {families_text(_count(report))} that did not choose it" if found.are_held_out else "on these runs"
+        yield (
+            f"Nothing to arm. {_rule(found)} kept the risk on the families that chose it, but {on} the answer is: "
+            f"{report.arming.headline}. {report.arming.because}"
+        )
+
+
+_FLATTERED: Final = "On the runs that chose it, which flatters it"
+
+
+def _count(report: BacktestResult) -> int:
+    return report.totals.families.count
+
+
+def _too_few(found: Recommendation) -> str:
+    have, takes = families_text(len(found.families)), f"{found.families_needed:,}"
+    return f"Too few runs to promise anything: they are {have}, and a certificate takes at least {takes}."
+
+
+def _nothing(found: Recommendation) -> str:
+    if len(found.families) < found.families_needed:
+        why = f"no patience saves more than {WORTHWHILE:.0%} without a loss here"
+        return f"{_too_few(found)} There is no candidate: {why}."
+    best = max((saved for _, params, saved, _ in _forms(found) if params), default=0.0)
+    less = f"the safe rule that saves most saves {percent(best)}" if best else "no rule that was tried is safe"
+    return f"Nothing safe saves more than {WORTHWHILE:.0%} of a run's steps here: {less}."
+
+
+def _rule(found: Recommendation) -> str:
+    rule = found.rule
+    assert rule is not None
+    return f"{rule.form.name} ({', '.join(f'{name} = {value}' for name, value in rule.params.items())})"
+
+
+def _savings(report: BacktestResult) -> str:
+    """Return what a rule saves of what was spent, with an interval and what that costs."""
     ledger, share = report.ledger, report.totals.share_saved
     saved = ledger.total(Fate.SAVED)
-    of = f"{ledger.text(saved)} of {ledger.text(ledger.spent)}"
-    within = "" if share.low is None or share.high is None else f", 95% interval {share.low:.0%} to {share.high:.0%}"
-    price = "" if cost_per_hour is None else f", {saved * cost_per_hour:,.0f} in your currency"
-    mean = f"{share.mean or 0.0:.0%} of a run's steps{within}"
-    if found.chosen is None:
-        have = len(found.families)
-        return (
-            f"Too few families to promise anything: {have}, and a certificate takes about {found.families_needed}. The "
-            f"candidate is {name}: on these runs it would save {of} ({mean}{price}), and lose none."
+    said = ledger.share_text(saved)
+    if share.mean is not None and ledger.unit != "runs":
+        within = (
+            "" if share.low is None or share.high is None else f", 95% interval {share.low:.0%} to {share.high:.0%}"
         )
-    families = families_text(report.totals.families.count)
-    where = f"On {families} that did not choose it" if found.are_held_out else "On the runs that chose it"
-    return f"Arm {name}. {where} it would save {of} ({mean}{price})."
+        said += f"; of a run's steps it cuts off {share.mean:.0%} on average{within}"
+    asked = report.backtest.cost_per_hour
+    if ledger.cost_per_hour is not None:
+        costs = [amount * ledger.cost_per_hour for amount in (saved, ledger.spent)]
+        said += f"; that is {costs[0]:,.2f} of {costs[1]:,.2f} in your currency"
+    elif asked is not None:
+        said += "; what that costs is unknown, as too few runs have a clock"
+    return f"{said}."
 
 
-def _risk_sentence(found: Recommendation, report: BacktestResult | None) -> Iterator[str]:
-    if report is None or found.chosen is None:
-        return
-    seen = report.arming.lost + report.arming.unknown
-    on = "these families" if found.are_held_out else "the runs that chose it, which flatters it"
-    best = report.arming.best_lost or " No best model is lost."
-    yield (
-        f"With {percent(found.confidence)} confidence, {found.risk.kept_words('it', like_these=True)}, each family "
-        f"counting as one; on {on} {percent(seen)} did.{best} A run loses if {found.risk.lost_words}."
+def _risk_sentence(found: Recommendation, report: BacktestResult) -> str:
+    arming, counts = report.arming, ", where each family counts as one"
+    on = "these families" if found.are_held_out else "the runs that chose it"
+    seen = f"{percent(arming.lost)} did" if found.risk.is_share else f"they lost {percent(arming.lost)} of the cap"
+    unknown = f", and of {percent(arming.unknown)} it is unknown" if arming.unknown else ""
+    best = arming.best_lost or " No best model is lost."
+    return (
+        f"With {percent(found.confidence)} confidence, {found.risk.kept_words('it', like_these=True)}{counts}; on {on} "
+        f"{seen}{unknown}.{best} A run loses if {found.risk.lost_words}."
     )
 
 
-def _arming_lines(found: Recommendation, files: Sequence[str]) -> Iterator[str]:
-    if found.rule is None:
+def _arming_lines(advice: RuleAdvice, files: Sequence[str]) -> Iterator[str]:
+    rule = advice.found.rule
+    if rule is None:
         return
     if not files:
-        yield "--output FILE writes the rule file, and its certificate beside it."
+        yield f"--output FILE writes the rule file{', and its certificate beside it' if advice.is_recommended else ''}."
         return
-    if found.chosen is None:
+    if not advice.is_recommended:
         yield (
-            f"{files[0]} runs it in shadow mode: Recorder(..., rules={files[0]!r}) records what it would do, and stops "
+            f"{files[0]} has it in shadow mode: Recorder(..., rules={files[0]!r}) records what it would do, and stops "
             "nothing. Recommend again when there are more runs."
         )
         return
-    yield f"{files[0]} and {files[1]} are written. To arm it:"
-    yield f"  Recorder(..., rules={files[0]!r}, certificate={files[1]!r})"
-    yield "  if rec.step(...).should_stop: break  # and save where control.should_save"
+    call = "step" if rule.form.trigger == "on_step_end" else "evaluate"
+    yield f"{files[0]} and its certificate {files[1]} are written. To arm it:"
+    yield f"  rec = Recorder(..., rules={files[0]!r}, certificate={files[1]!r})"
+    yield f"  control = rec.{call}({{{rule.metric!r}: ...}})  # save if control.should_save; end if control.should_stop"
+
+
+# --- what it rests on ------------------------------------------------------------------------------------------------
 
 
 def _basis(found: Recommendation) -> Iterator[str]:
-    """Yield what the answer rests on: the metric, the runs and their families, the noise, the tests."""
+    """Yield the metric, the runs and their families, the noise, the tests."""
     yield from objective_sentences([found.objective])
-    runs = counted(found.runs, "run", ",")
-    repeated = (
-        f" {counted(found.repeated, 'run', ',')} more are second records of these and count once."
-        if found.repeated
-        else ""
-    )
-    others = f" {counted(found.others, 'other run', ',')} cannot be judged by it." if found.others else ""
+    members = found.members
     keys = " and ".join(dict.fromkeys(family.key for family in found.families))
-    count = len(found.families)
-    yield f"{runs} of {count:,} {'family' if count == 1 else 'families'} (by {keys}).{repeated}{others}"
-    if found.reported is not None and (choices := choices_sentence(found.reported)):
-        yield choices
-    if found.noise is not None:
-        why = (
-            "you gave the risk" if found.is_risk_given else f"so a stop may cost {found.risk.shown(found.risk.notable)}"
-        )
-        yield f"Late evaluations move by {percent(found.noise)} of the best (median over runs); {why}."
-    tries = sum(len(one.sweep.variants) for one in found.tried)
+    yield f"{counted(len(members), 'run', ',')} of {families_text(len(found.families))} (by {keys})."
+    if sentence := repeated_sentence(found.repeated):
+        yield sentence
+    if found.others:
+        yield _others_sentence(found)
+    choices = family_choices([one.facts.info for one in members])
+    of_runs = [family for family, own in found.families.items() for _ in own]
+    if sentence := keys_sentence(of_runs, choices, found.tried[0].family_key):
+        yield sentence
+    yield from _odd_runs(found)
+    yield _noise_sentence(found)
+    variants = sum(len(one.sweep.variants) for one in found.tried)
     held = " Every third family was held out to report on." if found.are_held_out else ""
-    yield f"{tries:,} variants of {len(found.tried)} forms were tried, and share one error.{held}"
+    yield f"{variants:,} variants of {counted(len(found.tried), 'form')} were tried, and share one error.{held}"
 
 
-def _halving_line(found: Recommendation) -> Iterator[str]:
+def _others_sentence(found: Recommendation) -> str:
+    """Return which runs do not count, with the commonest reasons."""
+    count = sum(found.others.values())
+    reasons = [f"{reason} ({runs:,})" for reason, runs in list(found.others.items())[:_NAMED]]
+    more = f"; {len(found.others) - _NAMED:,} more reasons" if len(found.others) > _NAMED else ""
+    do = "does" if count == 1 else "do"
+    return f"{counted(count, 'other run', ',')} {do} not count: {'; '.join(reasons)}{more}."
+
+
+def _odd_runs(found: Recommendation) -> Iterator[str]:
+    """Yield in how many runs nothing can be lost, or what a stop costs is not known."""
+    members, metric = found.members, found.objective.metric
+    flat = sum(float(one.facts.values.min()) == float(one.facts.values.max()) for one in members)
+    if flat:
+        yield f"In {_of(flat, len(members))} {metric} never changes: no stop loses anything there."
+    open_ended = sum(one.facts.ended_by_rules or bool(one.swept.outcomes.is_right_censored.any()) for one in members)
+    if open_ended:
+        which = _of(open_ended, len(members)).capitalize()
+        yield f"{which} did not run to their end: what a stop costs there is unknown, and counts as lost."
+
+
+def _of(count: int, runs: int) -> str:
+    return f"all {runs:,} runs" if count == runs > 1 else f"{count:,} of {counted(runs, 'run', ',')}"
+
+
+def _noise_sentence(found: Recommendation) -> str:
+    """Return how noisy the metric is, and which tolerance follows."""
+    cost = found.risk.shown(found.risk.notable)
+    if found.noise is None:
+        return f"How noisy {found.objective.metric} is, no run says. A stop may cost {cost}."
+    moves = f"Apart from a trend, late evaluations move by {percent(found.noise)} of a run's best (median of the runs)"
+    if found.is_risk_given:
+        return f"{moves}. A stop may cost {cost}, as you gave it."
+    if 2 * found.noise > TOLERANCES[-1]:
+        return f"{moves}: that hides a regret of {cost}, which a stop may cost. --risk sets another regret."
+    return f"{moves}, so a stop may cost {cost}. --risk sets another regret."
+
+
+def _forms(found: Recommendation) -> Iterator[tuple[str, dict[str, Param] | None, float, float]]:
+    """Yield for each form its name, its safe params that save most, the share saved and the mean loss; None if none."""
+    for one in found.tried:
+        index, name = one.choice.chosen, one.policy.name or ""
+        if index is None:
+            yield name, None, 0.0, 0.0
+        else:
+            settings = dict(one.sweep.variants[index].settings)
+            yield name, settings, float(one.choice.saved[index]), float(one.choice.means[index])
+
+
+def _row(name: str, params: Mapping[str, Param] | None, saved: float, lost: float) -> tuple[str, str, str, str]:
+    if params is None:
+        return name, "none passed", "-", "-"
+    return name, ", ".join(f"{param} = {value}" for param, value in params.items()), percent(saved), percent(lost)
+
+
+def _halving_sentences(found: Recommendation) -> Iterator[str]:
     halving = found.halving
     if halving is None:
         return
+    yield ""
     if not halving.families:
         yield "Halving by rank: no family has four runs, so there is no search to judge."
         return
-    if halving.plan is None:
-        yield f"Halving by rank: no plan keeps the best model often enough, in {halving.families:,} families."
+    count, best = families_text(halving.families), halving.best
+    if best is None:
+        first = halving.plans[0]
+        yield (
+            "Halving by rank within a family: no plan is sure to keep the best models. The most patient one loses that "
+            f"of {first.lost:,} of {count}."
+        )
         return
-    points = ", ".join(f"1/{round(1 / point)}" for point in halving.plan)
-    lost = f"the best model of {halving.lost:,} of {halving.families:,} families is lost"
+    points = " and ".join(f"1/{round(1 / point)}" for point in best.points)
     yield (
-        f"Halving by rank within a family, the worse half ending at {points} of its length: it saves "
-        f"{percent(halving.saved)}, and {lost}. It reads other runs, so no recorder arms it: a scheduler such as ASHA "
-        "does."
+        f"Halving by rank within a family, where the worse half ends at {points} of its length, would save "
+        f"{percent(best.saved)} of the steps; the best model of {best.lost:,} of {count} is lost. It is tested by "
+        "itself. It reads other runs, so no recorder arms it: a scheduler such as ASHA does."
     )
 
 
-def recommendation_json(found: Recommendation, files: Sequence[str] = ()) -> JsonObject:
-    """Return the recommendation as a JSON object."""
-    report = None if found.reported is None else summarize(found.reported)
-    rule, halving = found.rule, found.halving
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def advice_json(advice: RuleAdvice, files: Sequence[str] = ()) -> JsonObject:
+    """Return the advice as JSON.
+
+    Args:
+        advice: The advice.
+        files: As for ``advice_lines``.
+    """
+    found, report, rule = advice.found, advice.report, advice.found.rule
+    share = None if report is None else report.totals.share_saved
+    ledger = None if report is None else report.ledger
     return {
-        "recommended": found.chosen is not None,
-        "rule": None if rule is None else {"name": rule.name, "params": dict(rule.params), "text": rule.text},
+        "recommended": advice.is_recommended,
+        "answer": list(answer_sentences(advice)),
+        "rule": None
+        if rule is None
+        else {"name": rule.form.name, "params": dict(rule.params), "text": advice.rule_text},
+        "certificate": None if advice.certificate is None else advice.certificate.to_json(),
         "files": list(files),
         "objective": found.objective.to_json(),
-        "runs": found.runs,
-        "other_runs": found.others,
-        "repeated": found.repeated,
+        "runs": len(found.members),
+        "other_runs": dict(found.others),
+        "repeated": document(found.repeated),
         "families": len(found.families),
         "families_needed": found.families_needed,
         "noise": found.noise,
@@ -160,18 +346,38 @@ def recommendation_json(found: Recommendation, files: Sequence[str] = ()) -> Jso
         "at_most": found.risk.at_most,
         "confidence": found.confidence,
         "held_out": found.are_held_out,
-        "share_saved": None if report is None else report.totals.share_saved.mean,
-        "share_saved_low": None if report is None else report.totals.share_saved.low,
-        "share_saved_high": None if report is None else report.totals.share_saved.high,
-        "share_lost": None if report is None else report.arming.lost + report.arming.unknown,
+        "arm": None if report is None else str(report.arming.arm),
+        "share_saved": None if share is None else share.mean,
+        "share_saved_low": None if share is None else share.low,
+        "share_saved_high": None if share is None else share.high,
+        "lost": None if report is None else report.arming.lost,
+        "unknown": None if report is None else report.arming.unknown,
         "ledger": None
-        if report is None
-        else {"unit": report.ledger.unit, "spent": report.ledger.spent, "saved": report.ledger.total(Fate.SAVED)},
+        if ledger is None
+        else {
+            "unit": ledger.unit,
+            "spent": ledger.spent,
+            "saved": ledger.total(Fate.SAVED),
+            "lost": ledger.total(Fate.LOST),
+            "cost_per_hour": ledger.cost_per_hour,
+        },
         "forms": [
             {"form": name, "params": params, "saved": saved, "lost": lost}
-            for name, params, saved, lost in forms_tried(found)
+            for name, params, saved, lost in _forms(found)
         ],
         "halving": None
-        if halving is None
-        else {"families": halving.families, "plan": halving.plan, "saved": halving.saved, "lost": halving.lost},
+        if found.halving is None
+        else {
+            "families": found.halving.families,
+            "plans": [
+                {
+                    "points": list(plan.points),
+                    "saved": plan.saved,
+                    "lost": plan.lost,
+                    "p_value": plan.p_value,
+                    "safe": plan.is_safe,
+                }
+                for plan in found.halving.plans
+            ],
+        },
     }

@@ -15,6 +15,7 @@ from typing import Final
 
 from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.judged_runs import Backtest, BaselineOutcome, BaselineScore, standing_of
+from ..choosing.promise import certified_risk
 from ..intervals import interval, paired_interval, trimmed_mean
 from ..runs.incidents import middle_and_p90, together
 from ..runs.objective import FEWEST_EVALUATIONS
@@ -62,7 +63,7 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
     """
     if choice.certificate is not None:  # Its own promise judges its rule.
         certified = choice.certificate.risk
-        settings = replace(backtest.settings, risk=Risk.certified(certified), confidence=certified.confidence)
+        settings = replace(backtest.settings, risk=certified_risk(certified), confidence=certified.confidence)
         backtest = replace(backtest, settings=settings)
     runs = [_scored(result, backtest.settings.risk) for result in backtest.results]
     totals, ledger = _totals(backtest, runs), _ledger(runs, backtest.cost_per_hour)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
-from ...rules.certificate import CertifiedRisk
 from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 
@@ -75,11 +74,6 @@ class Risk:
     cap: float | None
     at_most: float
     is_relative: bool
-
-    @classmethod
-    def certified(cls, found: CertifiedRisk) -> Self:
-        """Return the risk that a certificate bounds."""
-        return cls(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
     @property
     def limit(self) -> float:
