@@ -1,9 +1,11 @@
-"""Imports public training curves into a store: AlgoPerf's leaderboard logs and Dopamine's baselines.
+"""Imports public training curves into a store: AlgoPerf's leaderboard logs, Dopamine's baselines, TD-MPC2's results.
 
-Takes a git directory of ``mlcommons/submissions_algorithms`` or ``google/dopamine``, with or without a work tree.
+Takes a git directory of ``mlcommons/submissions_algorithms``, ``google/dopamine`` or ``nicklashansen/tdmpc2``, with or
+without a work tree.
 
     python benchmarks/public_curves.py algoperf SUBMISSIONS_ALGORITHMS STORE
     python benchmarks/public_curves.py dopamine DOPAMINE STORE
+    python benchmarks/public_curves.py tdmpc2 TDMPC2 STORE
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ _TRIAL: Final = re.compile(
 )
 _CURVES: Final = re.compile(r"baselines/(atari|mujoco)/data/(?!.*\.vg\.json)([^/]+)\.json$")
 
+#: A table of TD-MPC2: algorithm, task.
+_TABLE: Final = re.compile(r"results/([^/]+)/([^/]+)\.csv$")
+
 #: The validation losses of AlgoPerf; speech workloads have the second one.
 _VALIDATION_LOSSES: Final = ("validation/loss", "validation/ctc_loss")
 _RETURN: Final = "eval/return"
@@ -40,8 +45,9 @@ _NS_PER_S: Final = 1e9
 def algoperf_store(git_dir: Path, store: Path) -> dict[str, list[str]]:
     """Import AlgoPerf's trials that evaluated a validation loss. Return the ids of runs by workload and framework.
 
-    A group is called as in ``ogbg_jax``. A run's configuration holds ``workload``, ``framework``, ``submission``,
-    ``study``, ``trial`` and the trial's ``hparams``. Steps are updates; the clock is the submission's seconds.
+    A group of these is called as in ``ogbg_jax``. A run's configuration holds ``workload``, ``framework``,
+    ``submission``, ``study``, ``trial`` and the trial's ``hparams``; its own group is the submission on the workload.
+    Steps are updates; the clock is the submission's seconds.
     """
     found: dict[str, list[str]] = defaultdict(list)
     matches = {path: match for path in _paths(git_dir) if (match := _TRIAL.search(path)) and "leaderboard" in path}
@@ -60,7 +66,10 @@ def algoperf_store(git_dir: Path, store: Path) -> dict[str, list[str]]:
         }
         facts = list(_algoperf_facts(texts[path]))
         run_id, name = f"algoperf-{number:05d}", f"{submission}-{study}-{workload}-{framework}-{trial}"
-        if facts and _write(store, run_id, name, facts, config, (_loss_of(facts[0]), "min"), path):
+        if not facts:
+            continue
+        group = f"{config['submission']} on {workload}"
+        if _write(store, run_id, name, facts, config, (_loss_of(facts[0]), "min"), path, group):
             found[f"{workload}_{framework}"].append(run_id)
     return dict(found)
 
@@ -86,6 +95,30 @@ def dopamine_store(git_dir: Path, store: Path) -> dict[str, list[str]]:
             name = f"{named}-{agent}-{config['seed']}"
             if _write(store, f"dopamine-{number:05d}", name, facts, config, (_RETURN, "max"), path):
                 found[game].append(f"dopamine-{number:05d}")
+            number += 1
+    return dict(found)
+
+
+def tdmpc2_store(git_dir: Path, store: Path) -> dict[str, list[str]]:
+    """Import TD-MPC2's curves. Return the ids of the runs by task.
+
+    A run's configuration holds ``task``, ``algorithm`` and ``seed``. Steps are those of the environment, in order.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    paths = {path: match for path in _paths(git_dir) if (match := _TABLE.search(path))}
+    number = 0
+    for path, text in _texts(git_dir, sorted(paths)).items():
+        algorithm, task = paths[path].groups()
+        by_seed: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for row in csv.DictReader(io.StringIO(text)):
+            value = _number(row.get("reward") or row.get("success") or "")
+            by_seed[row["seed"]].append((int(float(row["step"])), value))
+        for seed, rows in by_seed.items():
+            facts = [Fact("evaluate", step, {_RETURN: value}) for step, value in sorted(rows, key=lambda one: one[0])]
+            config = {"task": task, "algorithm": algorithm, "seed": seed}
+            name, run_id = f"{task}-{algorithm}-{seed}", f"tdmpc2-{number:05d}"
+            if _write(store, run_id, name, facts, config, (_RETURN, "max"), path):
+                found[task].append(run_id)
             number += 1
     return dict(found)
 
@@ -128,12 +161,13 @@ def _write(
     config: dict[str, Any],
     objective: tuple[str, str],
     path: str,
+    group: str | None = None,
 ) -> bool:
     """Write a run; return whether its source could be read."""
     metric, mode = objective
     source = {"kind": "public_curves", "path": path, "objective": {"metric": metric, "mode": mode}}
-    about = RunInfo(run_id, name, attempts=(), config=config, source=source)
-    run = ImportedRun(iter(facts), name=name, config=config, objective=objective)
+    about = RunInfo(run_id, name, attempts=(), config=config, source=source, group=group)
+    run = ImportedRun(iter(facts), name=name, config=config, objective=objective, group=group)
     try:
         write_new(store / run_id, about, run, facts)
     except TelemetryError as error:
@@ -179,6 +213,8 @@ def _texts(git_dir: Path, paths: list[str]) -> dict[str, str]:
 
 if __name__ == "__main__":
     kind, source_dir, into = sys.argv[1:]
-    groups = {"algoperf": algoperf_store, "dopamine": dopamine_store}[kind](Path(source_dir), Path(into))
+    groups = {"algoperf": algoperf_store, "dopamine": dopamine_store, "tdmpc2": tdmpc2_store}[kind](
+        Path(source_dir), Path(into)
+    )
     for group, ids in sorted(groups.items()):
         print(f"{group:32} {len(ids):5} runs")
