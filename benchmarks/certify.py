@@ -13,6 +13,9 @@ what the choice saves and loses. Beside it, on the same draws:
 * one run: the method before, an exact binomial test of one run of each family, drawn at random;
 * another order: the same history again, its runs listed in another order.
 
+For AlgoPerf it also certifies on all workloads but one, and uses the choice on that one: a kind of run that no promise
+is about.
+
 ``recommend`` tries its forms on the same families with one shared error, as often as ``--recommendations`` says. Beside
 it each chain of variants is certified alone, with the whole error.
 
@@ -73,6 +76,7 @@ class Corpus:
         family: The key of families.
         settings: Regret above which a run is broken, limit of the share of runs, families drawn.
         recommended: The setting that recommendations are measured at.
+        kind: The configuration key that tells kinds of runs apart; empty for none.
     """
 
     store: Callable[[Path, Path], Mapping[str, Sequence[str]]]
@@ -81,6 +85,7 @@ class Corpus:
     family: str
     settings: Sequence[tuple[float, float, int]]
     recommended: tuple[float, float, int]
+    kind: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -97,6 +102,7 @@ CORPORA: Final = {
         "group",
         [(0.01, 0.1, 60), (0.01, 0.1, 30)],
         (0.01, 0.1, 60),
+        "workload",
     ),
     "tdmpc2": Corpus(
         tdmpc2_store,
@@ -202,6 +208,19 @@ def draws_of(table: Table, families: int, count: int) -> dict[str, Any]:
     return {"other_answers": other_answers, **{name: tally.numbers for name, tally in tallies.items()}}
 
 
+def left_out(table: Table, kind: str) -> dict[str, Any]:
+    """Return how often a choice on all kinds of runs but one breaks the limit on that one, and the worst share lost."""
+    members = table.candidates.families.values()
+    kinds = np.array([str(own[0].facts.info.config[kind]) for own in members])
+    tally, worst = Tally(), 0.0
+    for one in sorted(set(kinds)):
+        drawn, others = np.flatnonzero(kinds != one).tolist(), np.flatnonzero(kinds == one).tolist()
+        chosen = table.chosen_on(drawn, table.candidates.order, 1 - CONFIDENCE).chosen
+        tally.add(table, chosen, others)
+        worst = max(worst, 0.0 if chosen is None else float(table.losses[others, chosen].mean()))
+    return {"left_out": kind, "kinds": tally.draws, "worst": round(worst, 4), "certified_elsewhere": tally.numbers}
+
+
 def split_families(
     table: Table, families: int, count: int, random: np.random.Generator
 ) -> Iterator[tuple[list[int], list[int]]]:
@@ -261,6 +280,10 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Iterator[dic
         table = Table(patience, Risk(False, over, None, limit, True))
         asked = {"over": over, "at_most": limit, "drawn": families, "draws": options.draws}
         yield {**about, **asked, **draws_of(table, families, options.draws)}
+    if corpus.kind:
+        over, limit, _ = corpus.recommended
+        table = Table(patience, Risk(False, over, None, limit, True))
+        yield {**about, "over": over, "at_most": limit, **left_out(table, corpus.kind)}
     if options.recommendations:
         over, limit, families = corpus.recommended
         tables = [
@@ -269,7 +292,7 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Iterator[dic
                 Risk(False, over, None, limit, True),
             )
             for form in FORMS
-            if "LOSS" not in form.rule  # These curves are evaluations alone.
+            if "LOSS" not in form.rule  # No update of these runs is recorded.
         ]
         asked = {"over": over, "at_most": limit, "drawn": families, "draws": options.recommendations}
         yield {**about, **asked, **recommendations_of(tables, families, options.recommendations)}
