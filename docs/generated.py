@@ -83,7 +83,10 @@ one; sentinel tensors are embeddings, the final normalisation, the head, and the
 _GROUPS: Final = {
     "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/query"),
     "Rules and policies": ("/api/v1/rules", "/api/v1/policies"),
-    "Backtests and other jobs": ("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/verifications", "/api/v1/jobs"),
+    "Backtests and other jobs": (
+        *("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/recommendations", "/api/v1/verifications"),
+        "/api/v1/jobs",
+    ),
     "The server itself": ("/",),
 }
 

@@ -1,4 +1,4 @@
-"""The API runs backtests, sweeps and verifications as jobs, and checks and tests rules, with the commands' answers."""
+"""The API runs backtests, sweeps, recommendations and verifications as jobs, with the answers of the commands."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from command_line import call
 from waiting import until
 
 from api_serving import RUN, SMALL, begin, ended, patiently, recorded, served, step
@@ -88,6 +89,27 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert start(client, "backtests", **asked)["id"] == job["id"]
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
+
+
+def test_a_recommendation_is_what_the_command_says(tmp_path: Path) -> None:
+    """The rule's text and its certificate are in the result; nothing is written."""
+    for number in range(36):
+        with Recorder(tmp_path / "runs", name=f"r{number}", config={"task": f"t{number}"}, quiet=True) as rec:
+            for at in range(12):
+                rec.step(loss=number + 1 / (at + 1))
+                rec.evaluate(eval_loss=(2 - at / 5 if at < 5 else 1.2) + number / 1e5)
+    asked = {"family": "task", "risk": "regret > 5%", "search": True, "cost_per_hour": 2.0}
+    with served(tmp_path / "runs") as client:
+        job = ended(client, start(client, "recommendations", **asked))
+        result = client.get(job["result"]).json()
+
+    options = ["--family", "task", "--risk", "regret > 5%", "--search", "--cost-per-hour", "2", "--json"]
+    said = call("recommend", "--store", tmp_path / "runs", *options)
+    assert (job["status"], job["kind"], job["runs_done"]) == ("done", "recommendation", 36)
+    assert result == json.loads(said.stdout)
+    assert result["recommended"]
+    assert result["certificate"]["policy"]["digest"] == parse_policy(result["rule"]["text"]).digest
+    assert not [*tmp_path.glob("recommended*")]
 
 
 def test_jobs_name_rules_that_wait_for_a_plan_and_may_take_the_length_of_completed_runs(
@@ -310,6 +332,10 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
         ("backtests", {"policy_text": POLICY, "objective": "score"}, "invalid-parameter"),
         ("backtests", {"policy_text": POLICY, "objective": ["a_loss", "b_loss"], "mode": "min"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
+        ("recommendations", {"risk": "regret"}, "invalid-parameter"),
+        ("recommendations", {"at_most": "200%"}, "invalid-parameter"),
+        ("recommendations", {"confidence": 1.0}, "invalid-parameter"),
+        ("recommendations", {"objective": "score"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"least": [0.1]}, "objective": "score"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {"other": [1, 2]}}, "invalid-policy"),
         ("sweeps", {"policy_text": POLICY, "axes": {"\ud800": [1, 2]}}, "invalid-policy"),

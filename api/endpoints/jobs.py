@@ -1,4 +1,4 @@
-"""Serves backtests, sweeps and verifications as jobs: start one, follow it, read its result, cancel it."""
+"""Serves backtests, sweeps, recommendations and verifications as jobs: start one, follow it, read it, cancel it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ..workers.job_requests import (
     JobOrder,
     JobRequest,
     PolicyJobRequest,
+    RecommendationRequest,
     SweepRequest,
     VerificationRequest,
 )
@@ -45,7 +46,7 @@ class JobItem(Model):
 
     id: str
     """Id of the job; equal for equal requests about the same logs."""
-    kind: Literal["backtest", "sweep", "verification"]
+    kind: Literal["backtest", "sweep", "recommendation", "verification"]
     status: Literal["queued", "running", "done", "failed", "cancelled"]
     runs: int
     """Number of runs that the job covers."""
@@ -99,6 +100,18 @@ async def start_sweep(request: Request, response: Response, store: OpenStore, bo
 
     Values that the policy refuses are reported at once, with their axis. Values are checked for a few seconds only: of
     thousands, some may be left for the job to refuse.
+    """
+    return await _started(request, response, store, body)
+
+
+@router.post("/recommendations", summary="Start a recommendation", status_code=202, responses=_ACCEPTED)
+async def start_recommendation(
+    request: Request, response: Response, store: OpenStore, body: RecommendationRequest
+) -> JobItem:
+    """Start a recommendation, which says which rule is worth arming, what it saves and what it risks.
+
+    The result has the rule file and its certificate as text and JSON; nothing is written. Where the runs are too few to
+    promise anything, the rule only records what it would do.
     """
     return await _started(request, response, store, body)
 

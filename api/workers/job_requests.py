@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, model_validator
 
 from ...replay.runs.objective import declared_objective
+from ...replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, risk_of
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError, shortened
 from ..models import RequestModel
 
-Kind = Literal["backtest", "sweep", "verification"]
+Kind = Literal["backtest", "sweep", "recommendation", "verification"]
 
 _Metric = Annotated[str, Field(max_length=1000)]
 _Keys = Annotated[list[str], Field(min_length=1, max_length=10_000)]
@@ -29,25 +30,15 @@ class JobRequest(RequestModel):
     """Ids of runs, or names that only one run has; by default every run of the store."""
 
 
-class PolicyJobRequest(JobRequest):
-    """The fields of a job request about a policy."""
+class JudgingJobRequest(JobRequest):
+    """The fields of a job request that judges runs."""
 
-    policy: str | None = Field(default=None, max_length=200)
-    """Name of a policy that `GET /policies` lists."""
-    policy_text: str | None = Field(default=None, max_length=200_000)
-    """Alternatively, the text of a rule file, YAML."""
     objective: _Metric | Annotated[list[_Metric], Field(min_length=1, max_length=100)] | None = None
     """The evaluation metric that judges the runs, as `METRIC`, `METRIC:min` or `METRIC:max`; or several, in order of
     preference: each run is judged by the first that it evaluated. Guessed run by run if not given."""
     mode: Literal["min", "max"] | None = None
     """Whether lower (`min`) or higher (`max`) values of the one objective are better; inferred from the metric's name
     if given nowhere."""
-    renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
-    """New names of metrics, as the rules call them, by the names that runs recorded."""
-    plans_by_length: bool = False
-    """Whether a completed run without a plan counts as planned for its length, as `--plan last` says."""
-    saves: Literal["keep", "replace"] = "keep"
-    """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
     family: str | None = Field(default=None, min_length=1, max_length=1000)
     """The key that runs of one family share: `group`, `tags`, `name`, `folder`, `run` or a key of the configuration. By
     default it is the first of configuration, group and source folder that a run has. Intervals draw whole families."""
@@ -58,9 +49,7 @@ class PolicyJobRequest(JobRequest):
         return list(filter(None, [self.objective] if isinstance(self.objective, str) else self.objective or ()))
 
     @model_validator(mode="after")
-    def _clear_question(self) -> PolicyJobRequest:
-        if (self.policy is None) == (self.policy_text is None):
-            raise ValueError("give either 'policy' or 'policy_text'")
+    def _clear_objective(self) -> JudgingJobRequest:
         if self.mode is not None and len(self.objectives) != 1:
             raise ValueError("'mode' is the direction of the one metric 'objective'; write several as 'METRIC:min'")
         for metric in self.objectives:
@@ -68,6 +57,27 @@ class PolicyJobRequest(JobRequest):
                 declared_objective(metric, self.mode)
             except TelemetryError as error:
                 raise ValueError(f"'objective': {error}") from None
+        return self
+
+
+class PolicyJobRequest(JudgingJobRequest):
+    """The fields of a job request about a policy."""
+
+    policy: str | None = Field(default=None, max_length=200)
+    """Name of a policy that `GET /policies` lists."""
+    policy_text: str | None = Field(default=None, max_length=200_000)
+    """Alternatively, the text of a rule file, YAML."""
+    renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
+    """New names of metrics, as the rules call them, by the names that runs recorded."""
+    plans_by_length: bool = False
+    """Whether a completed run without a plan counts as planned for its length, as `--plan last` says."""
+    saves: Literal["keep", "replace"] = "keep"
+    """Whether checkpoints that rules order are added to the loop's own (`keep`) or replace them (`replace`)."""
+
+    @model_validator(mode="after")
+    def _one_policy(self) -> PolicyJobRequest:
+        if (self.policy is None) == (self.policy_text is None):
+            raise ValueError("give either 'policy' or 'policy_text'")
         return self
 
 
@@ -107,6 +117,37 @@ class SweepRequest(PolicyJobRequest):
         return self
 
 
+class RecommendationRequest(JudgingJobRequest):
+    """A request for a recommendation: which rule is worth arming, what it saves and what it risks."""
+
+    kind = "recommendation"
+
+    risk: str | None = Field(default=None, max_length=100)
+    """What a stop may not lose: `regret > 1%` or `deployable_regret > 2%`. By default the least regret of 1, 2, 5 and
+    10% that the metric's noise does not hide."""
+    at_most: str = Field(default=AT_MOST_TEXT, max_length=100)
+    """Share of runs in which it may, each family as one."""
+    confidence: float = Field(default=CONFIDENCE, gt=0, lt=1)
+    """Probability that the limit is kept, over the choice of the runs."""
+    search: bool = False
+    """Whether to judge halving by rank within each family, too."""
+    cost_per_hour: float | None = Field(default=None, ge=0)
+    """Cost of one rank for one hour."""
+
+    @property
+    def limited(self) -> Risk:
+        """The risk with its limit."""
+        return risk_of(self.risk or RISK_TEXT, self.at_most)
+
+    @model_validator(mode="after")
+    def _clear_risk(self) -> RecommendationRequest:
+        try:
+            _ = self.limited
+        except TelemetryError as error:
+            raise ValueError(f"'risk': {error}") from None
+        return self
+
+
 class VerificationRequest(JobRequest):
     """A request for a verification: whether recorded and replayed decisions agree."""
 
@@ -115,7 +156,7 @@ class VerificationRequest(JobRequest):
 
 #: The requests by the kinds of jobs that they start.
 REQUESTS: Final[Mapping[Kind, type[JobRequest]]] = {
-    request.kind: request for request in (BacktestRequest, SweepRequest, VerificationRequest)
+    request.kind: request for request in (BacktestRequest, SweepRequest, RecommendationRequest, VerificationRequest)
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs one backtest, sweep or verification in a worker's process.
+"""Runs one backtest, sweep, recommendation or verification in a worker's process.
 
 A request is a ``JobOrder``. The answer has an empty head, and a ``JobResult`` as JSON in its body.
 """
@@ -15,6 +15,7 @@ from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import baselines_named
 from ...replay.reports.json_report import report_json
 from ...replay.reports.page import report_page
+from ...replay.reports.recommendation import advice_json, advise
 from ...replay.reports.summary import summarize
 from ...replay.reports.sweep_report import sweep_json
 from ...replay.run_pool import Progress
@@ -29,7 +30,14 @@ from ...store.own_process import limit_process
 from ...store.run import Run
 from ...store.store import open_store
 from ..problems import without_path
-from .job_requests import REQUESTS, BacktestRequest, JobOrder, PolicyJobRequest, SweepRequest
+from .job_requests import (
+    REQUESTS,
+    BacktestRequest,
+    JobOrder,
+    JudgingJobRequest,
+    RecommendationRequest,
+    SweepRequest,
+)
 
 #: Callback for progress.
 Told = Callable[[Progress], object]
@@ -80,6 +88,8 @@ def run_job(order: JobOrder, tell: Callable[[int], object]) -> JobResult:
             return _backtest(request, _policy(order, request.params), runs, progressed)
         case SweepRequest() as request:
             return _sweep(request, _policy(order, {}), runs, progressed)
+        case RecommendationRequest() as request:
+            return _recommendation(request, runs, progressed)
         case _:
             return _verification(runs, progressed)
 
@@ -120,6 +130,21 @@ def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Tol
     return JobResult(encoded(sweep_json(result)))
 
 
+def _recommendation(request: RecommendationRequest, runs: Sequence[Run], told: Told) -> JobResult:
+    advice = advise(
+        runs,
+        objective=_objectives(request),
+        family=request.family,
+        risk=request.limited,
+        is_risk_given=request.risk is not None,
+        confidence=request.confidence,
+        with_search=request.search,
+        cost_per_hour=request.cost_per_hour,
+        on_progress=told,
+    )
+    return JobResult(encoded(advice_json(advice)))
+
+
 def _verification(runs: Sequence[Run], told: Told) -> JobResult:
     verdicts: list[Verification] = []
     problems: list[dict[str, str]] = []
@@ -139,5 +164,5 @@ def _policy(order: JobOrder, params: Mapping[str, Param]) -> Policy:
     return parse_policy(order.policy_text, source=order.policy_source, params=params)
 
 
-def _objectives(request: PolicyJobRequest) -> list[Objective]:
+def _objectives(request: JudgingJobRequest) -> list[Objective]:
     return [declared_objective(metric, request.mode) for metric in request.objectives]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...rules.certificate import Certificate
 from ...rules.readings.reading import Param
@@ -25,6 +25,9 @@ from .terminal import Table
 
 #: Headings of the table of forms.
 HEADINGS: Final = ("form", "params", "saves", "loses")
+
+#: Noise below this share of a run's best is not stated.
+_LEAST_NOISE: Final = 1e-4
 
 #: Most reasons for which runs do not count that a sentence names.
 _NAMED: Final = 3
@@ -104,7 +107,8 @@ def advice_lines(advice: RuleAdvice, files: Sequence[str] = ()) -> Iterator[str 
     yield ""
     yield from _basis(advice.found)
     yield ""
-    yield Table(HEADINGS, [_row(*one) for one in _forms(advice.found)], HEADINGS[2:])
+    tested = len(advice.found.tried[0].families)
+    yield Table(HEADINGS, [_row(one, tested) for one in _forms(advice.found)], HEADINGS[2:])
     yield from _halving_sentences(advice.found)
 
 
@@ -150,7 +154,7 @@ def _nothing(found: Recommendation) -> str:
     if len(found.families) < found.families_needed:
         why = f"no patience saves more than {WORTHWHILE:.0%} without a loss here"
         return f"{_too_few(found)} There is no candidate: {why}."
-    best = max((saved for _, params, saved, _ in _forms(found) if params), default=0.0)
+    best = max((one.saved for one in _forms(found) if one.params), default=0.0)
     less = f"the safe rule that saves most saves {percent(best)}" if best else "no rule that was tried is safe"
     return f"Nothing safe saves more than {WORTHWHILE:.0%} of a run's steps here: {less}."
 
@@ -265,7 +269,8 @@ def _noise_sentence(found: Recommendation) -> str:
     cost = found.risk.shown(found.risk.notable)
     if found.noise is None:
         return f"How noisy {found.objective.metric} is, no run says. A stop may cost {cost}."
-    moves = f"Apart from a trend, late evaluations move by {percent(found.noise)} of a run's best (median of the runs)"
+    by = percent(found.noise) if found.noise > _LEAST_NOISE else f"less than {percent(_LEAST_NOISE)}"
+    moves = f"Apart from a trend, late evaluations move by {by} of a run's best (median of the runs)"
     if found.is_risk_given:
         return f"{moves}. A stop may cost {cost}, as you gave it."
     if 2 * found.noise > TOLERANCES[-1]:
@@ -273,21 +278,40 @@ def _noise_sentence(found: Recommendation) -> str:
     return f"{moves}, so a stop may cost {cost}. --risk sets another regret."
 
 
-def _forms(found: Recommendation) -> Iterator[tuple[str, dict[str, Param] | None, float, float]]:
-    """Yield for each form its name, its safe params that save most, the share saved and the mean loss; None if none."""
+class _FormOutcome(NamedTuple):
+    """What the tests found for one form.
+
+    Attributes:
+        form: Its name.
+        params: Its safe params that save most; None if none passed.
+        saved, lost: Mean share of a run's steps that these save, and their mean loss.
+        fewest_families: The least number of families with which any of its variants could pass.
+    """
+
+    form: str
+    params: Mapping[str, Param] | None
+    saved: float
+    lost: float
+    fewest_families: int
+
+
+def _forms(found: Recommendation) -> Iterator[_FormOutcome]:
     for one in found.tried:
         index, name = one.choice.chosen, one.policy.name or ""
         if index is None:
-            yield name, None, 0.0, 0.0
+            yield _FormOutcome(name, None, 0.0, 0.0, one.fewest_families)
         else:
-            settings = dict(one.sweep.variants[index].settings)
-            yield name, settings, float(one.choice.saved[index]), float(one.choice.means[index])
+            settings, choice = dict(one.sweep.variants[index].settings), one.choice
+            saved, lost = float(choice.saved[index]), float(choice.means[index])
+            yield _FormOutcome(name, settings, saved, lost, one.fewest_families)
 
 
-def _row(name: str, params: Mapping[str, Param] | None, saved: float, lost: float) -> tuple[str, str, str, str]:
-    if params is None:
-        return name, "none passed", "-", "-"
-    return name, ", ".join(f"{param} = {value}" for param, value in params.items()), percent(saved), percent(lost)
+def _row(one: _FormOutcome, families: int) -> tuple[str, str, str, str]:
+    if one.params is not None:
+        params = ", ".join(f"{param} = {value}" for param, value in one.params.items())
+        return one.form, params, percent(one.saved), percent(one.lost)
+    why = "none passed" if families >= one.fewest_families else f"takes {families_text(one.fewest_families)}"
+    return one.form, why, "-", "-"
 
 
 def _halving_sentences(found: Recommendation) -> Iterator[str]:
@@ -361,10 +385,7 @@ def advice_json(advice: RuleAdvice, files: Sequence[str] = ()) -> JsonObject:
             "lost": ledger.total(Fate.LOST),
             "cost_per_hour": ledger.cost_per_hour,
         },
-        "forms": [
-            {"form": name, "params": params, "saved": saved, "lost": lost}
-            for name, params, saved, lost in _forms(found)
-        ],
+        "forms": [one._asdict() for one in _forms(found)],
         "halving": None
         if found.halving is None
         else {
