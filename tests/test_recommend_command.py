@@ -16,7 +16,7 @@ from command_line import call
 from steptape import Recorder, backtest, load_policy, open_run, open_store
 from steptape.replay.choosing.halving import PLANS, halving_of
 from steptape.replay.choosing.recommending import FORMS, Recommendation, recommend
-from steptape.replay.reports.recommendation import advise
+from steptape.replay.reports.recommendation import RuleAdvice, advice_lines, advise
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.risk import DEFAULT_RISK
@@ -65,16 +65,15 @@ def make_runs(store_record: Callable[..., Path]) -> MakeRuns:
     return make
 
 
-def said(advice: Any) -> str:
+def said(advice: RuleAdvice) -> str:
     """Return the sentences of an advice."""
-    from steptape.replay.reports.recommendation import advice_lines
-
     return "\n".join(line for line in advice_lines(advice) if isinstance(line, str))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.only_one
 def test_the_two_lines_that_it_prints_arm_the_certified_rule_and_stop_a_loop_where_the_backtest_said(
     make_runs: MakeRuns, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,5 +341,8 @@ def test_halving_keeps_or_loses_the_best_model_of_a_search(make_runs: MakeRuns) 
     assert kept.best.saved == pytest.approx((2 * 15 / 16 + 7 / 8) / 4)
     assert late_ones.halving is not None
     assert late_ones.halving.best is None
+    assert "too few searches to judge, 3 families of four runs or more; it takes at least 22." in said(
+        RuleAdvice(late_ones, None, None)
+    )
     assert [plan.lost for plan in late_ones.halving.plans] == [3] * len(PLANS)
     assert halving_of({}, late_ones.objective, DEFAULT_RISK, 0.9).plans == ()

@@ -12,6 +12,7 @@ from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.run import Run
 from ..backtests.backtesting import backtest
+from ..choosing.family_tests import fewest_families
 from ..choosing.promise import families as families_text
 from ..choosing.promise import percent
 from ..choosing.recommending import TOLERANCES, WORTHWHILE, Recommendation, recommend
@@ -321,6 +322,11 @@ def _halving_sentences(found: Recommendation) -> Iterator[str]:
     yield ""
     if not halving.families:
         yield "Halving by rank: no family has four runs, so there is no search to judge."
+        return
+    fewest = fewest_families(found.risk.limit, 1 - found.confidence, are_counts=found.risk.is_share)
+    if halving.families < fewest:
+        have, of = families_text(halving.families), f"at least {fewest:,}"
+        yield f"Halving by rank: too few searches to judge, {have} of four runs or more; it takes {of}."
         return
     count, best = families_text(halving.families), halving.best
     if best is None:
