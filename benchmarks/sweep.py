@@ -45,7 +45,7 @@ from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
-from steptape.replay.sweeps.totals import NO_STEP, Outcomes
+from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event

@@ -248,7 +248,8 @@ class SweepArguments(NamedTuple):
 
     A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
     saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
-    run's best. The runs that chose these variants flatter them: --split states by how much. With --json, prints every
+    run's best. Lost is the share of runs that a stop spoils by --risk. The runs
+    that chose these variants flatter them: --split states by how much. With --json, prints every
     variant, one per line; stderr then lists what the slower event engine evaluated, and the excluded runs.
     """
 
@@ -257,6 +258,7 @@ class SweepArguments(NamedTuple):
     settings: ValuesOption = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
+    risk: RiskOptions = RiskOptions()
     split: Annotated[
         str | None,
         typer.Option(

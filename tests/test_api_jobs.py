@@ -134,6 +134,21 @@ def test_jobs_name_rules_that_wait_for_a_plan_and_may_take_the_length_of_complet
         assert (given["mute_rules"], given["plans_by_length"]) == ([], True)
 
 
+def test_jobs_judge_stops_by_the_risk_that_is_asked_for(client: httpx.Client) -> None:
+    """Backtests and sweeps take it as the commands do; what is no risk is refused at once."""
+    asked: dict[str, Any] = {"policy_text": POLICY, "risk": "regret > 20%", "at_most": "25%", "confidence": 0.8}
+    refused = client.post("/api/v1/backtests", json={**asked, "risk": "mean regret"})
+
+    for kind, more in (("backtests", {}), ("sweeps", {"axes": {"least": [0.1, 0.3]}})):
+        found = client.get(ended(client, start(client, kind, **asked, **more))["result"]).json()
+        usual = client.get(ended(client, start(client, kind, policy_text=POLICY, **more))["result"]).json()
+
+        assert (found["risk"]["over"], found["risk"]["at_most"], found["confidence"]) == (0.2, 0.25, 0.8)
+        assert (usual["risk"]["over"], usual["risk"]["at_most"], usual["confidence"]) == (0.01, 0.1, 0.9)
+    assert refused.status_code == 422
+    assert "a mean regret has no bound without a cap" in refused.text
+
+
 def test_jobs_judge_each_run_by_the_first_objective_that_it_has_and_rename_metrics(
     client: httpx.Client, store: Path
 ) -> None:

@@ -30,7 +30,7 @@ from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
-from steptape.replay.sweeps.totals import Outcomes
+from steptape.replay.sweeps.outcomes import Outcomes
 from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine, resumed_engine

@@ -22,8 +22,8 @@ from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
+from steptape.replay.sweeps.outcomes import SweptRun
 from steptape.replay.sweeps.sweeping import RunSweeper
-from steptape.replay.sweeps.totals import SweptRun
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric

@@ -22,7 +22,7 @@ from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings
-from steptape.replay.sweeps.totals import Outcomes
+from steptape.replay.sweeps.outcomes import Outcomes
 from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies

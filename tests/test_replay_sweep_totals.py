@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steptape import Recorder, TelemetryError, open_run, sweep
 from steptape.replay.sweeps import totals
-from steptape.replay.sweeps.totals import ExactSums, Sweep, stopped_counts
+from steptape.replay.sweeps.totals import ExactSums, Sweep, lost_counts
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -107,8 +107,8 @@ def test_a_log_that_knows_more_of_a_training_replaces_one_that_was_folded(
     assert [one.name for one in folded.repeated] == ["same", "less"]
 
 
-def test_the_winner_of_a_family_is_stopped_by_what_ends_it_before_its_best_value(tmp_path: Path) -> None:
-    """A family of one run has no winner; of two equal winners both have to be stopped."""
+def test_the_best_run_of_a_family_is_lost_by_what_ends_it_before_its_best_value(tmp_path: Path) -> None:
+    """A family of one run has no winner; of two equal winners both have to be lost."""
     runs = [
         record(tmp_path, [3.0, 2.0, 2.0, 1.0, 2.0, 2.0, 2.0], name="early", group="a"),
         record(tmp_path, [3.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.2], name="loser", group="a"),
@@ -119,8 +119,8 @@ def test_the_winner_of_a_family_is_stopped_by_what_ends_it_before_its_best_value
     found = sweep(POLICY, AXES, runs, keep_outcomes=False)
 
     assert [(winner.family.value, winner.name) for winner in found.winners] == [("a", "early"), ("b", "tied-early")]
-    assert [[winner.is_stopped(number) for number in range(3)] for winner in found.winners] == [
+    assert [[winner.is_lost(number) for number in range(3)] for winner in found.winners] == [
         [True, False, False],
         [True, False, False],
     ]
-    assert stopped_counts(found.winners, 3).tolist() == [2, 0, 0]
+    assert lost_counts(found.winners, 3).tolist() == [2, 0, 0]

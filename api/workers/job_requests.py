@@ -42,6 +42,19 @@ class JudgingJobRequest(JobRequest):
     family: str | None = Field(default=None, min_length=1, max_length=1000)
     """The key that runs of one family share: `group`, `tags`, `name`, `folder`, `run` or a key of the configuration. By
     default it is the first of configuration, group and source folder that a run has. Intervals draw whole families."""
+    risk: str | None = Field(default=None, max_length=100)
+    """What a run may not lose by a stop: `regret > 1%` or `deployable_regret > 2%`; without a percent sign in units of
+    the metric. By default `regret > 1%`; a recommendation takes the least of 1, 2, 5 and 10% that the metric's noise
+    does not hide."""
+    at_most: str = Field(default=AT_MOST_TEXT, max_length=100)
+    """Share of runs in which it may, each family as one."""
+    confidence: float = Field(default=CONFIDENCE, gt=0, lt=1)
+    """Probability that the limit is kept, over the choice of the runs."""
+
+    @property
+    def limited(self) -> Risk:
+        """The risk with its limit."""
+        return risk_of(self.risk or RISK_TEXT, self.at_most)
 
     @property
     def objectives(self) -> list[str]:
@@ -57,6 +70,10 @@ class JudgingJobRequest(JobRequest):
                 declared_objective(metric, self.mode)
             except TelemetryError as error:
                 raise ValueError(f"'objective': {error}") from None
+        try:
+            _ = self.limited
+        except TelemetryError as error:
+            raise ValueError(f"'risk': {error}") from None
         return self
 
 
@@ -122,30 +139,10 @@ class RecommendationRequest(JudgingJobRequest):
 
     kind = "recommendation"
 
-    risk: str | None = Field(default=None, max_length=100)
-    """What a stop may not lose: `regret > 1%` or `deployable_regret > 2%`. By default the least regret of 1, 2, 5 and
-    10% that the metric's noise does not hide."""
-    at_most: str = Field(default=AT_MOST_TEXT, max_length=100)
-    """Share of runs in which it may, each family as one."""
-    confidence: float = Field(default=CONFIDENCE, gt=0, lt=1)
-    """Probability that the limit is kept, over the choice of the runs."""
     search: bool = False
     """Whether to judge halving by rank within each family, too."""
     cost_per_hour: float | None = Field(default=None, ge=0)
     """Cost of one rank for one hour."""
-
-    @property
-    def limited(self) -> Risk:
-        """The risk with its limit."""
-        return risk_of(self.risk or RISK_TEXT, self.at_most)
-
-    @model_validator(mode="after")
-    def _clear_risk(self) -> RecommendationRequest:
-        try:
-            _ = self.limited
-        except TelemetryError as error:
-            raise ValueError(f"'risk': {error}") from None
-        return self
 
 
 class VerificationRequest(JobRequest):

@@ -109,6 +109,8 @@ def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], tol
         with_coverage=request.coverage,
         family=request.family,
         plans_by_length=request.plans_by_length,
+        risk=request.limited,
+        confidence=request.confidence,
     )
     result = summarize(found)
     return JobResult(encoded(report_json(result)), report_page(result, written=datetime.now(UTC).date().isoformat()))
@@ -125,6 +127,8 @@ def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Tol
         on_progress=told,
         family=request.family,
         plans_by_length=request.plans_by_length,
+        risk=request.limited,
+        confidence=request.confidence,
         keep_outcomes=False,
     )
     return JobResult(encoded(sweep_json(result)))

@@ -12,7 +12,7 @@ from ...replay.reports.sweep_report import limits, sweep_lines, sweep_page, vari
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ..options import SweepArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
-from ..policy_options import renames_over, replaying_of, variants_asked
+from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked, variants_asked
 from ..streams import complain
 
 _FEWEST_FOLDS: Final = 2
@@ -27,6 +27,8 @@ def sweep(asked: SweepArguments) -> None:
     with reading_runs() as on_progress:
         result = sweep_runs(
             *variants,
+            risk=risk_asked(asked.risk),
+            confidence=confidence_asked(asked.risk),
             on_progress=on_progress,
             keep_outcomes=split is not None,
             **replaying,

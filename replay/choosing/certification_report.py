@@ -24,11 +24,11 @@ from ..runs.risk import Risk, percent_words
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..runs.same_training import repeated_sentence
+from ..sweeps.losses import Losses
 from ..sweeps.totals import Sweep
 from .family_tests import FamilyLosses, families_needed, fewest_families, upper_bound
 from .population import PopulationMember, described_population
 from .promise import FIXED_SEQUENCE, MOST_ROWS, families, percent, promise_lines
-from .variant_losses import Losses
 
 #: Headings of the table after the names of the params.
 HEADINGS: Final = ("passed", "broken", "saved", "p-value")
@@ -341,7 +341,7 @@ class Certification:
 
     def could_not_fire(self, variant: int) -> int:
         """Return the number of runs in which a variant could not fire."""
-        return sum(not one.could_fire[variant] for one in self.of_runs)
+        return sum(not one.swept.variant_outcomes.column("could_fire")[variant] for one in self.members)
 
     def _losses_of(self, variant: int) -> FamilyLosses:
         return replace(self.of_families, values=self.of_families.values[:, [variant]])

@@ -21,7 +21,6 @@ import numpy as np
 
 from ...rules.effects import Effect
 from ...rules.errors import suggestion
-from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
@@ -34,12 +33,12 @@ from ..runs.objective import Declared, Objective, Saves, declared_objectives
 from ..runs.risk import CONFIDENCE, Risk, checked_confidence
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
+from ..sweeps.losses import losses_on, savings
 from ..sweeps.sweeping import sweep
 from ..sweeps.totals import Sweep
 from .certification_report import Certification, Choice, Direction, OrderOfTests
 from .family_tests import FamilyLosses, p_values
 from .population import PopulationMember, facts_about, families_of, members_of
-from .variant_losses import Losses, PossibleValues, losses_on, savings
 
 
 def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[str, Direction]:
@@ -374,7 +373,8 @@ def certification_of(
         family: members for family, members in candidates.families.items() if families is None or family in families
     }
     losses = {
-        family: [_losses_on(candidates.policy, one, risk) for one in members] for family, members in chosen.items()
+        family: [losses_on(risk, candidates.policy, one.swept, one.swept.outcomes) for one in members]
+        for family, members in chosen.items()
     }
     saved = [
         np.mean([savings(one.swept.outcomes, one.swept.steps) for one in members], axis=0)
@@ -402,23 +402,3 @@ def certification_of(
         candidates.family_key,
         len(candidates.sweep.variants) if tries is None else tries,
     )
-
-
-def _losses_on(policy: Policy, member: PopulationMember, risk: Risk) -> Losses:
-    objective = member.swept.objective
-    possible = PossibleValues() if objective is None else possible_values(policy, objective.metric)
-    return losses_on(risk, member.swept, possible, ended_by_rules=member.facts.ended_by_rules)
-
-
-def possible_values(policy: Policy, metric: str) -> PossibleValues:
-    """Return the least and the greatest value of a metric, where the policy's ``ranges`` give them as plain numbers."""
-    if metric not in policy.ranges:
-        return PossibleValues()
-    return PossibleValues(*map(_number_in, policy.ranges[metric]))
-
-
-def _number_in(end: BoundRule) -> float | None:
-    try:
-        return float(ast.literal_eval(end.expression.tree))
-    except (ValueError, TypeError):
-        return None

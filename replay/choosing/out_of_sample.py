@@ -19,7 +19,8 @@ import numpy as np
 
 from ...rules.readings.vectors import Floats, Ints
 from ...store.errors import TelemetryError
-from ..sweeps.totals import Sweep, SweptRun
+from ..sweeps.outcomes import SweptRun
+from ..sweeps.totals import Sweep
 
 if TYPE_CHECKING:
     import polars as pl

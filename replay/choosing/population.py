@@ -35,7 +35,8 @@ from ...store.run_info import RunInfo, flattened
 from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
-from ..sweeps.totals import Sweep, SweptRun
+from ..sweeps.outcomes import SweptRun
+from ..sweeps.totals import Sweep
 from .family_tests import digest_order
 
 #: The family key of a certificate whose user named none.
@@ -50,14 +51,12 @@ class MemberFacts:
         info: Its ``run.json``.
         log_digest: Digest of its log.
         metrics: The metrics that it recorded.
-        ended_by_rules: Whether its own rules ended it.
         values: The evaluations of the metric that judges it.
     """
 
     info: RunInfo
     log_digest: str
     metrics: frozenset[str]
-    ended_by_rules: bool
     values: Floats
 
     def length(self, steps: int) -> int:
@@ -92,7 +91,7 @@ def facts_about(run: Run, renames: Mapping[str, str], judging: str = "") -> Memb
     info, digest, metrics = run.read(lambda snapshot: (snapshot.info, snapshot.log_digest, snapshot.columns.by_metric))
     called = frozenset((*metrics, *(renames[name] for name in metrics if name in renames)))
     values = _evaluated(run, judging, metrics, renames)
-    return MemberFacts(info, digest or event_digest_of(run), called, _is_ended_by_rules(run, info), values)
+    return MemberFacts(info, digest or event_digest_of(run), called, values)
 
 
 def _evaluated(run: Run, metric: str, recorded: Collection[str], renames: Mapping[str, str]) -> Floats:
@@ -115,14 +114,6 @@ def event_digest_of(run: Run) -> str:
     for event in run.events():
         digest.update(event_to_line(event).encode(errors="surrogatepass") + b"\n")
     return f"events:{digest.hexdigest()}"
-
-
-def _is_ended_by_rules(run: Run, info: RunInfo) -> bool:
-    """Whether rules were armed, and ordered the stop with which the run ends."""
-    if info.last.policy is None or info.last.status not in ("stopped", "completed"):
-        return False
-    decisions = run.decisions().select(["operations", "mode"]).to_pylist()
-    return any(one["mode"] == "act" and "stop" in str(one["operations"]) for one in decisions)
 
 
 def members_of(sweep: Sweep, runs: Mapping[str, Run]) -> tuple[list[PopulationMember], list[Excluded]]:

@@ -10,7 +10,7 @@ from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..runs.risk import Risk, percent_words
+from ..runs.risk import Risk, percent_words, plain
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -24,6 +24,11 @@ _REGRET: Final = (
 #: The bound of the chosen variant leaves out that it was chosen; the promise does not.
 _ALONE: Final = "the upper bound of this variant alone is"
 _DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that have a checkpoint."
+
+
+def certified_risk(found: CertifiedRisk) -> Risk:
+    """Return the risk that a certificate bounds."""
+    return Risk(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
 
 def promise_lines(certificate: Certificate) -> Iterator[str]:
@@ -50,11 +55,6 @@ def promise_lines(certificate: Certificate) -> Iterator[str]:
 
 def _averaged(runs: int, count: int) -> str:
     return "" if runs == count else ", each family counting as one"
-
-
-def certified_risk(found: CertifiedRisk) -> Risk:
-    """Return the risk that a certificate bounds."""
-    return Risk(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
 
 def promise(risk: CertifiedRisk, note: str = "") -> str:
@@ -170,11 +170,11 @@ def percent(share: float) -> str:
     >>> percent(0.1), percent(0.0625)
     ('10%', '6.25%')
     """
-    return f"{100 * share:.3g}%"
+    return f"{plain(100 * share, 3)}%"
 
 
 def _regret(risk: CertifiedRisk, regret: float) -> str:
-    return f"{100 * regret:.3g}%" if risk.is_relative else f"{regret:.4g}"
+    return f"{plain(100 * regret, 3)}%" if risk.is_relative else plain(regret)
 
 
 def families(count: int) -> str:

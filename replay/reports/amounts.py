@@ -1,7 +1,8 @@
-"""Formats durations and byte counts for people."""
+"""Formats durations, byte counts, shares and regrets for people: without exponents, and no regret below zero."""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Final
 
@@ -74,6 +75,17 @@ def short_duration(seconds: float | None) -> str:
 
 def _below_a_minute(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms" if 0 < abs(seconds) < 0.1 else f"{seconds:.3g} s"
+
+
+def regret_text(regret: float | None) -> str:
+    """Format a relative regret. A model that is better than the reference has none; ``-`` where it is unknown.
+
+    >>> regret_text(0.0123), regret_text(0.00001), regret_text(-0.07), regret_text(None)
+    ('1.23%', '<0.01%', '0.00%', '-')
+    """
+    if regret is None or math.isnan(regret):
+        return "-"
+    return "<0.01%" if 0 < regret < 0.00005 else f"{max(regret, 0.0):,.2%}"
 
 
 def percent(share: float) -> str:

@@ -86,6 +86,8 @@ def report_json_but_runs(result: BacktestResult) -> JsonObject:
         "assumptions": list(backtest.assumptions),
         "delay_steps": backtest.settings.delay_steps,
         "saves": str(backtest.settings.saves),
+        "risk": document(backtest.settings.risk),
+        "confidence": backtest.settings.confidence,
         "cost_per_hour": backtest.cost_per_hour,
         "excluded": document(backtest.excluded),
         "repeated": document(backtest.repeated),

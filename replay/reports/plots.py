@@ -15,6 +15,7 @@ from markupsafe import Markup
 from ..runs.history import TRAINING_SERIES
 from ..runs.objective import Curve, Objective, best
 from ..runs.run_result import RunResult
+from .amounts import regret_text
 
 WIDTH: Final = 480
 _LEFT: Final = 46
@@ -188,7 +189,7 @@ def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
 
 def _dot(x: float, y: float, mark: Mark) -> Markup:
     where = ", out of sample" if mark.kind == "outside" else ""
-    title = f"{mark.label}{where}: {mark.x:.1f}% cut off, regret {mark.y:+.2f}%"
+    title = f"{mark.label}{where}: {mark.x:.1f}% cut off, regret {regret_text(mark.y / 100)}"
     if mark.kind == "baseline":
         return _path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
     return _circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)

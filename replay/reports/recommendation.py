@@ -255,7 +255,7 @@ def _odd_runs(found: Recommendation) -> Iterator[str]:
     flat = sum(float(one.facts.values.min()) == float(one.facts.values.max()) for one in members)
     if flat:
         yield f"In {_of(flat, len(members))} {metric} never changes: no stop loses anything there."
-    open_ended = sum(one.facts.ended_by_rules or bool(one.swept.outcomes.is_right_censored.any()) for one in members)
+    open_ended = sum(one.swept.ended_by_rules or bool(one.swept.outcomes.is_right_censored.any()) for one in members)
     if open_ended:
         which = _of(open_ended, len(members)).capitalize()
         yield f"{which} did not run to their end: what a stop costs there is unknown, and counts as lost."

@@ -19,7 +19,7 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
 from ..runs.objective import UPDATES
-from ..runs.risk import Risk
+from ..runs.risk import Risk, plain
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
 from .amounts import hours, percent
@@ -109,11 +109,16 @@ class Ledger:
 
         >>> Ledger("runs", {}, None).text(1.5), Ledger("updates", {}, None).text(1.5e4)
         ('1.5 runs', '15,000 steps')
+        >>> Ledger("rank-hours", {}, None).text(7.61e-8)
+        '0.3 ms of ranks'
         """
-        if self.unit == "h":
-            return hours(amount * SECONDS_PER_HOUR, of=self.spent * SECONDS_PER_HOUR)
+        if self.unit in ("h", "rank-hours"):
+            text = hours(amount * SECONDS_PER_HOUR, of=self.spent * SECONDS_PER_HOUR)
+            return text if self.unit == "h" else f"{text} of ranks"
         unit = "steps" if self.unit == UPDATES else self.unit
-        return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:,.3g} {unit}"
+        if 0 < amount < 0.005:
+            return f"<0.01 {unit}"
+        return f"{amount:,.0f} {unit}" if amount >= 100 else f"{plain(amount, 3)} {unit}"
 
     def share_text(self, amount: float, *, is_first: bool = True) -> str:
         """Format an amount as a share of what was spent.

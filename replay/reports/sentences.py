@@ -14,11 +14,11 @@ from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
 from ..runs.mute_rules import PLANS_BY_LENGTH
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
-from ..runs.risk import Risk
+from ..runs.risk import Risk, plain
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
 from ..runs.same_training import repeated_sentence
-from .amounts import hours, percent, size
+from .amounts import hours, percent, regret_text, size
 from .basis import (
     all_of,
     family_sentence,
@@ -242,13 +242,18 @@ def _cost(fate: Fate, found: Stops, which: str, is_first: bool, risk: Risk) -> s
     of = f" of {found.judged.metrics[0]}" if len(found.judged.metrics) == 1 else ""
     on, better = f"In {which}, by {by}{of}, training on", f"have given a model {risk.better_words}"
     if fate is Fate.SAVED:
-        regret = f"regret up to {worst.regret:.2%}" if worst.regret else "regret 0"
+        regret = f"regret up to {regret_text(worst.regret)}" if worst.regret else "regret 0"
         return f"{on} would not {better} ({regret})"
     # The worst stop is named with its values: near a loss of zero a tiny loss is many percent.
-    median = f"median regret {found.judged.regret:.2%}, worst" if count > 2 else "worst regret"
+    median = f"median regret {regret_text(found.judged.regret)}, worst" if count > 2 else "worst regret"
     regret = "regret" if count == 1 else median
-    values = f"{worst.metric} {worst.best:.4g} instead of {worst.instead_of:.4g} in {worst.name}"
-    return f"{f'{on} would {better}' if is_first else f'In {which} it would'}: {regret} {worst.regret:.2%} ({values})"
+    values = f"{worst.metric} {_value(worst.best)} instead of {_value(worst.instead_of)} in {worst.name}"
+    would = f"{on} would {better}" if is_first else f"In {which} it would"
+    return f"{would}: {regret} {regret_text(worst.regret)} ({values})"
+
+
+def _value(value: float | None) -> str:
+    return "unknown" if value is None else plain(value)
 
 
 def _amount(fate: Fate, found: Stops, ledger: Ledger, is_first: bool) -> str:
@@ -376,8 +381,7 @@ def _checkpoints_line(totals: BacktestTotals, backtest: Backtest) -> str:
 
 def _cost_lines(totals: BacktestTotals, backtest: Backtest) -> Iterator[str]:
     if totals.cost_saved is not None:
-        hours = totals.rank_hours_saved
-        price = f"{hours:,.3g} rank-hours at {backtest.cost_per_hour:g} each"
+        price = f"{plain(totals.rank_hours_saved or 0.0, 3)} rank-hours at {backtest.cost_per_hour:g} each"
         yield f"What is cut off cost {totals.cost_saved:,.2f}: {price}, runs that are lost included."
     share = totals.share_saved
     if share.runs >= FEWEST_FAMILIES:

@@ -5,7 +5,6 @@ Takes the judged runs and how the policy was chosen, returns the one ``BacktestR
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from ..runs.objective import FEWEST_EVALUATIONS
 from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, Outlay, RunResult
+from ..sweeps.losses import losses_of_results
 from .arming import arming_of
 from .result import (
     POLICY,
@@ -65,7 +65,7 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         certified = choice.certificate.risk
         settings = replace(backtest.settings, risk=certified_risk(certified), confidence=certified.confidence)
         backtest = replace(backtest, settings=settings)
-    runs = [_scored(result, backtest.settings.risk) for result in backtest.results]
+    runs = scored_runs(backtest)
     totals, ledger = _totals(backtest, runs), _ledger(runs, backtest.cost_per_hour)
     return BacktestResult(
         backtest=backtest,
@@ -83,23 +83,19 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
     )
 
 
-def _scored(result: RunResult, risk: Risk) -> ScoredRun:
-    # Without an evaluation after the stop, a run says nothing of what the stop costs.
-    is_judged = result.stop is not None and result.evaluations_after > 0
-    regret = _counted_regret(result, result.relative_regret) if is_judged else None
-    judging = _counted_regret(result, _regret_by(risk, result)) if is_judged else None
-    if judging is None and is_judged and risk.is_deployable and result.recorded.deployable is not None:
-        judging = math.inf  # Nothing could have been deployed of it.
-    fate = _fate(result, judging, risk)
-    return ScoredRun(
-        result, regret, fate, 0.0 if fate is Fate.KEPT else None if judging is None else risk.lost(judging)
-    )
-
-
-def _regret_by(risk: Risk, result: RunResult) -> float | None:
-    if risk.is_deployable:
-        return result.relative_deployable_regret if risk.is_relative else result.deployable_regret
-    return result.relative_regret if risk.is_relative else result.regret
+def scored_runs(backtest: Backtest) -> list[ScoredRun]:
+    """Return the runs with what their stops cost: the loss by the risk, and the regret where an evaluation follows."""
+    risk, results = backtest.settings.risk, backtest.results
+    losses = losses_of_results(risk, backtest.policy, results)
+    found = []
+    for result, value, is_unknown, regret in zip(
+        results, losses.values.tolist(), losses.is_unknown.tolist(), losses.regrets.tolist(), strict=True
+    ):
+        is_judged = result.stop is not None and result.evaluations_after > 0
+        of_stop = _counted_regret(result, result.relative_regret) if is_judged else None
+        fate = Fate.UNKNOWN if is_unknown else _fate(result, regret, risk)
+        found.append(ScoredRun(result, of_stop, fate, None if is_unknown else value))
+    return found
 
 
 def _counted_regret(result: RunResult, value: float | None) -> float | None:
@@ -111,15 +107,13 @@ def _counted_regret(result: RunResult, value: float | None) -> float | None:
     return None if is_left_out else value
 
 
-def _fate(result: RunResult, regret: float | None, risk: Risk) -> Fate:
-    if result.predicted is None:
-        return Fate.UNKNOWN
+def _fate(result: RunResult, regret: float, risk: Risk) -> Fate:
+    """Return what happens to a run whose loss is known."""
+    if regret > risk.notable:
+        return Fate.LOST
     # A stop at the last step of a whole run saves and costs nothing: there is nothing to judge.
-    if result.stop is None or (regret is None and result.steps_saved == 0 and not result.right_censored):
-        return Fate.KEPT
-    if regret is None:
-        return Fate.UNKNOWN
-    return Fate.SAVED if regret <= risk.notable else Fate.LOST
+    is_at_end = not result.steps_saved and not result.evaluations_after
+    return Fate.KEPT if result.stop is None or is_at_end else Fate.SAVED
 
 
 def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:

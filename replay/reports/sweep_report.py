@@ -19,9 +19,11 @@ from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
 from ..documents import document
 from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import FEWEST_EVALUATIONS
+from ..runs.risk import percent_words
 from ..runs.run_result import SECONDS_PER_HOUR
 from ..runs.same_training import repeated_sentence
-from ..sweeps.totals import Sweep, stopped_counts
+from ..sweeps.totals import Sweep, lost_counts
+from .amounts import percent, regret_text
 from .basis import (
     families_text,
     family_notice,
@@ -43,8 +45,8 @@ _TOTALS: Final = (
     "of a run",
     "hours saved",
     "checkpoints",
+    "lost",
     "mean regret",
-    "worst regret",
     "deployable regret",
 )
 #: The columns in place of these with a split.
@@ -52,10 +54,10 @@ _OUT_OF_SAMPLE: Final = (
     "stopped",
     "steps saved",
     "out of sample",
+    "lost",
     "mean regret",
     "out of sample",
     "optimism",
-    "worst regret",
 )
 
 #: Maximum number of winners that a sentence names.
@@ -98,14 +100,14 @@ def sweep_lines(result: Sweep, judged: Optimism | None) -> Iterator[str | Table]
 
 
 def _terminal_headings(result: Sweep, judged: Optimism | None) -> tuple[str, ...]:
-    winners = ("winners stopped",) if result.winners else ()
+    winners = ("best models lost",) if result.winners else ()
     return (*result.axes, *(_TOTALS if judged is None else _OUT_OF_SAMPLE), *winners)
 
 
 def _front_rows(result: Sweep, shown: Sequence[JsonObject], judged: Optimism | None) -> Iterator[tuple[object, ...]]:
     for place, row in enumerate(shown):
         cells = _cells(row) if judged is None else _judged_cells(row, judged.points[place])
-        winners = (f"{row['winners_stopped']} of {len(result.winners)}",) if result.winners else ()
+        winners = (f"{row['winners_lost']} of {len(result.winners)}",) if result.winners else ()
         yield (*(row[name] for name in result.axes), *cells, *winners)
 
 
@@ -136,7 +138,7 @@ def _split_text(judged: Optimism) -> str:
 
 
 def sample_sentences(sweep: Sweep, judged: Optimism | None) -> Iterator[str]:
-    """Yield which runs chose and judged the front, and whether its first variant would have stopped winners."""
+    """Yield which runs chose and judged the front, and what they lose."""
     if not sweep.front:
         return
     if judged is None:
@@ -153,22 +155,35 @@ def sample_sentences(sweep: Sweep, judged: Optimism | None) -> Iterator[str]:
         if judged.purged:
             runs = counted(judged.purged, "run", ",")
             yield f"{runs} did not choose for a part that began before they ended."
-    yield from _winner_sentences(sweep)
+    yield from _loss_sentences(sweep)
 
 
-def _winner_sentences(sweep: Sweep) -> Iterator[str]:
+def _loss_sentences(sweep: Sweep) -> Iterator[str]:
+    """Yield what a lost run is, the best models that are lost, and which variants leave no weights."""
+    risk, totals, first = sweep.risk, sweep.totals, sweep.front[0]
+    unknown = any(totals["share_unknown"][index] for index in sweep.front)
+    doubt = "; a range where the cost of stops is unknown: the upper end counts these as lost" if unknown else ""
+    yield (
+        f"Lost: the share of runs in which {risk.lost_words}, each family of related runs counting as one{doubt}. "
+        f"'steptape certify' chooses one with {percent_words(sweep.confidence)} confidence that "
+        f"{risk.kept_words('it', like_these=True)}."
+    )
+    if bare := [index for index in sweep.front if totals["without_weights"][index]]:
+        index = max(bare, key=lambda one: totals["without_weights"][one])
+        of = f"{totals['without_weights'][index]:,.0f} of {totals['stopped'][index]:,.0f} stopped runs"
+        named = ", ".join(f"{name}={sweep.variants[index].settings[name]}" for name in sweep.axes)
+        which = f"; so do {len(bare) - 1:,} more of these variants in some runs" if len(bare) > 1 else ""
+        yield f"With {named} nothing had been saved by the stop in {of}{which}. Order a save with the stop."
     if not sweep.winners:
         return
-    first = sweep.front[0]
-    stopped = [winner for winner in sweep.winners if winner.is_stopped(first)]
-    names = ", ".join(f"{winner.name} of {winner.family.value or winner.family.key}" for winner in stopped[:_NAMED])
-    if len(stopped) > _NAMED:
-        names += f" and {len(stopped) - _NAMED:,} more"
-    of = f"{len(stopped):,} of {counted(len(sweep.winners), 'winner', ',')}"
-    yield (
-        "A winner is the run with the best value of a family of several runs. The first variant would have stopped "
-        f"{of} before that value{': ' if names else ''}{names}."
+    lost = [winner for winner in sweep.winners if winner.is_lost(first)]
+    names = ", ".join(f"{winner.name} of {winner.family.value or winner.family.key}" for winner in lost[:_NAMED])
+    if len(lost) > _NAMED:
+        names += f" and {len(lost) - _NAMED:,} more"
+    of = (
+        f"{len(lost):,} of {len(sweep.winners):,} {'family' if len(sweep.winners) == 1 else 'families'} of several runs"
     )
+    yield f"The first variant loses the best model of {of}{': ' if names else ''}{names}."
 
 
 def limits(result: Sweep) -> Iterator[str]:
@@ -196,9 +211,9 @@ def _cells(row: JsonObject) -> tuple[str, ...]:
         _number(row["share_saved"], ".0%"),
         _number(row["seconds_saved"] / SECONDS_PER_HOUR, ",.2f"),
         _number(row["checkpoints"], ",.0f"),
-        _number(row["mean_regret"], "+.2%"),
-        _number(row["worst_regret"], "+.2%"),
-        _number(row["mean_deployable_regret"], "+.2%"),
+        _lost(row["share_lost"], row["share_unknown"]),
+        regret_text(row["mean_regret"]),
+        regret_text(row["mean_deployable_regret"]),
     )
 
 
@@ -207,11 +222,18 @@ def _judged_cells(row: JsonObject, point: FrontPoint) -> tuple[str, ...]:
         f"{row['stopped']} of {row['could_fire']}",
         _number(point.saved_share, ".1%"),
         _number(point.out_of_sample_saved_share, ".1%"),
-        _number(point.regret, "+.2%"),
-        _number(point.out_of_sample_regret, "+.2%"),
+        _lost(row["share_lost"], row["share_unknown"]),
+        regret_text(point.regret),
+        regret_text(point.out_of_sample_regret),
         _number(point.optimism_regret, "+.2%"),
-        _number(row["worst_regret"], "+.2%"),
     )
+
+
+def _lost(lost: float, unknown: float) -> str:
+    """Format the share of lost runs: as a range where some are unknown."""
+    if math.isnan(lost):
+        return "-"
+    return f"{percent(lost)} to {percent(lost + unknown)}" if unknown else percent(lost)
 
 
 def _number(value: float, form: str) -> str:
@@ -237,13 +259,15 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         "renames": dict(result.renames),
         "plans_by_length": result.plans_by_length,
         "saves": str(result.saves),
+        "risk": document(result.risk),
+        "confidence": result.confidence,
         "sample": "in",
         "split": None if judged is None else judged.to_json(),
         "winners": len(result.winners),
     }
     for row in rows:
-        stopped = [winner.name for winner in result.winners if winner.is_stopped(row["variant"])]
-        own = {"out_of_sample": points.get(row["variant"]), "winners_stopped_names": stopped}
+        lost = [winner.name for winner in result.winners if winner.is_lost(row["variant"])]
+        own = {"out_of_sample": points.get(row["variant"]), "winners_lost_names": lost}
         yield {**row, **tried, **own}
 
 
@@ -258,6 +282,8 @@ def sweep_json(result: Sweep) -> JsonObject:
         "renames": dict(result.renames),
         "plans_by_length": result.plans_by_length,
         "saves": str(result.saves),
+        "risk": document(result.risk),
+        "confidence": result.confidence,
         "families": document(FamilyCounts.of(run.family for run in result.runs)),
         "runs": [
             {
@@ -307,27 +333,27 @@ def sweep_page(sweep: Sweep, judged: Optimism | None = None, written: str = "") 
 
 def _headings(sweep: Sweep, judged: Optimism | None) -> list[str]:
     out = [] if judged is None else ["saved, out of sample", "mean regret, out of sample", "optimism"]
-    return [*sweep.axes, "runs stopped", "steps saved", "mean regret", *out, "worst regret", "winners stopped"]
+    return [*sweep.axes, "runs stopped", "steps saved", "lost", "mean regret", *out, "best models lost"]
 
 
 def _rows(sweep: Sweep, judged: Optimism | None) -> Iterator[list[str]]:
-    totals, winners = sweep.totals, stopped_counts(sweep.winners, len(sweep.variants))
+    totals, winners = sweep.totals, lost_counts(sweep.winners, len(sweep.variants))
     for place, (index, mark) in enumerate(zip(sweep.front, _marks(sweep, judged), strict=True)):
         out = []
         if judged is not None:
             point = judged.points[place]
             out = [
                 _percent(100 * point.out_of_sample_saved_share, ".1f"),
-                _percent(100 * point.out_of_sample_regret, "+.2f"),
+                regret_text(point.out_of_sample_regret),
                 _percent(100 * point.optimism_regret, "+.2f"),
             ]
         yield [
             *(str(sweep.variants[index].settings[name]) for name in sweep.axes),
             f"{totals['stopped'][index]:,.0f} of {totals['could_fire'][index]:,.0f}",
             _percent(mark.x, ".1f"),
-            _percent(mark.y, "+.2f"),
+            _lost(float(totals["share_lost"][index]), float(totals["share_unknown"][index])),
+            regret_text(mark.y / 100),
             *out,
-            _percent(100 * float(totals["worst_regret"][index]), "+.2f"),
             f"{winners[index]} of {len(sweep.winners)}" if sweep.winners else "-",
         ]
 

@@ -13,6 +13,7 @@ from ..intervals import Interval
 from ..runs.mute_rules import mute_sentences, rename_hints
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult
+from .amounts import regret_text
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning
 from .result import Arm, BacktestResult, ComparisonRow, Ledger, RowScore, meanings_of
 from .sentences import summary_lines
@@ -214,7 +215,7 @@ def _cells(result: RunResult, ledger: Ledger) -> tuple[str, ...]:
 
 
 def _share(regret: float | None, bound: str) -> str:
-    return "-" if regret is None else f"{bound}{regret:.2%}"
+    return "-" if regret is None else f"{bound}{regret_text(regret)}"
 
 
 def _comparison_cells(row: ComparisonRow, score: RowScore) -> tuple[str, ...]:
@@ -223,8 +224,8 @@ def _comparison_cells(row: ComparisonRow, score: RowScore) -> tuple[str, ...]:
         row.title,
         f"{score.stopped:.3g}",
         _percent(score.share_saved.mean),
-        *(_percent(value) if score.is_cost_known else "-" for value in (regret.mean, regret.median)),
-        _percent(score.relative_deployable_regret.mean),
+        *(regret_text(value) if score.is_cost_known else "-" for value in (regret.mean, regret.median)),
+        regret_text(score.relative_deployable_regret.mean),
         *(("", "") if less is None else (_difference(less.share_saved), _difference(less.relative_regret))),
     )
 

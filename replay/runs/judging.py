@@ -20,6 +20,7 @@ from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
 from ...rules.readings.reading import ALSO_CALLED
+from ...store.events import Event
 from ...store.own_process import collection_paused
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
@@ -71,6 +72,7 @@ class RunBackground:
         renamed_at_import: The metrics that its import was asked to rename.
         how_stopped: How it was stopped, if it was.
         log_digest: Digest of everything that it recorded, as kept at its end; empty if none was kept.
+        is_armed: Whether its last attempt had rules.
     """
 
     run_id: str = ""
@@ -89,6 +91,14 @@ class RunBackground:
     how_stopped: str = "stopped"
     log_digest: str = ""
     source: str = ""
+    is_armed: bool = False
+
+    def is_ended_by_rules(self, stream: EventStream) -> bool:
+        """Whether its own rules ordered the stop with which it ends. A program that obeys may end as completed."""
+        if not self.is_armed or self.status not in ("stopped", "completed"):
+            return False
+        stops = [one for one in stream.recorded if one.attrs.get("mode") == "act" and "stop" in str(_orders(one))]
+        return any(self.status == "stopped" or one.step >= stream.last_step - 1 for one in stops)
 
     def objective_among(self, names: Set[str], declared: Sequence[Objective]) -> Objective | None:
         """Return the metric that judges the run; None if none of its evaluations says how good it is.
@@ -126,7 +136,13 @@ def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackgrou
         how_stopped=_how_stopped(info.last),
         log_digest=snapshot.log_digest,
         source=info.source_path or "",
+        is_armed=info.last.policy is not None,
     )
+
+
+def _orders(decision: Event) -> object:
+    """Return the operations that a recorded outcome ordered."""
+    return decision.attrs.get("operations", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +360,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         step_unit=background.step_unit,
         renamed_at_import=background.renamed_at_import,
         source=background.source,
+        ended_by_rules=background.is_ended_by_rules(stream),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,7 @@ class Amount:
     is_percent: bool
 
     def __str__(self) -> str:
-        return percent_words(self.value) if self.is_percent else f"{self.value:.10g}"
+        return percent_words(self.value) if self.is_percent else plain(self.value, 10)
 
 
 def amount_of(text: str, what: str) -> Amount:
@@ -138,7 +139,7 @@ class Risk:
 
     def shown(self, regret: float) -> str:
         """Format a regret: in percent if it is relative."""
-        return percent_words(regret) if self.is_relative else f"{regret:.10g}"
+        return percent_words(regret) if self.is_relative else plain(regret, 10)
 
 
 #: What a stop may lose where nobody says otherwise: in at most 1 of 10 runs more than 1 % of the best.
@@ -172,13 +173,24 @@ def checked_confidence(confidence: float) -> float:
     return confidence
 
 
+def plain(value: float, digits: int = 4) -> str:
+    """Format a number to so many digits, without an exponent unless it is beyond all that runs log.
+
+    >>> plain(1234567.0), plain(0.0000123), plain(1e-30), plain(2.5)
+    ('1,235,000', '0.0000123', '1e-30', '2.5')
+    """
+    if not 1e-9 <= abs(value) < 1e15:
+        return f"{value:.{digits}g}"
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
 def percent_words(share: float) -> str:
     """Return a share as a person wrote it: a confidence of 99.95 % is not 100 %.
 
     >>> percent_words(0.9), percent_words(0.9995)
     ('90%', '99.95%')
     """
-    return f"{100 * share:.10g}%"
+    return f"{plain(100 * share, 10)}%"
 
 
 def share_words(share: float) -> str:
@@ -188,7 +200,7 @@ def share_words(share: float) -> str:
     ('1 in 10', '15% of')
     """
     of = round(1 / share) if share > 0 else 0
-    return f"1 in {of:,}" if of and abs(1 / of - share) < 1e-9 else f"{100 * share:.3g}% of"
+    return f"1 in {of:,}" if of and abs(1 / of - share) < 1e-9 else f"{plain(100 * share, 3)}% of"
 
 
 def risk_of(text: str, at_most: str, cap: str | None = None) -> Risk:

@@ -455,6 +455,7 @@ class RunResult(Prediction):
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of another counter.
         renamed_at_import: The metrics that its import was asked to rename.
         source: Path of the log that it was imported from; empty for a recorded run.
+        ended_by_rules: Whether its own rules ended it.
     """
 
     run_id: str
@@ -485,6 +486,7 @@ class RunResult(Prediction):
     step_unit: str = UPDATES
     renamed_at_import: Renames = ()
     source: str = ""
+    ended_by_rules: bool = False
 
     @property
     def fired(self) -> bool:

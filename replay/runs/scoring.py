@@ -63,6 +63,11 @@ class RunScorer:
         for one in history.checkpoints:
             self._first_saves.setdefault(one.step, one.event_index)
 
+    @property
+    def last_evaluated(self) -> int:
+        """Index of the event of the last evaluation; -1 without one."""
+        return self._evaluated_at[-1] if self._evaluated_at else -1
+
     @cached_property
     def recorded(self) -> Outlay:
         """The outlay of the whole run, as recorded."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ...rules.policy_file.policy import Policy
@@ -33,10 +33,13 @@ from ..runs.objective import (
     declared_objectives,
 )
 from ..runs.replaying import stream_under
+from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk, checked_confidence
 from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from ..runs.same_training import Knowledge, repeated_by, repeats, sketch_of, sketched
-from .totals import RunFold, Sweep, SweptRun
+from .losses import losses_on
+from .outcomes import SweptRun
+from .totals import RunFold, Sweep
 from .variant_outcomes import sweep_stream
 
 
@@ -53,6 +56,8 @@ def sweep(
     pool: Pool | None = None,
     family: str | None = None,
     plans_by_length: bool = False,
+    risk: Risk = DEFAULT_RISK,
+    confidence: float = CONFIDENCE,
     keep_outcomes: bool = True,
 ) -> Sweep:
     """Compute what each variant of a policy would have done to recorded runs.
@@ -69,6 +74,8 @@ def sweep(
         pool: Workers to use in place of processes, such as ``RayPool()``; ``processes`` then has no effect.
         family: The key of the families of runs, as for ``backtest``.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
+        risk: What a stop may lose, in a share of the runs, from ``risk_of``.
+        confidence: How sure that must be of a variant that is chosen: what reports name for ``certify``.
         keep_outcomes: Whether the result has the outcomes of each variant on each run, for ``runs_frame`` and splits.
             A pair takes 1 to 4 bytes, and about 80 more for each distinct outcome of a run. Without them, memory does
             not grow with the runs.
@@ -77,14 +84,18 @@ def sweep(
         PolicyError: A combination does not load.
         TelemetryError: An axis has no values, there are too many combinations, the runs evaluated other metrics, but
             not the given objective, or they recorded no metric that is to be renamed, or lack the key of families.
+            Or the risk is a mean.
     """
+    if not risk.is_share:
+        raise TelemetryError("a sweep counts lost runs", got=str(risk), fix="Write 'regret > 1%', or certify a mean")
     chosen = checked_runs("sweep", policy, runs)
     variants, saves = variants_of(policy, axes), Saves(saves)
     declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
     check_recorded(chosen, renaming)
     settings = BacktestSettings(renames=renaming, saves=saves, family=family, plans_by_length=plans_by_length)
     work = RunSweeper(policy, axes, declared, settings, variants)
-    numbered, fold = dict(enumerate(chosen)), RunFold(len(variants), keeps_outcomes=keep_outcomes)
+    numbered, judge = dict(enumerate(chosen)), partial(losses_on, risk, policy)
+    fold = RunFold(len(variants), judge, keeps_outcomes=keep_outcomes)
     with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
         excluded = _fold(readers, work, numbered, fold)
         swept = dict(fold.runs)
@@ -94,7 +105,7 @@ def sweep(
         counts_for = _repeats(swept)
         if fold.is_spoiled_by(counts_for):
             counted = {number: run for number, run in numbered.items() if number in swept and number not in counts_for}
-            fold = RunFold(len(variants), keeps_outcomes=keep_outcomes)
+            fold = RunFold(len(variants), judge, keeps_outcomes=keep_outcomes)
             excluded |= _fold(readers, work, counted, fold)
     judged = tuple(run for number, run in fold.runs.items() if number not in counts_for)
     totals, winners = fold.finish(counts_for, has_one_unit=len({run.step_unit for run in judged}) < 2)
@@ -112,6 +123,8 @@ def sweep(
         renaming,
         saves,
         plans_by_length,
+        risk,
+        checked_confidence(confidence),
     )
 
 
@@ -219,6 +232,9 @@ class RunSweeper:
             configuration=configuration_of(info),
             has_few_evaluations=bool(rows.has_few_evaluations.all()),
             could_fire=could_fire,
+            checkpoints=swept.recorded.checkpoints,
+            has_deployable=swept.recorded.deployable is not None,
+            ended_by_rules=background.is_ended_by_rules(stream),
             unable=swept.unable,
             lacked=lacked_metrics(self.policy, snapshot, renames),
         )

@@ -1,4 +1,4 @@
-"""What variants come to on a run, and over all runs: totals, the winners of families that they stop, Pareto fronts.
+"""What variants come to on a run, and over all runs: totals, the winners of families that they lose, Pareto fronts.
 
 Takes the outcomes of all variants on runs as they come, in any order; keeps a few numbers per variant, whatever the
 number of runs.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,22 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ...rules.policy_file.policy import Policy
-from ...rules.readings.first_events import Never
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats, Ints, Truths
-from ...store.errors import TelemetryError
 from ..columns.variants import Variant
 from ..runs.metric_names import Renames
 from ..runs.mute_rules import LackedMetric, MissingNames, MuteRule, lacked_metrics_in, mute_rules
-from ..runs.objective import UPDATES, Objective, Saves, shared_objective
+from ..runs.objective import Objective, Saves, shared_objective
+from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
-from ..runs.same_training import Knowledge, Sketch
+from .losses import Losses
+from .outcomes import NO_STEP, Outcomes, SweptRun, VariantOutcomes
 
 if TYPE_CHECKING:
     import polars as pl
 
-_COUNTS: Final = ("could_fire", "stopped", "fired", "not_known", "decisions", "steps")
+_COUNTS: Final = ("could_fire", "stopped", "fired", "not_known", "without_weights", "decisions", "steps")
 _SUMS: Final = ("steps_saved", "seconds_saved", "checkpoints", "checkpoint_bytes")
 _REGRETS: Final = {"regret": "relative_regret", "deployable_regret": "relative_deployable_regret"}
 
@@ -46,137 +46,8 @@ _BITS: Final = 32
 _HELD_BYTES: Final = 64 << 20
 
 
-#: Stop step of a variant that does not stop.
-NO_STEP: Final = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """The outcomes of variants on one run; each array has shape (variants,). Unknown numbers are NaN.
-
-    Attributes:
-        stop_step: Step of the decision that would have ended the run; -1 for none.
-        decisions: Number of decisions up to the run's end under the variant.
-        steps_saved, seconds_saved: Steps and seconds fewer than recorded.
-        checkpoints, checkpoint_bytes: Number and total size of the checkpoints that the run would have written.
-        regret, relative_regret: How much worse the best value up to the stop is than that of the whole run.
-        deployable_regret, relative_deployable_regret: The same among the values at steps that have a checkpoint.
-        is_right_censored: Whether the run might have continued, so that the other numbers are lower bounds.
-        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
-        could_fire: Whether the variant could fire in the run, whatever its values.
-    """
-
-    stop_step: Ints
-    decisions: Ints
-    steps_saved: Floats
-    seconds_saved: Floats
-    checkpoints: Floats
-    checkpoint_bytes: Floats
-    regret: Floats
-    relative_regret: Floats
-    deployable_regret: Floats
-    relative_deployable_regret: Floats
-    is_right_censored: Truths
-    has_few_evaluations: Truths
-    could_fire: Truths
-
-
-COLUMN_TYPES: Final = (*[np.int64] * 2, *[np.float64] * 8, *[np.bool_] * 3)
-
-
-@dataclass(frozen=True, eq=False)
-class VariantOutcomes:
-    """The outcomes of variants on one run; variants with equal outcomes share a row.
-
-    A variant takes two bytes in place of about 80 on runs where the variants have at most 65,536 different outcomes.
-
-    Attributes:
-        codes: The row of each variant. Shape (variants,).
-        rows: The distinct outcomes.
-    """
-
-    codes: npt.NDArray[np.unsignedinteger[Any]]
-    rows: Outcomes
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the arrays."""
-        return int(self.codes.nbytes + sum(column.nbytes for column in vars(self.rows).values()))
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one outcome of each variant, by its name in ``Outcomes``. Shape (variants,)."""
-        found: npt.NDArray[Any] = getattr(self.rows, name)[self.codes]
-        return found
-
-    def of_each(self) -> Outcomes:
-        """Return the outcomes of each variant."""
-        return Outcomes(*(self.column(field.name) for field in fields(Outcomes)))
-
-
-@dataclass(frozen=True, eq=False)
-class SweptRun:
-    """A run with the outcomes of all variants.
-
-    Attributes:
-        run_id, name: The run.
-        steps: Optimizer updates that it made.
-        kept: The outcomes of each variant on it; None if the sweep does not keep them.
-        family: The runs that it is not independent of.
-        sketch: Values by which another log of the same training is found.
-        knowledge: How much it knows of the training.
-        objective: The metric that judges the run; None if none of its evaluations says how good it is.
-        evaluated: The metrics that it evaluated, among those that could judge it.
-        engine_reason: Why the event engine decided controllers of columnar form on this run; empty if columns decided
-            them.
-        step_unit: What its steps count.
-        best: The best value of its objective; NaN if unknown.
-        started_ns, ended_ns: Wall clock of its beginning and of its end, nanoseconds since 1970; 0 if unknown.
-        configuration: Digest of its configuration without seeds, paths and names; empty without one.
-        has_few_evaluations: Whether its evaluations are too few for a mean of regret.
-        could_fire: Whether any variant could fire in it.
-        unable: For each controller why it could fire under no variant; None if it could.
-        lacked: The metrics that rules read and it did not record, each with its metric that comes closest.
-    """
-
-    run_id: str
-    name: str
-    steps: int
-    kept: VariantOutcomes | None
-    family: Family
-    sketch: Sketch
-    knowledge: Knowledge
-    objective: Objective | None = None
-    evaluated: frozenset[str] = frozenset()
-    engine_reason: str = ""
-    step_unit: str = UPDATES
-    best: float = math.nan
-    started_ns: int = 0
-    ended_ns: int = 0
-    configuration: str = ""
-    has_few_evaluations: bool = False
-    could_fire: bool = True
-    unable: tuple[Never | None, ...] = ()
-    lacked: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def variant_outcomes(self) -> VariantOutcomes:
-        """The outcomes of each variant on the run; variants with equal outcomes share a row.
-
-        Raises:
-            TelemetryError: The sweep did not keep them.
-        """
-        if self.kept is None:
-            raise TelemetryError("this sweep keeps no outcomes of single runs", fix="Pass keep_outcomes=True")
-        return self.kept
-
-    @property
-    def outcomes(self) -> Outcomes:
-        """The outcomes of each variant on the run.
-
-        Raises:
-            TelemetryError: The sweep did not keep them.
-        """
-        return self.variant_outcomes.of_each()
+#: Returns what each of the outcomes on a run loses.
+Judge = Callable[[SweptRun, Outcomes], Losses]
 
 
 class RunFold:
@@ -184,14 +55,16 @@ class RunFold:
 
     Args:
         variants: Number of variants.
+        judge: Returns what each of a run's outcomes loses.
         keeps_outcomes: Whether each run keeps the outcomes of each variant.
 
     Attributes:
         runs: The runs, without their outcomes unless they keep them, by number.
     """
 
-    def __init__(self, variants: int, *, keeps_outcomes: bool) -> None:
+    def __init__(self, variants: int, judge: Judge, *, keeps_outcomes: bool) -> None:
         self._totals = TotalsFold(variants)
+        self._lost = LostFold(variants, judge)
         self._winners = WinnersFold()
         self._keeps = keeps_outcomes
         self._held: deque[tuple[int, VariantOutcomes]] = deque()
@@ -224,13 +97,13 @@ class RunFold:
         """Add the runs that wait, without those that repeat another's series, and return totals and winners."""
         self._add([(number, outcomes) for number, outcomes in self._held if number not in repeated])
         self._held.clear()
-        return self._totals.totals(has_one_unit=has_one_unit), self._winners.winners()
+        return self._totals.totals(has_one_unit=has_one_unit) | self._lost.totals(), self._winners.winners()
 
     def _add(self, ripe: list[tuple[int, VariantOutcomes]]) -> None:
         self._added.update(number for number, _ in ripe)
         self._totals.add([(self.runs[number], outcomes) for number, outcomes in ripe])
         for number, outcomes in ripe:
-            self._winners.add(self.runs[number], outcomes.column("regret"))
+            self._winners.add(self.runs[number], self._lost.add(self.runs[number], outcomes))
 
 
 class TotalsFold:
@@ -251,9 +124,10 @@ class TotalsFold:
         at_once = max(1, _PAIRS_AT_ONCE // max(1, self._variants))
         for begin in range(0, len(runs), at_once):
             part = runs[begin : begin + at_once]
-            self._add(_Table([outcomes for _, outcomes in part]), np.array([run.steps for run, _ in part]))
+            facts = ([getattr(run, name) for run, _ in part] for name in ("steps", "checkpoints"))
+            self._add(_Table([outcomes for _, outcomes in part]), *map(np.array, facts))
 
-    def totals(self, *, has_one_unit: bool = True) -> Mapping[str, Floats]:
+    def totals(self, *, has_one_unit: bool = True) -> dict[str, Floats]:
         """Return the totals as ``Sweep.totals`` describes them.
 
         Args:
@@ -276,13 +150,15 @@ class TotalsFold:
             **regrets,
         }
 
-    def _add(self, table: _Table, steps: Ints) -> None:
+    def _add(self, table: _Table, steps: Ints, checkpoints: Ints) -> None:
         able, saved = table.truths("could_fire"), table.of("steps_saved")
+        stopped = table.of("stop_step") != NO_STEP
         found = {
             "could_fire": able,
-            "stopped": table.of("stop_step") != NO_STEP,
+            "stopped": stopped,
             "fired": table.of("decisions") > 0,
             "not_known": np.isnan(saved),
+            "without_weights": stopped & (table.of("checkpoints") == 0) & (checkpoints > 0),
             "decisions": table.of("decisions"),
             "steps": able * steps,
         }
@@ -296,6 +172,46 @@ class TotalsFold:
             regret = np.where(counted, table.of(column), np.nan)
             self._sums[name].add(regret)
             self._worst[name] = np.fmax(self._worst[name], np.fmax.reduce(regret, axis=1, initial=-np.inf))
+
+
+class LostFold:
+    """Counts the lost runs of each family; keeps three bytes per variant and family of up to 255 runs.
+
+    Args:
+        variants: Number of variants.
+        judge: Returns what each of a run's outcomes loses.
+    """
+
+    def __init__(self, variants: int, judge: Judge) -> None:
+        self._variants = variants
+        self._judge = judge
+        self._runs: dict[Family, int] = {}
+        self._counts: dict[Family, npt.NDArray[np.unsignedinteger[Any]]] = {}
+
+    def add(self, run: SweptRun, outcomes: VariantOutcomes) -> Truths:
+        """Add a run, and return whether it is lost under each variant.
+
+        It counts for the variants that could fire in it, if a metric judges it.
+        """
+        if run.objective is None:
+            return np.zeros(self._variants, np.bool_)
+        found, able = self._judge(run, outcomes.rows), outcomes.rows.could_fire
+        is_lost = able & (found.values > 0) & ~found.is_unknown
+        own = np.stack([able, is_lost, able & found.is_unknown])[:, outcomes.codes]
+        runs = self._runs[run.family] = self._runs.get(run.family, 0) + 1
+        held = self._counts.get(run.family, np.zeros((3, self._variants), np.uint8))
+        self._counts[run.family] = held.astype(np.min_scalar_type(runs), copy=False) + own.astype(np.uint8)
+        lost: Truths = own[1]
+        return lost
+
+    def totals(self) -> dict[str, Floats]:
+        """Return the shares of lost runs, and of runs whose loss is unknown, averaged over families."""
+        lost, unknown = ExactSums(self._variants), ExactSums(self._variants)
+        for able, own_lost, own_unknown in self._counts.values():
+            runs = np.where(able > 0, able, np.nan)[:, None]
+            lost.add(own_lost[:, None] / runs)
+            unknown.add(own_unknown[:, None] / runs)
+        return {"share_lost": lost.means(), "share_unknown": unknown.means()}
 
 
 class _Table:
@@ -380,8 +296,7 @@ class Winner:
         objective: The metric that judges them.
         run_id, name: The run; of several with the same best value, the first by name.
         value: Its best value.
-        stopped: Whether each variant would have stopped it before that value, as bits (``numpy.packbits``). Of runs
-            that tie, each is stopped.
+        lost: Whether it is lost under each variant, as bits (``numpy.packbits``). Of runs that tie, each is lost.
     """
 
     family: Family
@@ -389,11 +304,11 @@ class Winner:
     run_id: str
     name: str
     value: float
-    stopped: npt.NDArray[np.uint8]
+    lost: npt.NDArray[np.uint8]
 
-    def is_stopped(self, variant: int) -> bool:
-        """Whether a variant would have stopped it before its best value."""
-        return bool(self.stopped[variant // 8] >> (7 - variant % 8) & 1)
+    def is_lost(self, variant: int) -> bool:
+        """Whether it is lost under a variant."""
+        return bool(self.lost[variant // 8] >> (7 - variant % 8) & 1)
 
 
 class WinnersFold:
@@ -403,13 +318,8 @@ class WinnersFold:
         self._best: dict[tuple[Family, Objective], Winner] = {}
         self._runs: dict[tuple[Family, Objective], int] = {}
 
-    def add(self, run: SweptRun, regret: npt.NDArray[np.float64]) -> None:
-        """Add a run.
-
-        Args:
-            run: The run.
-            regret: The regret of each variant on it, NaN where it stops before the first evaluation.
-        """
+    def add(self, run: SweptRun, lost: Truths) -> None:
+        """Add a run, with whether it is lost under each variant."""
         objective, value = run.objective, run.best
         if objective is None or np.isnan(value):
             return
@@ -417,10 +327,10 @@ class WinnersFold:
         self._runs[key] = self._runs.get(key, 0) + 1
         known = self._best.get(key)
         if known is None or objective.is_better(value, known.value):
-            self._best[key] = Winner(*key, run.run_id, run.name, value, _stopped(regret))
+            self._best[key] = Winner(*key, run.run_id, run.name, value, np.packbits(lost))
         elif value == known.value:
             first = min((known.name, known.run_id), (run.name, run.run_id))
-            self._best[key] = Winner(*key, first[1], first[0], value, known.stopped & _stopped(regret))
+            self._best[key] = Winner(*key, first[1], first[0], value, known.lost & np.packbits(lost))
 
     def winners(self) -> tuple[Winner, ...]:
         """Return the winners of the families of several runs, by family."""
@@ -428,18 +338,12 @@ class WinnersFold:
         return tuple(sorted(found, key=lambda one: (one.family.key, one.family.value, one.objective.metric)))
 
 
-def stopped_counts(winners: Sequence[Winner], variants: int) -> Ints:
-    """Return how many of the winners each variant would have stopped. Shape (variants,)."""
+def lost_counts(winners: Sequence[Winner], variants: int) -> Ints:
+    """Return how many of the winners are lost under each variant. Shape (variants,)."""
     counts = np.zeros(variants, np.int64)
     for winner in winners:
-        counts += np.unpackbits(winner.stopped, count=variants)
+        counts += np.unpackbits(winner.lost, count=variants)
     return counts
-
-
-def _stopped(regret: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """Return as bits where the best value is missed: regret is unknown where a stop precedes the first evaluation."""
-    missed: Truths = ~(regret <= 0.0)
-    return np.packbits(missed)
 
 
 def pareto_front(saved: Floats, regret: Floats) -> tuple[int, ...]:
@@ -470,16 +374,21 @@ class Sweep:
         repeated: The runs that repeat another's series and are counted once, each with the run that counts.
         engine_reasons: What the event engine had to decide, and why: by controller, or by run.
         totals: The totals of each variant over the runs where the number is known. Each has shape (variants,), NaN
-            where no run knows the number. ``could_fire``, ``stopped``, ``fired`` and ``not_known`` count runs.
+            where no run knows the number. ``could_fire``, ``stopped``, ``fired`` and ``not_known`` count runs, and
+            ``without_weights`` the stopped ones that had saved nothing by the stop, where the record has checkpoints.
             ``steps`` is the length of the runs in which the variant could fire. ``decisions``, ``steps_saved``,
             ``seconds_saved``, ``checkpoints`` and ``checkpoint_bytes`` are sums; steps of several units have none.
             ``share_saved`` is the mean share of a run's steps, over the runs in which the variant could fire. The mean
             and the worst of regret and of deployable regret are relative, over those of these runs that ran as long as
-            planned and have at least ``FEWEST_EVALUATIONS`` evaluations.
-        winners: The best run of each family of several runs, with the variants that would have stopped it earlier.
+            planned and have at least ``FEWEST_EVALUATIONS`` evaluations. ``share_lost`` is the share of lost runs of
+            each family, averaged over families, ``share_unknown`` that of runs whose loss is unknown; both over the
+            runs that a metric judges and in which the variant could fire.
+        winners: The best run of each family of several runs, with the variants under which it is lost.
         renames: The metrics that were renamed.
         saves: Whether the loop's own checkpoints remain when rules order some.
         plans_by_length: Whether completed runs without a plan counted as planned for their length.
+        risk: What a stop may lose.
+        confidence: How sure that must be of the variant that is chosen.
     """
 
     policy: Policy
@@ -494,6 +403,8 @@ class Sweep:
     renames: Renames = ()
     saves: Saves = Saves.KEEP
     plans_by_length: bool = False
+    risk: Risk = DEFAULT_RISK
+    confidence: float = CONFIDENCE
 
     @property
     def objective(self) -> Objective | None:
@@ -531,17 +442,17 @@ class Sweep:
         return pareto_front(saved, self.totals["mean_regret"])
 
     def frame(self) -> pl.DataFrame:
-        """Return one row per variant: settings, totals, number of winners that it stops, whether it is on the front."""
+        """Return one row per variant: settings, totals, number of winners that it loses, whether it is on the front."""
         import polars as pl  # Importing polars takes 0.13 s; only callers that ask for a frame should wait for it.
 
         settings = {name: [variant.settings[name] for variant in self.variants] for name in self.axes}
-        counts = {"could_fire", "stopped", "fired", "not_known", "decisions"}
+        counts = {"could_fire", "stopped", "fired", "not_known", "without_weights", "decisions"}
         if self.steps is not None:
             counts.add("steps")
         totals = {name: total.astype(np.int64) if name in counts else total for name, total in self.totals.items()}
         count = len(self.variants)
         last = {
-            "winners_stopped": stopped_counts(self.winners, count),
+            "winners_lost": lost_counts(self.winners, count),
             "on_front": np.isin(np.arange(count), self.front),
         }
         return pl.DataFrame({"variant": np.arange(count), **settings, **totals, **last})

@@ -7,7 +7,6 @@ millisecond of its 16; arrays over all variants, which this replaced, took as lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,58 +31,9 @@ from ..runs.history import history_of
 from ..runs.judging import RunBackground, judge_stream
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves
 from ..runs.replaying import ending_after
-from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Ending, Prediction, RunResult, is_shown
+from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Ending, Outlay, Prediction, is_shown
 from ..runs.scoring import RunScorer
-from .totals import COLUMN_TYPES, NO_STEP, Outcomes, VariantOutcomes
-
-#: One row of ``Outcomes``.
-_Row = tuple[Any, ...]
-
-
-def _row(
-    stop_step: int,
-    decisions: int,
-    prediction: Prediction,
-    is_right_censored: bool,
-    has_few_evaluations: bool,
-    can_fire: bool,
-) -> _Row:
-    predicted = prediction.predicted
-    numbers = (
-        prediction.steps_saved,
-        prediction.seconds_saved,
-        None if predicted is None else predicted.checkpoints,
-        None if predicted is None else predicted.checkpoint_bytes,
-        prediction.regret,
-        prediction.relative_regret,
-        prediction.deployable_regret,
-        prediction.relative_deployable_regret,
-    )
-    # Normalize -0.0: the sign of a zero means nothing.
-    known = (math.nan if number is None else number + 0.0 for number in numbers)
-    return (stop_step, decisions, *known, is_right_censored, has_few_evaluations, can_fire)
-
-
-def _outcomes_in(rows: Sequence[_Row]) -> Outcomes:
-    columns = zip(*rows, strict=True) if rows else [()] * len(COLUMN_TYPES)
-    return Outcomes(*(np.array(column, kind) for column, kind in zip(columns, COLUMN_TYPES, strict=True)))
-
-
-def outcomes_of_results(results: Sequence[RunResult]) -> Outcomes:
-    """Convert backtest results, one per variant, to outcomes."""
-    return _outcomes_in(
-        [
-            _row(
-                NO_STEP if result.stop is None else result.stop.outcome.step,
-                len(result.decisions),
-                result,
-                bool(result.right_censored),
-                len(result.evaluations) < FEWEST_EVALUATIONS,
-                not result.could_not_fire,
-            )
-            for result in results
-        ]
-    )
+from .outcomes import NO_STEP, OutcomeRow, Outcomes, VariantOutcomes, outcomes_in, outcomes_of_results, row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +41,13 @@ class SweptStream:
     """The outcomes of variants on one stream.
 
     Attributes:
+        recorded: What the run spent, as recorded.
         outcomes: The outcomes of each variant.
         engine_reason: Why the event engine decided controllers of columnar form; empty if columns decided them.
         unable: For each controller why it could fire under no variant; None if it could.
     """
 
+    recorded: Outlay
     outcomes: VariantOutcomes
     engine_reason: str
     unable: tuple[Never | None, ...]
@@ -130,7 +82,9 @@ def sweep_stream(
         policies = (variant.policy() for batch in batches for variant in batch.variants)
         results = judge_stream(policies, background, read(), objective, settings)
         outcomes = VariantOutcomes(_codes(np.arange(len(results))), outcomes_of_results(results))
-        return SweptStream(outcomes, reason, _unable_throughout(result.unable for result in results))
+        return SweptStream(
+            results[0].recorded, outcomes, reason, _unable_throughout(result.unable for result in results)
+        )
     columns = Stream(stream, background.plan, frozenset[str]().union(*(batch.metrics for batch in batches)))
     swept, places = RunFirings(columns, read), StreamAppearances(stream, background.plan, background.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
@@ -147,7 +101,7 @@ def sweep_stream(
     firsts = (variant for batch in batches for variant in batch.limits.firsts)
     unable = (could_not_fire(first.structure.policy, places, params=first.params) for first in firsts)
     outcomes = VariantOutcomes(_codes(codes), scores.outcomes())
-    return SweptStream(outcomes, "; ".join(sorted(swept.reasons)), _unable_throughout(unable))
+    return SweptStream(scores.recorded, outcomes, "; ".join(sorted(swept.reasons)), _unable_throughout(unable))
 
 
 def _unable_throughout(unable: Iterable[tuple[Never | None, ...]]) -> tuple[Never | None, ...]:
@@ -211,11 +165,16 @@ class _Scores:
         self._saved_steps: list[list[int]] = [[]]
         self._reads: dict[Structure, bool] = {}
         self._row_of: dict[tuple[int, ...], int] = {}
-        self._rows: dict[_Row, int] = {}
+        self._rows: dict[OutcomeRow, int] = {}
+
+    @property
+    def recorded(self) -> Outlay:
+        """What the run spent, as recorded."""
+        return self._scorer.recorded
 
     def outcomes(self) -> Outcomes:
         """Return the distinct outcomes so far."""
-        return _outcomes_in([*self._rows])
+        return outcomes_in([*self._rows])
 
     def rows_of(self, batch: VariantBatch, firings: FiringsOfVariants, able: Truths) -> Ints:
         """Return for each variant the row of its outcome. Shape (variants,).
@@ -243,18 +202,19 @@ class _Scores:
             self._row_of[key] = self._rows.setdefault(self._scored(*key), len(self._rows))
         return self._row_of[key]
 
-    def _scored(self, stop: int, decisions: int, saved: int, censored_from: int, can_fire: int) -> _Row:
+    def _scored(self, stop: int, decisions: int, saved: int, censored_from: int, can_fire: int) -> OutcomeRow:
         never, predicted = len(self._stream), None
         stop_at = None if stop == never else stop
+        ending = None if stop_at is None else self._ending(stop)
         if is_shown(stop_at, None if censored_from == never else censored_from):
-            ending = None if stop_at is None else self._ending(stop)
             predicted = self._scorer.predicted(ending, self._saved_steps[saved], (), drops_own=self._drops_own)
-        return _row(
+        return row_of(
             NO_STEP if stop_at is None else int(self._stream.steps[stop]),
             decisions,
             Prediction(recorded=self._scorer.recorded, predicted=predicted, objective=self._objective),
             self._is_right_censored,
             len(self._scorer.evaluations) < FEWEST_EVALUATIONS,
+            ending is not None and self._scorer.last_evaluated > ending.event_index,
             bool(can_fire),
         )
 

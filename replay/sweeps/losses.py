@@ -1,0 +1,159 @@
+"""What stops lose by a risk: the one definition by which backtests, sweeps and certificates judge a run.
+
+Takes outcomes and the facts of the runs that they are of; returns losses from 0 to 1, and which of them are unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ...rules.language.bound_rule import BoundRule
+from ...rules.policy_file.policy import Policy
+from ...rules.readings.vectors import Floats, Truths
+from ..runs.metric_names import Mode
+from ..runs.objective import NEAR_ZERO, Objective
+from ..runs.risk import Risk
+from ..runs.run_result import RunResult
+from .outcomes import NO_STEP, Outcomes, SweptRun, outcomes_of_results
+
+
+class JudgedRuns(NamedTuple):
+    """The facts of runs by which a stop in each is judged: an array each, or one value for all.
+
+    Attributes:
+        best: Best value of the objective; NaN if unknown.
+        is_min: Whether lower values are better.
+        utmost: The best value that the objective can have; NaN if nobody says it.
+        has_deployable: Whether an evaluation has a checkpoint.
+        ended_by_rules: Whether its own rules ended it.
+    """
+
+    best: Floats | float
+    is_min: Truths | bool
+    utmost: Floats | float
+    has_deployable: Truths | bool
+    ended_by_rules: Truths | bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """The losses of all variants on one run, or of one on all runs; each array has the shape of the outcomes.
+
+    Attributes:
+        values: From 0 to 1: 1 where nothing bounds it.
+        is_unknown: Whether the loss may be less than its value.
+        regrets: The regret that each rests on, in the risk's unit: infinite where nothing could be deployed, NaN where
+            nothing bounds it.
+    """
+
+    values: Floats
+    is_unknown: Truths
+    regrets: Floats
+
+
+def losses_of(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Losses:
+    """Return what each outcome loses.
+
+    A run that is not stopped loses nothing: it is the same with the policy and without it. There are two exceptions.
+    The policy's checkpoints may have replaced better ones. In a run that its own rules ended, the policy would have
+    replaced these, so what follows is unknown. A stop at the last step of a whole run loses nothing either.
+
+    The loss of another stop is known if an evaluation follows it, the run has ``FEWEST_EVALUATIONS``, and it ran as
+    long as planned. In a run that might have continued, the range of the metric may bound the regret.
+
+    Args:
+        risk: The risk.
+        outcomes: The outcomes.
+        runs: The run or runs that they are of.
+    """
+    is_stopped, is_shown = outcomes.stop_step != NO_STEP, ~np.isnan(outcomes.steps_saved)
+    name = "deployable_regret" if risk.is_deployable else "regret"
+    regrets: Floats = np.maximum(getattr(outcomes, f"relative_{name}" if risk.is_relative else name), 0.0)
+    if risk.is_deployable:
+        is_bare = is_shown & np.isnan(outcomes.deployable_regret) & runs.has_deployable
+        regrets = np.where(is_bare, np.inf, regrets)
+    is_judged = outcomes.evaluated_after & ~outcomes.has_few_evaluations & ~np.isnan(regrets)
+    is_open = outcomes.is_right_censored | runs.ended_by_rules
+    of_whole = np.where(is_judged, regrets, np.where(outcomes.steps_saved == 0, 0.0, np.nan))
+    of_stops = np.where(is_open, _most(risk, outcomes, runs), of_whole)
+    replaced = np.where(runs.has_deployable, regrets, 0.0) if risk.is_deployable else 0.0
+    unstopped = np.where(outcomes.decisions == 0, 0.0, np.where(is_shown, replaced, np.nan))
+    found = np.where(is_stopped, of_stops, np.where(runs.ended_by_rules, np.nan, unstopped))
+    values = risk.loss_of(found)
+    is_unknown = np.isnan(found) | (is_stopped & is_open & (values > risk.loss_of(regrets)))
+    return Losses(values, is_unknown, found)
+
+
+def _most(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Floats:
+    """Return the most that each stop can have lost, if the best value can be as good as the metric's range allows.
+
+    NaN where the range does not say it.
+    """
+    if risk.is_deployable:
+        return np.full(len(outcomes.stop_step), np.nan)
+    sign = np.where(runs.is_min, 1.0, -1.0)
+    most: Floats = np.maximum((runs.best - runs.utmost) * sign + outcomes.regret, 0.0)
+    if not risk.is_relative:
+        return most
+    is_positive = (np.asarray(runs.utmost) >= NEAR_ZERO) & (np.asarray(runs.best) > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(is_positive, np.maximum(most / runs.utmost, outcomes.relative_regret), np.nan)
+
+
+def losses_on(risk: Risk, policy: Policy, run: SweptRun, outcomes: Outcomes) -> Losses:
+    """Return what each of a run's outcomes loses.
+
+    Args:
+        risk: The risk.
+        policy: The policy, which may give the range of the objective.
+        run: The run, with an objective.
+        outcomes: Outcomes on it.
+    """
+    objective = run.objective
+    is_min = objective is None or objective.mode is Mode.MIN
+    facts = JudgedRuns(run.best, is_min, _utmost(policy, objective), run.has_deployable, run.ended_by_rules)
+    return losses_of(risk, outcomes, facts)
+
+
+def losses_of_results(risk: Risk, policy: Policy, results: Sequence[RunResult]) -> Losses:
+    """Return what a policy loses on each run of a backtest."""
+    utmost = {result.objective: _utmost(policy, result.objective) for result in results}
+    bests = (result.recorded.best for result in results)
+    facts = JudgedRuns(
+        best=np.array([math.nan if best is None else best for best in bests]),
+        is_min=np.array([one.objective is None or one.objective.mode is Mode.MIN for one in results], np.bool_),
+        utmost=np.array([utmost[result.objective] for result in results]),
+        has_deployable=np.array([result.recorded.deployable is not None for result in results], np.bool_),
+        ended_by_rules=np.array([result.ended_by_rules for result in results], np.bool_),
+    )
+    return losses_of(risk, outcomes_of_results(results), facts)
+
+
+def savings(outcomes: Outcomes, steps: int) -> Floats:
+    """Return the share of a run's steps that each variant saves; 0 where it cannot fire, or where it is unknown."""
+    shares = outcomes.steps_saved / max(steps, 1)
+    return np.where(outcomes.could_fire & ~np.isnan(shares), shares, 0.0)
+
+
+#: The ends of a metric's range by its mode.
+_END: Final = {Mode.MIN: 0, Mode.MAX: 1}
+
+
+def _utmost(policy: Policy, objective: Objective | None) -> float:
+    """Return the best value that a metric can have, where ``ranges`` of the policy give it as a plain number; NaN."""
+    if objective is None or objective.metric not in policy.ranges:
+        return math.nan
+    return _number_in(policy.ranges[objective.metric][_END[objective.mode]])
+
+
+def _number_in(end: BoundRule) -> float:
+    try:
+        return float(ast.literal_eval(end.expression.tree))
+    except (ValueError, TypeError):
+        return math.nan
