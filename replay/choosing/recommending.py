@@ -3,8 +3,8 @@
 Takes runs, returns a ``Recommendation``. The forms share one error, each tested along its param from its most patient
 end. No family that chose the rule is among those that its saving and its losses are reported on.
 
-Runs are read once to find the metric that judges them, once for each form, and those of the report once more: 98 public
-runs take 3 s of processor time.
+Runs are read once to find the metric that judges them, those that it judges once for each form, and those of the report
+once more: 98 public runs, of which it judges 23, take 2.6 to 3.1 s of processor time in one process, start included.
 """
 
 from __future__ import annotations
