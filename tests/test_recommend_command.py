@@ -118,7 +118,7 @@ def test_a_candidate_is_written_in_shadow_mode_without_a_certificate_and_stops_n
 
     assert found.returncode == 1
     assert (
-        "Too few runs to promise anything: they are 12 families, and a certificate takes at least 35." in found.stdout
+        "Too few runs to promise anything: they are 12 families, and a certificate takes at least 30." in found.stdout
     )
     assert "next.yaml has it in shadow mode" in found.stdout
     assert not Path("next.json").exists()
@@ -295,15 +295,15 @@ def test_losing_rules_are_not_recommended(make_runs: MakeRuns) -> None:
 
 
 def test_families_that_choose_are_not_those_that_are_reported_on(make_runs: MakeRuns) -> None:
-    """Of 60 families 20 are held out; the certificate names none of them."""
-    advice = advise(make_runs([flat(number) for number in range(60)]), family="project")
+    """Of 96 families 32 are held out; the certificate names none of them."""
+    advice = advise(make_runs([flat(number) for number in range(96)]), family="project")
     reported = {run.run_id for run in advice.found.reported}
 
     assert advice.found.are_held_out
     assert advice.certificate is not None
-    assert len(reported) == 20
+    assert len(reported) == 32
     assert reported.isdisjoint(one.run_id for one in advice.certificate.population.runs)
-    assert "On 20 families that did not choose it, it would save " in said(advice)
+    assert "On 32 families that did not choose it, it would save " in said(advice)
 
 
 @pytest.mark.parametrize(

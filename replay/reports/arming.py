@@ -230,8 +230,9 @@ class _Case:
             return ""
         stopped = counted(len(self._stopped), "stopped run", ",")
         return (
-            f"In {len(bare):,} of {stopped} nothing had been saved by the stop, so no weights are left of them. Order "
-            "a save with the stop, or have the loop save before it ends."
+            f"In {len(bare):,} of {stopped} the loop had written no checkpoint when it was stopped, so no weights "
+            "would be left of them: order a save with the stop, and ask again. The bars count as if it had been "
+            "ordered."
         )
 
     def _by_choice(self) -> tuple[Arm, str]:
@@ -247,7 +248,7 @@ class _Case:
                 f"costs. {self._shortfall()}"
             )
         if float(p_values(self._doubts, self._risk.limit)[0]) <= self._error:
-            condition = "This holds if nobody tuned it on these runs."
+            condition = f"This holds if nobody tuned it on these runs{self._guessed()}."
             return Arm.YES, f"{self._stops_sentence()} {self._sure()} {saves}{self._few(stopped)} {condition}"
         return Arm.NOT_ENOUGH, f"{self._stops_sentence()} {self._shortfall()}"
 
@@ -277,13 +278,14 @@ class _Case:
         families = len({run.result.family for run in self._stopped})
         of = "" if self._are_runs else f", in {_families(families, are_runs=False)}"
         said = f"It stopped {stopped:,} of {counted(able, 'run', ',')}{of}"
-        better = f"training on gave a model {self._risk.better_words}"
+        better = f"would training on have given a model {self._risk.better_words}"
         if not stopped - unknown:
             return f"{said}, and none of its stops can be judged."
         if lost:
-            said = f"{said}; in {_count(lost) if lost < stopped else 'all'} of them {better}"
+            which = _count(lost) if lost < stopped else "all"
+            said = f"{said}. In {which} of them training on would have given a model {self._risk.better_words}"
         else:
-            said = f"{said}; in none of them {better}"
+            said = f"{said}. In none of them {better}"
         doubt = f", and what {unknown:,} cost is unknown" if unknown else ""
         return f"{said}{doubt}.{self._best_lost()}"
 
@@ -307,6 +309,15 @@ class _Case:
         counts = "" if self._are_runs else f" (each of the {len(self._families):,} families counts as one)"
         kept = self._risk.kept_words("it", like_these=True)
         return f"With {percent_words(self._backtest.settings.confidence)} confidence, {kept}{counts}."
+
+    def _guessed(self) -> str:
+        """Return the condition that a guessed metric is the right one; empty where somebody named it."""
+        objectives = {run.result.objective for run in self._able} - {None}
+        names = sorted({one.metric for one in objectives if one is not None and one.guessed})
+        if not names:
+            return ""
+        listed = " and ".join(names[:_NAMED])
+        return f", and if {listed}, which is guessed, is the metric that matters"
 
     def _few(self, stopped: int) -> str:
         """Return that the stops alone would not do; empty if they would."""
@@ -392,9 +403,11 @@ def _why_unable(policy: Policy, results: Sequence[RunResult], lacking: Sequence[
     flags = " ".join(rename_flags(one) for one in lacking if one.name in metrics)
     how = f" To judge it, log {lacked} in new runs, then backtest those." if lacked else ""
     how = f" To judge it over the names that they have: {flags}." if flags else how
+    later = "acts untested as soon as that is logged" if lacked else "may act untested in other runs"
+    why = "" if lacked and len(reasons) == 1 else f": {have}"
     return (
-        f"{said} could not fire: {have}. They say nothing for or against it.{how} "
-        "Armed, it would do nothing, but only as long as logging stays the same."
+        f"{said} could not fire{why}. They say nothing for or against it.{how} "
+        f"Do not leave it armed: it does nothing now, and {later}."
     )
 
 
