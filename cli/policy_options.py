@@ -13,6 +13,7 @@ import typer
 
 from ..replay.policies.automatic_renames import near_names
 from ..replay.ray_pool import RayPool
+from ..replay.runs.event_stream import idle_renames
 from ..replay.runs.objective import Objective, Saves, declared_objective
 from ..replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, confidence_of, risk_of
 from ..rules.policy_file.policy import Policy
@@ -77,6 +78,8 @@ def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
 def renames_over(renames: Sequence[str] | None, policies: Iterable[Policy], runs: Sequence[Run]) -> dict[str, str]:
     """Return the renames of ``--rename``, with those that its ``auto`` finds for policies on runs. Print the found."""
     found = renames_of(rename for rename in renames or () if rename != _AUTO)
+    for old, new in idle_renames(runs, tuple(found.items())):
+        complain(f"--rename {old}={new}: no run recorded {old}; they have {new}")
     if _AUTO not in (renames or ()):
         return found
     near = list(near_names(policies, runs, tuple(found.items())))

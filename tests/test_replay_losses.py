@@ -202,3 +202,16 @@ def test_a_sweep_takes_no_mean() -> None:
 
     with pytest.raises(TelemetryError, match="a sweep counts lost runs"):
         sweep(parse_policy(POLICIES["stops"]), {"patience": [1]}, [], risk=risk)
+
+
+def test_one_command_line_serves_a_store_that_has_the_new_name_already(store: Path, tmp_path: Path) -> None:
+    """A rename of what no run has is a note there, and an error where no run has the new name either."""
+    arguments = ("backtest", tmp_path / "policy.yaml", "--store", store, "--rename")
+    noted, refused = (
+        command(*arguments, "val_loss=eval_loss"),
+        CliRunner().invoke(app, [*map(str, arguments), "val_loss=other"]),
+    )
+
+    assert "--rename val_loss=eval_loss: no run recorded val_loss; they have eval_loss" in noted
+    assert "Do not arm it" in noted
+    assert "no run recorded the metric to rename" in str(refused.exception)

@@ -24,7 +24,7 @@ from ..runs.risk import Risk, percent_words
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..runs.same_training import repeated_sentence
-from ..sweeps.losses import Losses
+from ..sweeps.outcomes import Losses
 from ..sweeps.totals import Sweep
 from .family_tests import FamilyLosses, families_needed, fewest_families, upper_bound
 from .population import PopulationMember, described_population

@@ -449,23 +449,33 @@ def renamed_columns(snapshot: Snapshot, renames: Renames) -> dict[str, str]:
 
 
 def check_recorded(runs: Iterable[Run], renames: Renames) -> None:
-    """Check that some run recorded each metric that is to be renamed; without any run, all pass.
+    """Check that some run recorded each metric that is to be renamed, or its new name; without any run, all pass.
 
     Raises:
         TelemetryError: No run did. The error suggests a metric.
     """
-    if not renames:
-        return
-    asked, names = {old for old, _ in renames}, set[str]()
-    for run in runs:
-        if asked <= names:
-            return
-        with suppress(TelemetryError):
-            names.update(run.snapshot().columns.by_metric)
+    names = _recorded_until(runs, {old for old, _ in renames})
     for old, new in renames:
-        if names and old not in names:
+        if names and old not in names and new not in names:
             fix = suggestion(old, names).replace("Known here:", "They recorded:")
             raise TelemetryError("no run recorded the metric to rename", got=f"{old}={new}", fix=fix)
+
+
+def idle_renames(runs: Iterable[Run], renames: Renames) -> Renames:
+    """Return the renames of what no run recorded, where runs recorded the new name already."""
+    names = _recorded_until(runs, {old for old, _ in renames})
+    return tuple((old, new) for old, new in renames if old not in names and new in names)
+
+
+def _recorded_until(runs: Iterable[Run], asked: set[str]) -> set[str]:
+    """Return the metrics that runs recorded, up to the run with which all that are asked for are among them."""
+    names = set[str]()
+    for run in runs if asked else ():
+        if asked <= names:
+            break
+        with suppress(TelemetryError):
+            names.update(run.snapshot().columns.by_metric)
+    return names
 
 
 def renamed_events(events: Sequence[Event], called: Mapping[str, str]) -> Sequence[Event]:

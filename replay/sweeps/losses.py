@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from ..runs.metric_names import Mode
 from ..runs.objective import NEAR_ZERO, Objective
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult
-from .outcomes import NO_STEP, Outcomes, SweptRun, outcomes_of_results
+from .outcomes import NO_STEP, Losses, Outcomes, SweptRun, outcomes_of_results
 
 
 class JudgedRuns(NamedTuple):
@@ -39,22 +38,6 @@ class JudgedRuns(NamedTuple):
     utmost: Floats | float
     has_deployable: Truths | bool
     ended_by_rules: Truths | bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Losses:
-    """The losses of all variants on one run, or of one on all runs; each array has the shape of the outcomes.
-
-    Attributes:
-        values: From 0 to 1: 1 where nothing bounds it.
-        is_unknown: Whether the loss may be less than its value.
-        regrets: The regret that each rests on, in the risk's unit: infinite where nothing could be deployed, NaN where
-            nothing bounds it.
-    """
-
-    values: Floats
-    is_unknown: Truths
-    regrets: Floats
 
 
 def losses_of(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Losses:

@@ -87,6 +87,22 @@ class VariantOutcomes:
         return Outcomes(*(self.column(field.name) for field in fields(Outcomes)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """The losses of all variants on one run, or of one on all runs; each array has the shape of the outcomes.
+
+    Attributes:
+        values: From 0 to 1: 1 where nothing bounds it.
+        is_unknown: Whether the loss may be less than its value.
+        regrets: The regret that each rests on, in the risk's unit: infinite where nothing could be deployed, NaN where
+            nothing bounds it.
+    """
+
+    values: Floats
+    is_unknown: Truths
+    regrets: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class SweptRun:
     """A run with the outcomes of all variants.

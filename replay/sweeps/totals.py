@@ -26,8 +26,7 @@ from ..runs.objective import Objective, Saves, shared_objective
 from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
-from .losses import Losses
-from .outcomes import NO_STEP, Outcomes, SweptRun, VariantOutcomes
+from .outcomes import NO_STEP, Losses, Outcomes, SweptRun, VariantOutcomes
 
 if TYPE_CHECKING:
     import polars as pl
