@@ -45,16 +45,16 @@ def test_the_table_counts_the_stops_of_both_packs(reports: dict[str, Report]) ->
 def _summary(report: Report) -> dict[str, str]:
     totals = report["aggregate"]
     stops = totals["stops_by_cost"]
-    costly = stops["above_1_percent"]
+    costly = stops["lost"]
     return {
         "it could act in": f"{totals['could_fire']}",
         "it would have stopped": f"{totals['stopped']}",
-        "training on would have gained 1% or less": f"{stops['at_most_1_percent']['stopped']}",
+        "training on would have gained 1% or less": f"{stops['saved']['stopped']}",
         "training on would have gained more": f"{costly['stopped']}",
         "median regret of the latter": f"{costly['regret']:.2%}",
         "greatest regret": f"{costly['worst']['regret']:.2%}",
-        "cannot be judged": f"{stops['not_judged']['stopped']}",
-        "stopped at their last step": f"{stops['at_last_step']['stopped']}",
+        "cannot be judged": f"{stops['unknown']['stopped']}",
+        "stopped at their last step": f"{stops['kept']['stopped']}",
         "it would have steered, so that the rest is unknown": f"{totals['not_known']}",
     }
 

@@ -63,13 +63,14 @@ def keys_sentence(of_runs: Sequence[Family], choices: Mapping[str, int], asked: 
     """
     families = FamilyCounts.of(of_runs)
     others = {key: count for key, count in choices.items() if key not in families.keys and count != families.count}
-    if len(of_runs) < 2 or not others:
+    if len(of_runs) < 2 or (not others and asked is None):
         return ""
     now = f"Families are told by {' and '.join(families.keys)}: {families.count:,}"
     if asked is not None:
         now += ", as you chose; whether these are independent of each other, no log says"
     named = [f"{key} {count:,}" for key, count in list(others.items())[:_LISTED]]
-    return f"{now}. By other keys there would be: {', '.join(named)} (--family KEY)."
+    by_others = f" By other keys there would be: {', '.join(named)} (--family KEY)." if named else ""
+    return f"{now}.{by_others}"
 
 
 def all_of(count: int) -> str:
