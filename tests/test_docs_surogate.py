@@ -54,7 +54,7 @@ def _summary(report: Report) -> dict[str, str]:
         "median regret of the latter": f"{costly['regret']:.2%}",
         "greatest regret": f"{costly['worst']['regret']:.2%}",
         "cannot be judged": f"{stops['unknown']['stopped']}",
-        "stopped at their last step": f"{stops['kept']['stopped']}",
+        "stopped at their last step": f"{stops['at_last_step']['stopped']}",
         "it would have steered, so that the rest is unknown": f"{totals['not_known']}",
     }
 
