@@ -247,14 +247,14 @@ def test_a_run_that_recorded_the_new_name_keeps_its_own(record: Recording) -> No
 @pytest.mark.parametrize("use", ["backtest", "sweep", "diff"])
 def test_a_rename_of_a_metric_that_no_run_has_is_refused(mixed: list[Run], use: str) -> None:
     """The error names the nearest."""
-    policy, renames = parse_policy(AT_3), {"vall_loss": "eval_loss"}
+    policy, renames = parse_policy(AT_3), {"vall_loss": "new_loss"}
     uses: dict[str, Callable[[], object]] = {
         "backtest": lambda: backtest(policy, mixed, renames=renames),
         "sweep": lambda: sweep(policy, {"at": [1]}, mixed, renames=renames),
         "diff": lambda: diff_policies(policy, policy, mixed, renames=renames),
     }
 
-    with pytest.raises(TelemetryError, match=r"no run recorded .* got 'vall_loss=eval_loss'. Did you mean 'val_loss'"):
+    with pytest.raises(TelemetryError, match=r"no run recorded .* got 'vall_loss=new_loss'. Did you mean 'val_loss'"):
         uses[use]()
 
 
@@ -285,7 +285,7 @@ def test_a_report_says_which_rename_would_let_the_rules_see_more_runs(mixed: lis
     (hint,) = report_json(summarize(report))["lacking"]
     nearest = {"val_loss": 1, "validation/loss": 1}
 
-    assert hint == {"name": "eval_loss", "runs": 5, "of": 6, "nearest": nearest, "judging": {}}
+    assert hint == {"name": "eval_loss", "runs": 5, "of": 6, "nearest": nearest, "judging": {}, "doubtful": {}}
     assert (
         "5 of 6 runs lack eval_loss, which the rules read; nearest: val_loss (1), validation/loss (1)"
         in report_page(summarize(report))
