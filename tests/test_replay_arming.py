@@ -257,7 +257,8 @@ def test_the_verdict_and_the_certificate_judge_by_one_definition(trained: Callab
 
     assert found.params is not None
     policy = parse_policy(patient().text, params=found.params)
-    assert (plain.arm, plain.lost) == (Arm.YES, pytest.approx(4 / 270))
+    assert plain.arm is Arm.YES
+    assert plain.lost == pytest.approx(4 / 270)
     assert answer(policy, runs, certified).arm is Arm.YES
     assert "(each of the 30 families counts as one)" in plain.because
     assert found.choice.means[2] == pytest.approx(plain.lost)

@@ -66,14 +66,13 @@ def test_a_p_value_of_counts_is_small_no_more_often_than_it_says(families: int, 
 @pytest.mark.parametrize("kind", ["two values", "three values", "spread", "heavy"])
 def test_bets_win_no_more_often_than_they_say(limit: float, kind: str) -> None:
     """4,000 histories of 80 families whose mean loss is the limit: at most one in ten is taken for a lower one."""
-    random = np.random.default_rng(5)
-    shape = (80, 4000)
+    random, shape = np.random.default_rng(5), (80, 4000)
     values = {
-        "two values": lambda: (random.random(shape) < limit).astype(float),
-        "three values": lambda: np.where(random.random(shape) < 2 * limit, 0.5, 0.0),
-        "spread": lambda: random.beta(1.0, 1.0 / limit - 1.0, shape),
-        "heavy": lambda: random.beta(0.1 * limit, 0.1 * (1.0 - limit), shape),
-    }[kind]()
+        "two values": (random.random(shape) < limit).astype(float),
+        "three values": np.where(random.random(shape) < 2 * limit, 0.5, 0.0),
+        "spread": random.beta(1.0, 1.0 / limit - 1.0, shape),
+        "heavy": random.beta(0.1 * limit, 0.1 * (1.0 - limit), shape),
+    }[kind]
     found = p_values(FamilyLosses(values, are_counts=False), limit)
 
     assert (found <= 0.1).mean() <= 0.1 + 0.015

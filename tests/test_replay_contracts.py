@@ -30,8 +30,8 @@ from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay
-from steptape.replay.sweeps.outcomes import Outcomes
-from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.engine.decisions import canonical_line
 from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION

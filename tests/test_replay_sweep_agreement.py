@@ -22,8 +22,8 @@ from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings
-from steptape.replay.sweeps.outcomes import Outcomes
-from steptape.replay.sweeps.variant_outcomes import outcomes_of_results, sweep_stream
+from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
+from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event
