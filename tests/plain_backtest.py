@@ -18,6 +18,7 @@ import real_logs
 from plain_policy import SAVE, STOP, Controller, Firing, Row, could_fire, firings
 
 from steptape.replay.runs.metric_names import mode_of
+from steptape.replay.runs.run_families import family_of
 from steptape.store.run import Run
 
 #: A metric and the sign that makes lower values better.
@@ -48,10 +49,12 @@ class Log:
         return replace(self, rows=rows, filtered=frozenset(called.get(name, name) for name in self.filtered))
 
     def family(self, key: str | None) -> Hashable:
-        """Return its family: the first of the key that a user names, its group and its source folder."""
+        """Return its family: the first of the key that a user names, its configuration, group and source folder."""
         named = self.facts.get(key or "")
         if named:
             return key, named
+        if self.facts["configuration"]:
+            return "configuration", self.facts["configuration"]
         return ("group", self.facts["group"]) if self.facts["group"] else ("source folder", self.facts["folder"])
 
     @property
@@ -103,6 +106,9 @@ def log_of(run: Run) -> Log:
     ]
     path = PurePath(source["path"]).relative_to(real_logs.FOLDER)
     facts = {"group": document["group"] or "", "folder": path.parts[0], "run": run.run_id, "name": document["name"]}
+    # What of a configuration tells families is tested by itself.
+    told = family_of(run.info)
+    facts["configuration"] = told.value if told.key == "configuration" else ""
     plan = document["attempts"][-1]["plan"]
     each = (plan.get("total_epochs"), plan.get("steps_per_epoch"))
     planned = plan.get("total_steps")

@@ -222,6 +222,7 @@ PUBLIC: dict[str, set[str]] = {
         "reports/sweep_report",
         "reports/terminal",
         "run_pool",
+        "runs/event_stream",
         "runs/incidents",
         "runs/objective",
         "runs/replaying",

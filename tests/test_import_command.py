@@ -561,7 +561,8 @@ def test_a_report_names_runs_of_one_name_by_their_logs(call: Call, tmp_path: Pat
     """Two folders are imported each by itself: their runs have one name, and the table shows the paths."""
     for seed in ("seed0", "seed1"):
         (tmp_path / seed).mkdir()
-        (tmp_path / seed / "a.csv").write_text("step,eval_loss,loss\n1,3,1\n2,3,1\n")
+        rows = "".join(f"{step},{3 / step},1\n" for step in range(1, 9))
+        (tmp_path / seed / "a.csv").write_text(f"step,eval_loss,loss\n{rows}")
         call("import", "auto", tmp_path / seed, "--store", "runs")
     (tmp_path / "p.yaml").write_text(
         "controllers:\n"

@@ -272,7 +272,11 @@ def test_a_backtest_over_logs_of_all_kinds_says_what_its_numbers_are_over(runs: 
     assert (report_json(summarize(report))["human"], total["steps"]) == (None, None)
     assert sum("before its plan" in result.right_censored for result in report.results) == 4
     assert [one["unit"] for one in total["steps_by_unit"]] == ["updates", "tensorboard steps", "wandb steps"]
-    assert (total["runs"], total["could_fire"], total["families"]["keys"]) == (98, 32, {"source folder": 5})
+    assert (total["runs"], total["could_fire"], total["families"]["keys"]) == (
+        98,
+        32,
+        {"configuration": 8, "source folder": 3},
+    )
     assert (lacked.name, lacked.runs, lacked.nearest["validation/loss"]) == ("eval_loss", 94, 26)
 
 

@@ -208,7 +208,6 @@ def test_the_command_says_in_which_sample_a_front_is(runs: list[Run], tmp_path: 
     inside = output("--html", str(page))
     assert inside.startswith("Best trade-offs, in sample:")
     assert "In sample: the runs that chose these variants also judge them" in inside
-    assert "would have stopped" in inside
     assert 'aria-label="Best trade-offs, in sample"' in page.read_text()
     assert {(row["sample"], row["split"]) for row in map(json.loads, output("--json").splitlines())} == {("in", None)}
 

@@ -148,7 +148,7 @@ def backtest_once(request: Request, readers: RunPool) -> tuple[Backtest, list[Ru
         tuple(_repeated(results[index], results[by]) for index, by in sorted(counts_for.items())),
         settings=request.settings,
         declared=declared,
-        family_choices=family_choices([judged_runs[index].info for index in counted]),
+        family_choices=family_choices([judged[index].family_values for index in counted]),
         read_events=read_events,
     )
     told = [(judged[index].lacked, results[index].objective, judged[index].evaluated) for index in counted]
@@ -196,12 +196,14 @@ class _JudgedRun(NamedTuple):
         sketch: Values by which another log of the same training is found.
         evaluated: The evaluation metrics.
         lacked: The metrics that rules read and the run did not record, each with its metric that comes closest.
+        family_values: What it has under each key that may tell families apart.
     """
 
     result: RunResult
     sketch: Sketch
     evaluated: frozenset[str]
     lacked: Mapping[str, str]
+    family_values: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,4 +235,5 @@ class _Judge:
             result = result_of(facts, background.objective_among(evaluated, self.declared), self.declared)
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error)), 0
-        return _JudgedRun(result, record.sketch, frozenset(evaluated), facts.lacked), read_events
+        found = _JudgedRun(result, record.sketch, frozenset(evaluated), facts.lacked, background.family_values)
+        return found, read_events

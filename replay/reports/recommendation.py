@@ -17,7 +17,7 @@ from ..choosing.promise import families as families_text
 from ..choosing.promise import percent
 from ..choosing.recommending import TOLERANCES, WORTHWHILE, Recommendation, recommend
 from ..documents import document
-from ..runs.run_families import family_choices
+from ..runs.run_families import family_choices, family_values
 from ..runs.same_training import repeated_sentence
 from .basis import keys_sentence, objective_sentences
 from .result import Arm, BacktestResult, Fate, HowChosen
@@ -229,7 +229,7 @@ def _basis(found: Recommendation) -> Iterator[str]:
         yield sentence
     if found.others:
         yield _others_sentence(found)
-    choices = family_choices([one.facts.info for one in members])
+    choices = family_choices([family_values(one.facts.info) for one in members])
     of_runs = [family for family, own in found.families.items() for _ in own]
     if sentence := keys_sentence(of_runs, choices, found.tried[0].family_key):
         yield sentence

@@ -110,7 +110,7 @@ class Ledger:
         >>> Ledger("runs", {}, None).text(1.5), Ledger("updates", {}, None).text(1.5e4)
         ('1.5 runs', '15,000 steps')
         >>> Ledger("rank-hours", {}, None).text(7.61e-8)
-        '0.3 ms of ranks'
+        '<0.1 h of ranks'
         """
         if self.unit in ("h", "rank-hours"):
             text = hours(amount * SECONDS_PER_HOUR, of=self.spent * SECONDS_PER_HOUR)

@@ -41,7 +41,7 @@ from .incidents import Alarm, Detection, Incident, detect, incidents_in, inciden
 from .metric_names import Renames, nearest_metric
 from .objective import UPDATES, Objective, objective_among, objective_of_study
 from .replaying import Replayer, replay_stream, stream_under
-from .run_families import UNKNOWN_FAMILY, Family, family_of
+from .run_families import UNKNOWN_FAMILY, Family, family_of, family_values
 from .run_result import DEFAULT_SETTINGS, BacktestSettings, Outlay, Replay, RunResult, Validity, drops_own_checkpoints
 from .same_training import Sketch, sketch_of, sketched
 from .scoring import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
@@ -73,6 +73,7 @@ class RunBackground:
         how_stopped: How it was stopped, if it was.
         log_digest: Digest of everything that it recorded, as kept at its end; empty if none was kept.
         is_armed: Whether its last attempt had rules.
+        family_values: What it has under each key that may tell families apart.
     """
 
     run_id: str = ""
@@ -92,6 +93,7 @@ class RunBackground:
     log_digest: str = ""
     source: str = ""
     is_armed: bool = False
+    family_values: Mapping[str, str] = field(default_factory=dict)
 
     def is_ended_by_rules(self, stream: EventStream) -> bool:
         """Whether its own rules ordered the stop with which it ends. A program that obeys may end as completed."""
@@ -137,6 +139,7 @@ def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackgrou
         log_digest=snapshot.log_digest,
         source=info.source_path or "",
         is_armed=info.last.policy is not None,
+        family_values=family_values(info),
     )
 
 

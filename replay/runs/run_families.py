@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
@@ -100,18 +100,24 @@ def configuration_of(info: RunInfo) -> str:
     return _digest(kept) if kept else ""
 
 
-def family_choices(infos: Sequence[RunInfo]) -> dict[str, int]:
-    """Return how many families the runs would be by each key that tells some apart, the fewest first.
+def family_values(info: RunInfo) -> dict[str, str]:
+    """Return by each key that may tell families apart what a run has under it."""
+    found = {key: _value_of(info, key) for key in ("group", "folder", "run")}
+    config = flattened(info.config).items()
+    return found | {name: json.dumps(value, default=str) for name, value in config if not _is_name(name, value)}
+
+
+def family_choices(runs: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Return how many families runs would be by each key that tells some apart, the fewest first.
 
     Args:
-        infos: The runs.
+        runs: What each run has under each key, from ``family_values``.
     """
-    configs = [flattened(info.config) for info in infos]
-    names = dict.fromkeys(name for config in configs for name, value in config.items() if not _is_name(name, value))
-    counts = {key: len({_value_of(info, key) for info in infos}) for key in ("group", "folder", "run")}
-    for name in names:
-        if all(name in config for config in configs):
-            counts[name] = len({json.dumps(config[name], default=str) for config in configs})
+    counts = {
+        key: len({one[key] for one in runs})
+        for key in dict.fromkeys(key for one in runs for key in one)
+        if all(key in one for one in runs)
+    }
     chosen = {key: count for key, count in counts.items() if count > 1 or key == "group"}
     return dict(sorted(chosen.items(), key=lambda one: one[1]))
 
