@@ -398,3 +398,25 @@ def test_a_backtest_judges_by_the_risk_that_is_asked_for(make_runs: MakeRuns, tm
     assert "To be 99.9% sure that at most 1 in 5 runs lose by it" in " ".join(surer.output.split())
     assert all("a certificate's own risk judges its rule" in " ".join(one.output.split()) for one in refused)
     assert {one.exit_code for one in refused} == {2}
+
+
+def test_without_a_configuration_it_is_unknown_whether_a_certificate_covers_other_runs(
+    make_runs: MakeRuns, tmp_path: Path
+) -> None:
+    """What was compared may still say no: the number of evaluations, and the range of their values."""
+    policy, file, bare = tmp_path / "policy.yaml", tmp_path / "c.json", {"config": {}}
+    policy.write_text(TEXT)
+    store = make_runs([worse(1)] * 30, [bare] * 30)[0].folder.parent
+    command(policy, "--store", store, "--set", "patience=1", "--output", file)
+    (like,) = make_runs([[0.99 * value for value in worse(1)]], [bare])
+    (unlike,) = make_runs([[900 * value for value in worse(1)]], [bare])
+    arguments = ["backtest", str(policy), "--set", "patience=1", "--certificate", str(file)]
+
+    def said(run: Run) -> str:
+        return CliRunner().invoke(app, [*arguments, str(run.folder)]).output
+
+    assert "no configuration was recorded, so whether this run is like those that it was chosen on is unknown" in said(
+        like
+    )
+    assert "it covers 0 of 1 run" in said(unlike)
+    assert "the median of its eval_loss is 540, the population has values of 0.5 to 1.2" in said(unlike)
