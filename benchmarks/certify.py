@@ -163,7 +163,7 @@ class Table:
 
 
 class Tally:
-    """What the choices of one method saved and lost on families that were never drawn."""
+    """Savings and losses of one method's choices, on families that were never drawn."""
 
     def __init__(self) -> None:
         self.draws = self.broken = self.none = 0

@@ -180,7 +180,7 @@ def null_by_ranks(ours: Floats, theirs: Floats) -> tuple[Truths, Truths, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What a look at rows of comparisons sees: the bets, and the ratio of the spreads."""
+    """The bets and the ratio of the spreads, after one look at many comparisons."""
 
     baseline_runs: int
     candidate_runs: int

@@ -274,7 +274,7 @@ class SweepArguments(NamedTuple):
 class CertifyArguments(NamedTuple):
     """Choose the variant of a policy that saves most while it keeps a stated risk.
 
-    Every combination of the values is a variant, tested on all runs, of which each family counts as one: the chosen one
+    Every combination of the values is a variant. It is tested on all runs; each family counts as one. The chosen one
     keeps the limit on runs like these with the stated confidence, however many variants were tried.
     Exits with 1 if no variant can be certified, and with --check if something has changed.
     """

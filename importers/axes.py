@@ -76,7 +76,7 @@ class Places:
 
     Attributes:
         by_index: The places, by the entries' indices.
-        undecided: The entries of which a longer log may say something else.
+        undecided: Entries that a longer log may place otherwise.
         reference: The series of the training that counts its steps; empty without any.
         follows: The newest entry of the training when an entry of another file was logged, by the latter's index.
     """
@@ -88,7 +88,7 @@ class Places:
 
 
 class _Verdict(Enum):
-    """What a series counts: the training, something else in an order that proves it, or something unknown."""
+    """Whether a series counts the steps of the training, something else with proof, or something unknown."""
 
     TRAINING = auto()
     LIKELY_TRAINING = auto()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -27,11 +27,10 @@ SEED: Final = 1
 #: Share of the values that a trimmed mean leaves out at each end.
 TRIMMED: Final = 0.1
 
-#: The constants of SplitMix64.
+#: The constants of SplitMix64, which gives the same numbers on every platform.
 _STRIDE: Final = 0x9E3779B97F4A7C15
 _FIRST_FACTOR: Final = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR: Final = 0x94D049BB133111EB
-_MASK: Final = (1 << 64) - 1
 
 #: Draws held in memory together: 2 MiB of each array.
 _DRAWN_AT_ONCE: Final = 1 << 18
@@ -102,7 +101,7 @@ def _resampled_means(clusters: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def _numbers(seed: int, first: int, last: int) -> npt.NDArray[np.uint64]:
-    """Return the pseudo-random numbers of a seed from one place to another, as ``numbers`` yields them."""
+    """Return the pseudo-random numbers of a seed between two places: SplitMix64 (Steele et al., 2014)."""
     places = np.arange(first + 1, last + 1, dtype=np.uint64)
     state = places * np.uint64(_STRIDE) + np.uint64(seed)
     mixed = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST_FACTOR)
@@ -126,20 +125,6 @@ def trimmed_mean(values: Sequence[float]) -> float:
     """
     cut = int(TRIMMED * len(values))
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
-
-
-def numbers(seed: int) -> Iterator[int]:
-    """Yield pseudo-random 64-bit integers, the same on every platform: SplitMix64 (Steele et al., 2014).
-
-    >>> next(numbers(0)) == 0xE220A8397B1DCDAF
-    True
-    """
-    state = seed
-    while True:
-        state = (state + _STRIDE) & _MASK
-        mixed = ((state ^ (state >> 30)) * _FIRST_FACTOR) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * _SECOND_FACTOR) & _MASK
-        yield mixed ^ (mixed >> 31)
 
 
 def binomial_tails(runs: int, risk: float) -> Floats:

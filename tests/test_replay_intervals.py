@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from steptape.replay.intervals import RESAMPLES, SEED, interval, numbers, paired_interval, trimmed_mean
+from steptape.replay.intervals import RESAMPLES, SEED, interval, paired_interval, trimmed_mean
+
+
+def numbers(seed: int) -> Iterator[int]:
+    """Yield the numbers of SplitMix64 (Steele et al., 2014), one after the other."""
+    mask, state = (1 << 64) - 1, seed
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+        yield mixed ^ (mixed >> 31)
 
 
 def test_few_families_have_no_interval() -> None:

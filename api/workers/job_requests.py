@@ -43,7 +43,7 @@ class JudgingJobRequest(JobRequest):
     """The key that runs of one family share: `group`, `tags`, `name`, `folder`, `run` or a key of the configuration. By
     default it is the first of configuration, group and source folder that a run has. Intervals draw whole families."""
     risk: str | None = Field(default=None, max_length=100)
-    """What a run may not lose by a stop: `regret > 1%` or `deployable_regret > 2%`; without a percent sign in units of
+    """When a stop is lost: `regret > 1%` or `deployable_regret > 2%`. A number without a percent sign is in units of
     the metric. By default `regret > 1%`; a recommendation takes the least of 1, 2, 5 and 10% that the metric's noise
     does not hide."""
     at_most: str = Field(default=AT_MOST_TEXT, max_length=100)
