@@ -404,7 +404,8 @@ def test_without_a_configuration_it_is_unknown_whether_a_certificate_covers_othe
     make_runs: MakeRuns, tmp_path: Path
 ) -> None:
     """What was compared may still say no: the number of evaluations, and the range of their values."""
-    policy, file, bare = tmp_path / "policy.yaml", tmp_path / "c.json", {"config": {}}
+    policy, file = tmp_path / "policy.yaml", tmp_path / "c.json"
+    bare: dict[str, object] = {"config": {}}
     policy.write_text(TEXT)
     store = make_runs([worse(1)] * 30, [bare] * 30)[0].folder.parent
     command(policy, "--store", store, "--set", "patience=1", "--output", file)
