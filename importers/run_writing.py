@@ -25,8 +25,9 @@ from ..store.journal.segment import EventColumns
 from ..store.journal.writer import JournalWriter
 from ..store.parquet.sealing import seal, seal_columns
 from ..store.plan import Plan
+from ..store.redaction import redacted
 from ..store.run_folder import DIGESTS_JSON
-from ..store.run_info import Attempt, RunInfo, flattened, redacted, write_run_info
+from ..store.run_info import Attempt, RunInfo, flattened, write_run_info
 from .encodings.numbers import INT64_MAX, NS
 from .plain_tables import PlainFacts
 from .source import EPOCHS, Fact, ImportedRun, Proof, RefusedRun, StepAxis, UnreadableSource
@@ -175,7 +176,7 @@ class Courses:
                 (run.ended_ns if number == last else None) or course.ended_ns or None,
                 plan=plan,
                 steps=course.steps,
-                failure=run.failure if number == last else None,
+                failure=redacted(run.failure) if number == last else None,
             )
             if entries:
                 entry = replace(entry, parent=entries[-1].attempt, from_step=course.first_step - 1)

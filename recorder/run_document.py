@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..store.errors import TelemetryError
 from ..store.own_process import WriterIdentity, boot_id, host_name
 from ..store.plan import Plan
-from ..store.run_info import Attempt, RunInfo, redacted, redacted_arguments, write_run_info
+from ..store.redaction import redacted, redacted_arguments, redacted_text
+from ..store.run_info import Attempt, RunInfo, write_run_info
 from .loop_values import as_config, as_text
 from .process.termination import signals_held
 from .ranks.rank import Rank
@@ -83,7 +84,7 @@ class RunDocument:
             ended_ns=time.time_ns(),
             steps=steps,
             failure=failure,
-            reason=reason,
+            reason=None if reason is None else redacted_text(reason),
             decision_digest=decision_digest,
         )
         self.write()

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 from ..store.errors import InvalidEvent, counted, shortened
-from ..store.run_info import redacted_code
+from ..store.redaction import redacted_text
 from .loop_values import as_text
 from .process.termination import Terminated
 
@@ -64,9 +64,9 @@ def _is_ctrl_c_of_asyncio(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> dict[str, str]:
-    """Return type, message and traceback of the exception."""
+    """Return type, message and traceback of the exception, with secrets redacted."""
     try:
-        message = shortened(as_text(error), 2000)
+        message = shortened(redacted_text(as_text(error)), 2000)
     except Exception:  # An exception class of the user may have a __str__ that fails.
         message = "(its message cannot be read)"
     return {"type": type(error).__name__, "message": message, "traceback": _traceback_text(error)}
@@ -82,7 +82,7 @@ def blocked_failure(frame: FrameType) -> dict[str, str]:
 
 
 def _traceback_text(error: BaseException) -> str:
-    """Return the traceback as Python prints it, with secrets in its code redacted; empty if it cannot be formatted."""
+    """Return the traceback as Python prints it, with secrets redacted; empty if it cannot be formatted."""
     try:
         return _shown(traceback.format_exception(error, limit=-_TRACEBACK_FRAMES))
     except Exception:  # The code of an exception class of the user.
@@ -90,7 +90,7 @@ def _traceback_text(error: BaseException) -> str:
 
 
 def _shown(lines: list[str]) -> str:
-    text = "\n".join(redacted_code(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
+    text = "\n".join(redacted_text(line[:_LINE_CHARACTERS]) for line in "".join(lines).rstrip().splitlines())
     return shortened(as_text(text), _TRACEBACK_CHARACTERS)
 
 
