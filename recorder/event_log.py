@@ -50,6 +50,9 @@ _MAY_BE_LATE: Final = ("step_end", "log", "ranks")
 #: Kinds before which recording waits for no late value.
 _MAY_COME_BETWEEN: Final = (*_MAY_BE_LATE, SPAN, SYSTEM)
 
+#: Returns the step and epoch of an event.
+Place: TypeAlias = "Callable[[], tuple[int, float | None]]"
+
 #: The seq, names and values of an event.
 Latest: TypeAlias = tuple[int, tuple[str, ...], Sequence[float]]
 _NO_EVENT: Final[Latest] = (-1, (), ())
@@ -191,9 +194,8 @@ class EventLog:
         kind: str,
         metrics: Any,
         scalars: Mapping[str, Any],
+        place: Place,
         *,
-        step: int,
-        epoch: float | None,
         micro_step: int = 0,
         attrs: Mapping[str, Any] | None = None,
         samples: Mapping[str, Any] = _NO_ARGUMENTS,
@@ -205,6 +207,8 @@ class EventLog:
 
         Args:
             metrics: The mapping of a call. Anything else is an error, which costs the event.
+            place: Returns the step and epoch of the event. It is called when no other event can come before this one,
+                also for an event that is lost.
             samples: The sample arguments of ``Recorder.step``, by name.
             vectors: The vectors of a call. Those that do not fit leave the event itself recorded.
             awaits: Names of values that ``record_late`` will bring.
@@ -219,6 +223,12 @@ class EventLog:
         """
 
         def write() -> Sequence[Outcome]:
+            try:
+                return write_placed()
+            finally:
+                place()
+
+        def write_placed() -> Sequence[Outcome]:
             may_be_late = kind in _MAY_BE_LATE and not awaits
             given, computed = values_by_name(kind, metrics, scalars, self._warnings), bundles
             if bundles and not may_be_late:
@@ -231,11 +241,13 @@ class EventLog:
             late = _on_device(samples, fit) if may_be_late else _NO_ARGUMENTS
             at_hand = {name: value for name, value in samples.items() if name not in late}
             here = {name: values for name, values in fit.items() if _VECTOR + name not in late}
-            payload, carried = _with_carried(payload, step, at_hand, here, self._selection, self._warnings)
             with self.lock:
-                if not self.is_clear:
+                # From here on, events from signal handlers are postponed, so none can come in between.
+                is_due, self.is_clear = not self.is_clear, False
+                step, epoch = place()
+                if is_due:
                     self._catch_up(kind, step, epoch)
-                self.is_clear = False
+                payload, carried = _with_carried(payload, step, at_hand, here, self._selection, self._warnings)
                 if payload.on_device or late or computed:
                     names = [*payload.on_device, *bundled_names(computed), *_kinds_of(late)]
                     present = payload._replace(attrs={**payload.attrs, AWAITED: names})

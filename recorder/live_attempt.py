@@ -223,9 +223,9 @@ class LiveAttempt:
         if self.operations is not None and kind in _BEGINS_UPDATE:
             self.operations.count_unanswered_skip()
         step = self.position.step if step is None else step
-        epoch = self.position.epoch_at(step) if epoch is None else epoch
+        place = (step, self.position.epoch_at(step) if epoch is None else epoch)
         outcomes = self.event_log.record(
-            kind, metrics, scalars, step=step, epoch=epoch, micro_step=micro_step, attrs=attrs, vectors=vectors
+            kind, metrics, scalars, lambda: place, micro_step=micro_step, attrs=attrs, vectors=vectors
         )
         self.apply(outcomes)
 
@@ -302,7 +302,7 @@ class LiveAttempt:
         attrs = {"status": "interrupted", "reason": why}
         try:
             self.event_log.record(
-                "train_end", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs
+                "train_end", None, _NOTHING, lambda: (step, self.position.epoch_at(step)), attrs=attrs
             )
             self._write_end("interrupted", None, why, shown=why)
         finally:
@@ -441,7 +441,7 @@ class LiveAttempt:
         self.is_closed = True
         failure, step = blocked_failure(frame), self.position.step
         attrs = {**failure, "traceback": failure["traceback"].splitlines()}
-        self.event_log.record("failure", None, _NOTHING, step=step, epoch=self.position.epoch_at(step), attrs=attrs)
+        self.event_log.record("failure", None, _NOTHING, lambda: (step, self.position.epoch_at(step)), attrs=attrs)
         self._write_end("interrupted", failure)
         PUSHING.end(str(self.folder))
 

@@ -31,6 +31,14 @@ class Position:
     is_ordered: bool = True
     tally: RankTally = field(default_factory=RankTally)
 
+    def advance(self, step: int | None, epoch: float | None) -> int:
+        """Finish an update, the next one or that of this number, and return its number."""
+        self.step = self.step + 1 if step is None else step
+        self.is_counting = True
+        if epoch is not None:
+            self.set_epoch(epoch)
+        return self.step
+
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""
         self.epoch, self.epoch_began_at = epoch, self.step

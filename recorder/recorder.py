@@ -259,16 +259,18 @@ class Recorder:
             warnings.check_step_number(step, position)
         if epoch is not None:
             epoch = warnings.converted(as_epoch, epoch, default=position.epoch)
-        with live.event_log.lock:  # So that no other thread gets the same number.
-            position.step = number = position.step + 1 if step is None else step
-            position.is_counting = True
-            if epoch is not None:
-                position.set_epoch(epoch)
-            at = position.epoch_at(number)
+        number: int | None = None
+
+        def place() -> tuple[int, float | None]:
+            nonlocal number
+            if number is None:
+                number = position.advance(step, epoch)
+            return number, position.epoch_at(number)
+
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
-        if samples is None and (sample_tokens is not None or token_losses is not None):
-            warnings.warn_of_lone_samples({"sample_tokens": sample_tokens, "token_losses": token_losses})
+        if samples is None:
+            warnings.warn_of_lone_samples(sample_tokens=sample_tokens, token_losses=token_losses)
         operations, is_applied = live.operations, bool(applied is None or applied)
         if operations is not None:
             operations.name_what_is_not_handled()
@@ -278,8 +280,7 @@ class Recorder:
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
             {**probed.numbers, **scalars},
-            step=number,
-            epoch=at,
+            place,
             micro_step=micro_step
             if micro_step == 0
             else warnings.converted(as_whole, micro_step, "micro_step", default=0),
@@ -294,7 +295,7 @@ class Recorder:
         live.apply(outcomes)
         if operations is not None and operations.rollback is not None:
             self._roll_back()
-        elif self._log_every and number % self._log_every == 0:
+        elif self._log_every and number and number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
 

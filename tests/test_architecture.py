@@ -133,6 +133,7 @@ PUBLIC: dict[str, set[str]] = {
         "reading/summary",
         "reading/tally",
         "reading/training",
+        "redaction",
         "run",
         "run_folder",
         "run_info",

@@ -403,8 +403,11 @@ def test_a_signal_handler_may_record_in_the_middle_of_a_step(tmp_path: Path) -> 
     assert [event.seq for event in run.events()] == list(range(run.table().num_rows))
 
 
-def test_a_signal_handler_may_record_a_step_in_the_middle_of_another(tmp_path: Path) -> None:
-    """Neither is lost."""
+@pytest.mark.parametrize("others", [{}, {"group": {"a": 1.0}}], ids=["quick", "general"])
+def test_a_signal_handler_may_record_a_step_in_the_middle_of_another(
+    tmp_path: Path, others: dict[str, dict[str, float]]
+) -> None:
+    """Neither is lost, and each has a number of its own."""
     made = itertools.count(1)
 
     def step_too(*_: object) -> None:
@@ -413,7 +416,7 @@ def test_a_signal_handler_may_record_a_step_in_the_middle_of_another(tmp_path: P
     with Recorder(tmp_path) as rec:
         with alarms(step_too, 0.0003):
             for number in range(5_000):
-                rec.step(loss=float(number))
+                rec.step({"loss": float(number), **others})
         count = next(made) - 1
 
     run = open_run(rec.folder)
@@ -423,6 +426,7 @@ def test_a_signal_handler_may_record_a_step_in_the_middle_of_another(tmp_path: P
     assert [loss for loss in losses if loss >= 0] == [float(number) for number in range(5_000)]
     assert sorted(loss for loss in losses if loss < 0) == [float(number) for number in range(-count, 0)]
     assert [event.seq for event in run.events()] == list(range(run.table().num_rows))
+    assert [event.step for event in run.events() if event.kind == "step_end"] == [*range(1, 5_001 + count)]
 
 
 @not_measured

@@ -189,7 +189,7 @@ class CallWarnings:
         """Whether a call had a number of this name."""
         return name in self._numbers
 
-    def warn_of_lone_samples(self, given: Mapping[str, Any]) -> None:
+    def warn_of_lone_samples(self, **given: Any) -> None:
         """Warn of the sample arguments of a step without ``samples``."""
         for name, value in given.items():
             if value is not None:
