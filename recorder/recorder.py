@@ -281,9 +281,7 @@ class Recorder:
             (metrics, *unnamed) if unnamed else metrics,
             {**probed.numbers, **scalars},
             place,
-            micro_step=micro_step
-            if micro_step == 0
-            else warnings.converted(as_whole, micro_step, "micro_step", default=0),
+            micro_step=warnings.converted(as_whole, micro_step, "micro_step", default=0),
             attrs={**probed.texts, **({} if is_applied else {APPLIED: False})},
             samples=_NOTHING if samples is None and sample_ids is None else given,
             vectors={**probed.vectors, **(vectors or {})} if probed.vectors else vectors,
