@@ -31,14 +31,6 @@ class Position:
     is_ordered: bool = True
     tally: RankTally = field(default_factory=RankTally)
 
-    def advance(self, step: int | None, epoch: float | None) -> int:
-        """Finish an update, the next one or that of this number, and return its number."""
-        self.step = self.step + 1 if step is None else step
-        self.is_counting = True
-        if epoch is not None:
-            self.set_epoch(epoch)
-        return self.step
-
     def set_epoch(self, epoch: float | None) -> None:
         """Set the number of epochs finished now."""
         self.epoch, self.epoch_began_at = epoch, self.step
@@ -64,3 +56,28 @@ class Position:
         if self.epoch is None or not self.steps_per_epoch:
             return self.epoch
         return self.epoch + (step - self.epoch_began_at) / self.steps_per_epoch
+
+
+@dataclass(slots=True)
+class NextUpdate:
+    """An update that the loop has finished. It takes its number when its event is written, not when it is reported.
+
+    Attributes:
+        position: The position of the loop.
+        step, epoch: What the call gives; None for the next one.
+        number: Its number; None until its event is written.
+    """
+
+    position: Position
+    step: int | None
+    epoch: float | None
+    number: int | None = None
+
+    def __call__(self) -> tuple[int, float | None]:
+        """Return step and epoch of the event, and move the position there at the first call."""
+        if self.number is None:
+            self.number = self.position.step + 1 if self.step is None else self.step
+            self.position.step, self.position.is_counting = self.number, True
+            if self.epoch is not None:
+                self.position.set_epoch(self.epoch)
+        return self.number, self.position.epoch_at(self.number)

@@ -38,6 +38,7 @@ from .disabled import disable
 from .live_attempt import LiveAttempt, RecorderSettings
 from .loop_values import as_epoch, as_whole, path_text
 from .opening import Opening, Resume, ResumePoint, open_run, place_in
+from .position import NextUpdate
 from .probes.probe_values import NO_VALUES, ProbeValues
 from .ranks.rank import this_rank
 from .run_document import declared_config, described_attempt, described_run
@@ -259,14 +260,7 @@ class Recorder:
             warnings.check_step_number(step, position)
         if epoch is not None:
             epoch = warnings.converted(as_epoch, epoch, default=position.epoch)
-        number: int | None = None
-
-        def place() -> tuple[int, float | None]:
-            nonlocal number
-            if number is None:
-                number = position.advance(step, epoch)
-            return number, position.epoch_at(number)
-
+        place = NextUpdate(position, step, epoch)
         given = {"samples": samples, "sample_ids": sample_ids, "sample_tokens": sample_tokens}
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None:
@@ -293,7 +287,7 @@ class Recorder:
         live.apply(outcomes)
         if operations is not None and operations.rollback is not None:
             self._roll_back()
-        elif self._log_every and number and number % self._log_every == 0:
+        elif self._log_every and place.number and place.number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
 
