@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import Policy, load_policy
+from ..rules.policy_file.policy import load_policy
 
 STEPS: Final = 400
 WARMUP_STEPS: Final = 50
@@ -55,11 +55,11 @@ class CharacterModel(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), after.flatten())
 
 
-def train(store: str | Path, name: str, rules: Policy | None = None) -> Path:
+def train(store: str | Path, name: str, *, is_steered: bool = False) -> Path:
     """Train once and record it.
 
     Args:
-        rules: May steer the learning rate.
+        is_steered: Whether rules may change the learning rate.
 
     Returns:
         The run's folder.
@@ -79,6 +79,7 @@ def train(store: str | Path, name: str, rules: Policy | None = None) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / WARMUP_STEPS))
 
+    rules = load_policy("surogate", params={"auto_lr_reduction": True}) if is_steered else None
     with Recorder(store, name=name, rules=rules, total_steps=STEPS, quiet=True) as rec:
         rec.learning_rate(optimizer, scheduler)
         for step in range(1, STEPS + 1):
@@ -103,7 +104,7 @@ def main() -> None:
     torch.set_num_threads(1)  # The model is too small for more.
     store = sys.argv[1] if len(sys.argv) > 1 else "runs"
     train(store, "free")
-    train(store, "steered", load_policy("surogate", params={"auto_lr_reduction": True}))
+    train(store, "steered", is_steered=True)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ _MEDIA: Final = frozenset(
 ) | {"Settings", "Table", "Video", "plot"}
 
 _CALLS: Final = frozenset(
-    ("link_artifact", "log_artifact", "log_code", "log_model", "mark_preempting", "require", "save", "setup")
-) | {"unwatch", "watch"}
+    ("link_artifact", "log_artifact", "log_code", "mark_preempting", "require", "save", "setup", "unwatch", "watch")
+)
 
 _ADVICE: Final = Advice(
     recorder="wandb.run.recorder",
@@ -199,6 +199,13 @@ class WandbRun:
             self._real.alert(title, text, level=level, wait_duration=wait_duration)
         self.recorder.annotate(f"{title}: {text}" if text else title)
 
+    def log_model(self, path: str | os.PathLike[str], name: str | None = None, aliases: Any = None) -> None:
+        """Record a checkpoint, at the step of the current row, which is complete then."""
+        if self._real is not None:
+            self._real.log_model(path, name, aliases)
+        self._rows.commit()
+        self.recorder.save(path)
+
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """Record the last row and end the run; as ``failed`` with an exit code other than 0."""
         global run
@@ -337,6 +344,11 @@ def init(
 def log(data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
     """Log to the run, as ``WandbRun.log``."""
     _begun("log").log(data, step=step, commit=commit)
+
+
+def log_model(path: str | os.PathLike[str], name: str | None = None, aliases: Any = None) -> None:
+    """Record a checkpoint of the run, as ``WandbRun.log_model``."""
+    _begun("log_model").log_model(path, name, aliases)
 
 
 def finish(exit_code: int | None = None, quiet: bool | None = None) -> None:  # noqa: ARG001

@@ -13,7 +13,8 @@ _KINDS: Final = {
     "ranks": "rec.agree(...)",
     "span": "rec.span(...)",
     "system": "rec.watch_system(...)",
-    **{kind: f"rec.{kind}(...)" for kind in ("log", "evaluate", "save", "epoch_begin", "epoch_end")},
+    "save": "rec.save(path)",
+    **{kind: f"rec.{kind}(...)" for kind in ("log", "evaluate", "epoch_begin", "epoch_end")},
 }
 
 

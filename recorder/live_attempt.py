@@ -143,8 +143,9 @@ class LiveAttempt:
             # A run without rules does not load the rule engine.
             from .steering import Steering
 
-            order = self.agreement.order_operation
-            self._steering = Steering(opening.engine, control, callbacks, self.orders, order, settings.advice)
+            flag, operation = self.agreement.order_flag, self.agreement.order_operation
+            given = (opening.engine, callbacks, flag, operation, settings.advice)
+            self._steering = Steering(*given, is_agreed=rank.has_group)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
             read_by_rules=self._steering.reads if self._steering else (),
@@ -421,18 +422,20 @@ class LiveAttempt:
                     self.operations.end()
 
     def _warn_at_the_end(self, *, is_whole: bool) -> None:
-        """Warn of rules that decided nothing, of requests in vain and of incidents that lie beyond the end."""
+        """Warn of rules that decided nothing, of orders in vain and of incidents that lie beyond the end."""
         position, steering, attempt = self.position, self._steering, self.document.info.last
         if is_whole and position.is_counting:
             self.warnings.check_incidents_beyond(position.step)
         if self._settings.rank.decides:
             self.agreement.warn_if_unreached(is_end=True)
+            if is_whole:
+                self.agreement.warn_of_unserved()
         if steering is not None:
             kinds = self.event_log.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
                 kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
             has_epoch = position.epoch is not None or self.warnings.has_number("epoch")
-            steering.end(position.step if is_whole else None, kinds, has_epoch=has_epoch)
+            steering.end(kinds, has_epoch=has_epoch)
 
     def _end_blocked(self, frame: FrameType) -> None:
         """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""
@@ -461,9 +464,8 @@ class LiveAttempt:
                 end()
             except Exception as failed:
                 self.warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
-        asked_at = self._steering.stop_asked_at if self._steering else None
-        ignored = 0 if asked_at is None else steps - asked_at
-        self._lines.end(shown or status, steps, self.event_log.latest_metrics(), self.event_log.lost_events, ignored)
+        ignored = self.agreement.ignored_stop()
+        self._lines.end(shown or status, steps, self.event_log.latest_metrics(), self.event_log.lost_events, *ignored)
 
     def _release(self) -> None:
         """Take back the handlers for the attempt's end."""

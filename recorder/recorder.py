@@ -85,7 +85,11 @@ class Recorder:
         with Recorder("runs", name="baseline", config={"lr": 0.1}, rules="policy.yaml") as rec:
             for batch in loader:
                 loss = train(batch)
-                if rec.step(loss=loss).should_stop:
+                control = rec.step(loss=loss)
+                if control.should_save:
+                    torch.save(model.state_dict(), "model.pt")
+                    rec.save("model.pt")
+                if control.should_stop:
                     break
 
     The run ends with the block: as ``completed``, ``stopped`` (a rule asked for it), ``interrupted`` (Ctrl-C or

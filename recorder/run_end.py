@@ -122,7 +122,9 @@ class ConsoleLines:
         """Print that the run is recorded."""
         self._say(f"recording {self._name!r}. {self._how_to_look()}")
 
-    def end(self, status: str, steps: int, metrics: Mapping[str, float], lost_events: int, ignored: int) -> None:
+    def end(
+        self, status: str, steps: int, metrics: Mapping[str, float], lost_events: int, ignored: int, who: str
+    ) -> None:
         """Print how the run ended, with the first of its last values.
 
         Args:
@@ -130,11 +132,12 @@ class ConsoleLines:
             steps: Updates finished.
             metrics: Its last values.
             lost_events: Events that could not be recorded.
-            ignored: Updates after a rule asked for a stop.
+            ignored: Updates after the loop was asked to stop.
+            who: Asked for it.
         """
         values = ", ".join(f"{name} {value:.4g}" for name, value in islice(metrics.items(), _SHOWN))
         more = f" and {len(metrics) - _SHOWN} more" if len(metrics) > _SHOWN else ""
-        late = f", {ignored} of them after a rule asked for a stop" if ignored > 0 else ""
+        late = f", {ignored} of them after {who} asked for a stop" if ignored > 0 else ""
         ended = f"{self._name!r} {status} after {counted(steps, 'step')}{late}"
         lost = f". {counted(lost_events, 'event')} could not be recorded" if lost_events else ""
         self._say(f"{ended}{': ' if values else ''}{values}{more}{lost}. {self._how_to_look()}")

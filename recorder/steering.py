@@ -1,6 +1,6 @@
 """Passes live events to the rule engine and applies its decisions to the loop's control flags and callbacks.
 
-At the end of a run it warns of rules that never decided, and of requests that the loop never served.
+At the end of a run it warns of rules that never decided.
 
 Loaded only when rules are given: the rule engine is more than half of the modules that a recorder with rules loads.
 """
@@ -22,7 +22,7 @@ from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.policy import Policy
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind
 from .advice import Advice
-from .control import FLAGS, Callbacks, Control
+from .control import FLAGS, Callbacks
 
 logger = logging.getLogger("steptape.rules")
 
@@ -39,11 +39,6 @@ _IGNORED_STEPS: Final = 10
 #: Kinds that need no call of the loop.
 _RECORDERS_OWN: Final = ("train_begin", "train_end")
 
-_REQUESTS: Final[Mapping[Effect, tuple[str, str]]] = {
-    Effect.SAVE: ("a checkpoint", "Save one when {control}.should_save is true and call {recorder}.save(path)"),
-    Effect.EVALUATE: ("an evaluation", "Evaluate when {control}.should_evaluate is true and call {evaluate}"),
-}
-
 
 class Steering:
     """The engine of one attempt, with the flags and callbacks through which it steers the loop.
@@ -53,10 +48,10 @@ class Steering:
 
     Args:
         engine: The rules in force, in the state in which earlier attempts left them.
-        control: The flags that the loop reads.
         callbacks: Called when an operation with their effect is decided, after its flag is set.
-        orders: The flags to set: those of ``control``, unless ranks must agree on them. Callbacks are not called then.
+        order_flag: Sets the flag of an order at a step of the loop.
         order_operation: Orders the loop an operation with arguments.
+        is_agreed: Whether ranks must agree on orders. No callback is called here then.
         advice: The calls that warnings name.
 
     Attributes:
@@ -66,17 +61,17 @@ class Steering:
         reads_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
         observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
             stop waits for the loop, so that other events cost no check.
-        stop_asked_at: The step at which the loop was first asked to stop; None before.
     """
 
     def __init__(
         self,
         engine: Engine,
-        control: Control,
         callbacks: Callbacks,
-        orders: Control,
+        order_flag: Callable[[str, int], None],
         order_operation: Callable[[str, Decision], None],
         advice: Advice,
+        *,
+        is_agreed: bool,
     ) -> None:
         self._advice = advice
         self._engine = engine
@@ -94,12 +89,11 @@ class Steering:
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
         self._digest = DecisionDigest()
-        self._control, self._orders, self._order_operation = control, orders, order_operation
-        self._is_agreed, self._callbacks = orders is not control, callbacks
+        self._order_flag, self._order_operation = order_flag, order_operation
+        self._is_agreed, self._callbacks = is_agreed, callbacks
         self._operations = {entry.name: entry.operation() for entry in engine.policy.operations}
-        self._asked_at: dict[Effect, int] = {}
         self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
-        self.stop_asked_at: int | None = None
+        self._stop_asked_at: int | None = None
 
     @property
     def error_counts(self) -> Mapping[str, int]:
@@ -111,20 +105,17 @@ class Steering:
         _warn_of(self._policy)
         return self._engine.start()
 
-    def end(self, step: int | None = None, kinds: Collection[str] = (), *, has_epoch: bool = True) -> None:
-        """Log which rules decided nothing for want of a series, a trigger or an epoch, and which requests were in vain.
+    def end(self, kinds: Collection[str] = (), *, has_epoch: bool = True) -> None:
+        """Log which rules decided nothing for want of a series, a trigger or an epoch.
 
         Args:
-            step: The last step; None if the run broke off.
             kinds: The kinds of events of a whole run; empty for a part of one. A run without any of the loop's is none.
             has_epoch: Whether the loop gave epochs.
         """
-        waiting = {effect: at for effect, at in self._asked_at.items() if self._is_set(effect)}
         try:
             lines = [
                 *self._engine.never_recorded(),
                 *_unfired_rules(self._policy.controllers, kinds, self._advice, has_epoch=has_epoch),
-                *(() if step is None else _unserved_requests(waiting, step, self._advice)),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -178,9 +169,7 @@ class Steering:
                 message = next(messages)
                 logger.log(_LEVELS[message.level], "%s", message.text)
             if effect in FLAGS:
-                if not self._is_set(effect):
-                    self._asked_at[effect] = decision.step + decision.value_lag
-                setattr(self._orders, FLAGS[effect], True)
+                self._order_flag(effect, decision.step + decision.value_lag)
             if effect is Effect.STOP and not self._is_agreed:
                 self.await_stop(decision.step + decision.value_lag)
             if is_call(operation):
@@ -190,19 +179,16 @@ class Steering:
                 self._callbacks.serve(effect)
         return failures
 
-    def _is_set(self, effect: Effect) -> bool:
-        return bool(getattr(self._control, FLAGS[effect]) or getattr(self._orders, FLAGS[effect]))
-
     def await_stop(self, step: int) -> None:
         """Note that the loop is asked to stop. Without a callback that may do it, watch whether the loop continues."""
-        if self.stop_asked_at is None:
-            self.stop_asked_at = step
+        if self._stop_asked_at is None:
+            self._stop_asked_at = step
             if Effect.STOP not in self._callbacks:
                 self.observe = self._observe_ignored_stop
 
     def _observe_ignored_stop(self, event: Event) -> Sequence[Outcome]:
         """Observe an event after a stop, and warn once when the loop has ignored it for some steps."""
-        asked_at = self.stop_asked_at or 0
+        asked_at = self._stop_asked_at or 0
         if event.step >= asked_at + _IGNORED_STEPS and event.kind == "step_end":
             self.observe = self._engine.observe
             what = f"a rule asked for a stop at step {asked_at}, but the loop continues at step {event.step}"
@@ -279,22 +265,6 @@ def _without_epoch(controllers: Iterable[Controller], advice: Advice) -> Iterato
     if names:
         what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
         yield f"{what}. {advice.epoch}"
-
-
-def _unserved_requests(asked_at: Mapping[Effect, int], step: int, advice: Advice) -> Iterator[str]:
-    """Yield a line for each kind of request that waited for the loop until the end.
-
-    Args:
-        asked_at: The step of each request that nobody served.
-        step: The last step. A loop may end at once when asked there.
-        advice: The calls that the lines name.
-    """
-    calls = {"control": advice.control, "recorder": advice.recorder, "evaluate": advice.call("evaluate")}
-    for effect, (what, how) in _REQUESTS.items():
-        if asked_at.get(effect, step) < step:
-            asked = f"a rule asked for {what} at step {asked_at[effect]}"
-            fix = f"{how.format(**calls)}, or give callbacks={{{effect.value!r}: ...}}"
-            yield f"{asked}, but the run ended at step {step} without one. {fix}"
 
 
 def _subject(names: list[str]) -> str:

@@ -69,6 +69,22 @@ def test_a_rule_stops_a_script_that_asks_after_it_has_logged() -> None:
     assert verify(recorded()).identical
 
 
+def test_a_model_that_a_script_logs_is_a_checkpoint_of_its_step(caplog: pytest.LogCaptureFixture) -> None:
+    """It serves the order of a rule, also one that comes together with a stop."""
+    Path("save.yaml").write_text(STOP.replace("[hf", "[hfcontrols.should_save, hf"))
+    Path("model.pt").write_bytes(b"12345")
+    run = wandb.init(rules="save.yaml")
+    wandb.log({"loss": 1.0}, step=1)
+    wandb.log({"loss": 3.0}, step=2)
+    assert run.control.should_save
+    wandb.log_model("model.pt")
+    wandb.finish()
+    saves = [event for event in recorded().events() if event.kind == "save"]
+
+    assert [(event.step, event.attrs["path"], event.attrs["size_bytes"]) for event in saves] == [(2, "model.pt", 5)]
+    assert caplog.messages == []
+
+
 def test_rules_that_do_not_load_end_the_script_at_init() -> None:
     """A policy with a mistake is no failure to train on with; afterwards a run can begin."""
     Path("stop.yaml").write_text("controllers: 1")

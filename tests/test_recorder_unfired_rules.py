@@ -48,7 +48,7 @@ def test_rules_whose_trigger_never_came_are_named_at_the_end(tmp_path: Path, cap
         "controllers 'over', 'other': on_evaluate did not occur in this run, so they decided nothing. Call "
         "rec.evaluate(...)",
         "controller 'later': on_epoch_end and on_save did not occur in this run, so it decided nothing. Call "
-        "rec.epoch_end(...) or rec.save(...)",
+        "rec.epoch_end(...) or rec.save(path)",
         "controller 'begin': on_optimizer_step did not occur in this run, so it decided nothing. Call "
         "rec.event('optimizer_step')",
     ]
@@ -142,24 +142,65 @@ HIGH = step(loss=4.0)
             [HIGH, lambda rec: rec.evaluate(x=1.0), HIGH, step(loss=1.0)],
             ["checkpoint at step 1", "evaluation at step 2"],
         ),
-        ([step(loss=1.0), HIGH], []),
+        ([step(loss=1.0), HIGH], ["checkpoint at step 2", "evaluation at step 2"]),
     ],
     ids=["never", "saved", "evaluated once", "at the end"],
 )
 def test_checkpoints_and_evaluations_that_rules_asked_for_in_vain_are_named_at_the_end(
     tmp_path: Path, calls: list[Call], named: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At its last step a loop may end at once."""
+    """So are those that the last event ordered: the loop could still have served them."""
     said = ended(tmp_path, ASKING, *calls, caplog=caplog)
 
     assert [message.partition("asked for ")[2].partition(", but")[0].split(" ", 1)[1] for message in said] == named
     if len(calls) == 3 and len(said) == 2 and calls[1] is HIGH:
         assert said == [
-            "a rule asked for a checkpoint at step 1, but the run ended at step 3 without one. Save one when "
-            "rec.step(...).should_save is true and call rec.save(path), or give callbacks={'save': ...}",
-            "a rule asked for an evaluation at step 1, but the run ended at step 3 without one. Evaluate when "
-            "rec.step(...).should_evaluate is true and call rec.evaluate(...), or give callbacks={'evaluate': ...}",
+            "a rule asked for a checkpoint at step 1, but none was recorded until the run ended at step 3. Save one "
+            "when rec.step(...).should_save is true and call rec.save(path), or give callbacks={'save': ...}",
+            "a rule asked for an evaluation at step 1, but none was recorded until the run ended at step 3. "
+            "Evaluate when rec.step(...).should_evaluate is true and call rec.evaluate(...), or give "
+            "callbacks={'evaluate': ...}",
         ]
+
+
+def test_a_checkpoint_that_is_ordered_together_with_a_stop_is_named_unless_the_loop_saves_before_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``loss_spike`` keeps the weights for inspection: nobody finds out later that there are none."""
+    for saves in (False, True):
+        with Recorder(tmp_path, rules="loss_spike") as rec:
+            for number in range(100):
+                control = rec.step(loss=1.0 if number < 60 else 9.0)
+                if control.should_save and saves:
+                    rec.save("a.pt", size_bytes=1)
+                if control.should_stop:
+                    break
+
+    assert [message for message in caplog.messages if "asked for" in message] == [
+        "a rule asked for a checkpoint at step 65, but none was recorded until the run ended at step 65. Save one when "
+        "rec.step(...).should_save is true and call rec.save(path), or give callbacks={'save': ...}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_named"),
+    [([HIGH, step(loss=1.0)], True), ([HIGH], False), ([HIGH, lambda rec: rec.epoch_begin(), step(loss=1.0)], False)],
+    ids=["trained on", "left at once", "next epoch"],
+)
+def test_an_epoch_that_a_loop_does_not_end_when_a_rule_orders_it_is_named_at_the_end(
+    tmp_path: Path, calls: list[Call], is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last epoch needs no successor."""
+    rules = "- {name: ends, triggers: [on_step_end], rule: loss > 3, operations: [hfcontrols.should_epoch_stop]}"
+
+    assert (
+        ended(tmp_path, rules, *calls, caplog=caplog)
+        == [
+            "a rule asked for the end of an epoch at step 1, but none was recorded until the run ended at step 2. "
+            "Leave it when rec.step(...).should_stop_epoch is true. The next begins with rec.epoch_begin(...)"
+        ]
+        * is_named
+    )
 
 
 def test_an_incident_beyond_the_last_step_is_named_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

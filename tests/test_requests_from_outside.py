@@ -101,7 +101,9 @@ def test_a_run_stops_on_request_and_records_who_asked(tmp_path: Path, policy: Po
 
 
 @pytest.mark.parametrize("what", ["save", "evaluate"])
-def test_what_is_asked_for_sets_its_flag_until_it_is_served(tmp_path: Path, what: str) -> None:
+def test_what_is_asked_for_sets_its_flag_until_it_is_served(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its callback is called as for a rule's order, once."""
     called: list[str] = []
     with Recorder(tmp_path, callbacks={what: lambda: called.append(what)}) as rec:
@@ -116,7 +118,28 @@ def test_what_is_asked_for_sets_its_flag_until_it_is_served(tmp_path: Path, what
     assert asked == (what == "save", what == "evaluate")
     assert served_flags == (False, False)
     assert called == [what]
+    assert "asked for" not in caplog.text
     assert (open_run(rec.folder).status, open_run(rec.folder).info.last.reason) == ("completed", None)
+
+
+def test_a_request_that_the_loop_does_not_serve_is_named_at_the_end(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop reads no flag; it has no rules that could miss anything."""
+    monkeypatch.setenv("STEPTAPE_QUIET", "0")
+    with Recorder(tmp_path, name="deaf") as rec:
+        rec.step(loss=1.0)
+        for what in ("save", "stop"):
+            ask_recorder(rec.folder, what, author="Ada")
+        step_until(rec, lambda: rec.control.should_stop)
+        rec.step(loss=1.0)
+    asked = "Ada asked for a checkpoint at step "
+
+    assert [message for message in caplog.messages if message.startswith(asked) and "Save one when" in message]
+    assert "1 of them after Ada asked for a stop: " in capsys.readouterr().err
 
 
 def test_several_requests_at_once_are_carried_out_in_the_order_in_which_they_came(tmp_path: Path) -> None:

@@ -32,7 +32,10 @@ for _epoch in range(10):
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             rec.step(loss=loss, applied=not accelerator.optimizer_step_was_skipped)
-        if rec.agree().should_stop:
+        if rec.agree().should_save:
+            accelerator.save_state("ordered")
+            rec.save("ordered")
+        if rec.control.should_stop:
             break
     if rec.control.should_stop:
         break

@@ -19,7 +19,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = JobSchedule(JobScheduleConfig(total_steps=200), SimpleNamespace(total_steps=None))
 bus, ctx = EventBus(), EventStepContext(schedule=schedule)
 
-recorder = D9dRecorder("runs", rules=sys.argv[1] if len(sys.argv) > 1 else None)
+
+def save():
+    torch.save(model.state_dict(), "ordered.pt")
+    recorder.rec.save("ordered.pt")
+
+
+recorder = D9dRecorder("runs", rules=sys.argv[1] if len(sys.argv) > 1 else None, callbacks={"save": save})
 recorder.register(SimpleNamespace(event_bus=bus))  # In a job of d9d, register_events of the task gives this context.
 bus.trigger(events.EVENT_TRAIN_OPTIMIZER_READY, events.EventOptimizerReadyContext(optimizer=optimizer))
 with recorder, recorder.tracker().open(RunConfig(name="d9d", hparams={"lr": 1e-2})) as run:

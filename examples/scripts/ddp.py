@@ -31,9 +31,10 @@ with Recorder("runs", name="ddp", rules=policy, total_steps=200) as rec:  # On e
         optimizer.step()
         optimizer.zero_grad()
         rec.step(loss=loss.detach(), grad_norm=grad_norm)  # Each rank records its own values.
-        if rec.agree().should_stop:  # All ranks call it at the same place, and get the same answer.
-            break
-        if step % 100 == 0 and rank == 0:
+        control = rec.agree()  # All ranks call it at the same place, and get the same answer.
+        if (control.should_save or step % 100 == 0) and rank == 0:
             torch.save({"model": model.module.state_dict(), "recorder": rec.state_dict()}, f"step-{step}.pt")
             rec.save(f"step-{step}.pt")
+        if control.should_stop:
+            break
 dist.destroy_process_group()

@@ -72,6 +72,9 @@ while True:
     iter_num += 1
     rec.step(loss=loss.detach() * gradient_accumulation_steps, lr=lr, grad_norm=grad_norm if grad_clip else None)
     control = rec.agree()
+    if control.should_save and master_process:
+        torch.save(raw_model.state_dict(), "ordered.pt")
+        rec.save("ordered.pt")
     if iter_num > max_iters or control.should_stop:
         break
 rec.close()

@@ -1,6 +1,7 @@
-"""A script that writes for TensorBoard, as it was but for its import, the rules and the line that asks to stop."""
+"""A script that writes for TensorBoard, as it was but for its import, the rules and the lines that obey them."""
 
 import random
+from pathlib import Path
 
 from steptape.integrations.tensorboard import SummaryWriter
 
@@ -15,5 +16,8 @@ with SummaryWriter("runs/parabola", rules="loss_spike") as writer:
         writer.add_scalar("grad_norm", abs(gradient), step)
         if step % 50 == 0:
             writer.add_scalar("Loss/val", loss + 0.01, step)
+        if writer.control.should_save:
+            Path("weight.txt").write_text(str(weight))
+            writer.recorder.save("weight.txt")
         if writer.control.should_stop:
             break

@@ -1,6 +1,7 @@
-"""A script that logs to W&B, as it was but for its import, the rules and the line that asks whether to stop."""
+"""A script that logs to W&B, as it was but for its import, the rules and the lines that obey them."""
 
 import random
+from pathlib import Path
 
 import steptape.integrations.wandb as wandb
 
@@ -14,6 +15,9 @@ for step in range(1, 201):
     wandb.log({"loss": loss, "grad_norm": abs(gradient)}, step=step)
     if step % 50 == 0:
         wandb.log({"val/loss": loss + 0.01}, step=step)
+    if run.control.should_save:
+        Path("weight.txt").write_text(str(weight))
+        wandb.log_model("weight.txt")
     if run.should_stop:
         break
 wandb.finish()

@@ -33,6 +33,16 @@ _MAX_CALLS: Final = 56
 #: Updates for which an order waits before a loop is taken to make no agreement.
 _UNAGREED_STEPS: Final = 100
 
+#: What the loop makes when it serves an order, and how.
+_SERVED: Final = {
+    "save": ("a checkpoint", "Save one when {control}.should_save is true and call {call}"),
+    "evaluate": ("an evaluation", "Evaluate when {control}.should_evaluate is true and call {call}"),
+    "stop_epoch": (
+        "the end of an epoch",
+        "Leave it when {control}.should_stop_epoch is true. The next begins with {call}",
+    ),
+}
+
 #: Records an event of this recorder: its kind and metrics, and its attributes.
 Emit = Callable[..., None]
 
@@ -68,6 +78,7 @@ class Agreement:
         self.values = RankValues(names) if rank.has_group and names else None
         self._calls = calls[:_MAX_CALLS]
         self._ordered: list[tuple[str, Decision]] = []
+        self._asked: dict[str, tuple[int, str]] = {}
         self.operations: Operations | None = None
         self._pid = os.getpid()
         self._group: PrivateGroup | None = None
@@ -133,9 +144,14 @@ class Agreement:
         """Whether the ranks must agree and have not done so yet."""
         return self._rank.has_group and not self._has_agreed
 
-    def order_flag(self, name: str) -> None:
-        """Order what somebody asked for from outside, as rules order it: ``stop``, ``save`` or ``evaluate``."""
+    def order_flag(self, name: str, step: int | None = None, who: str = "a rule") -> None:
+        """Set the flag of an order, and note who gave it first and at which step, by default the current one."""
+        if not self._is_waiting(name):
+            self._asked[name] = self._position.step if step is None else step, who
         setattr(self.orders, FLAGS[name], True)
+
+    def serve(self, name: str) -> None:
+        """Call the callback of an order from outside, unless the ranks must agree on it first."""
         if not self._rank.has_group:
             self._callbacks.serve(name)
 
@@ -168,6 +184,31 @@ class Agreement:
                 "requests until it does. Call it on every rank, at the same place",
                 about="rec.agree",
             )
+
+    def warn_of_unserved(self) -> None:
+        """Warn of orders that still wait for the loop at the end of the run, those of its last event included."""
+        if self.is_awaited:
+            return  # No order took effect, which has its own warning.
+        step, advice = self._position.step, self._warnings.advice
+        for name, (what, how) in _SERVED.items():
+            at, who = self._asked.get(name, (step, "a rule"))
+            # A loop that leaves an epoch at its last step begins no other, which would clear the flag.
+            if self._is_waiting(name) and (name != "stop_epoch" or at < step):
+                call = advice.call("epoch_begin" if name == "stop_epoch" else name)
+                fix = f"Let the callback {name!r} call {call}"
+                if name not in self._callbacks:
+                    fix = how.format(control=advice.control, call=call)
+                    fix += f", or give callbacks={{{name!r}: ...}}" * (name != "stop_epoch")
+                asked = f"{who} asked for {what} at step {min(at, step)}"
+                self._warnings.once(f"{asked}, but none was recorded until the run ended at step {step}. {fix}")
+
+    def ignored_stop(self) -> tuple[int, str]:
+        """Return the steps since the loop was asked to stop, and who asked."""
+        at, who = self._asked.get("stop", (self._position.step, ""))
+        return self._position.step - at, who
+
+    def _is_waiting(self, name: str) -> bool:
+        return bool(getattr(self._control, FLAGS[name]) or getattr(self.orders, FLAGS[name]))
 
     def close(self) -> None:
         """Give up the connections to the other ranks. Not collective."""
@@ -216,8 +257,10 @@ class Agreement:
         names = [name for bit, name in enumerate((*FLAGS, *self._calls)) if agreed.order >> bit & 1]
         if names:
             self._emit("agreement", attrs={"orders": names, "step": agreed.step})
-        if self._steering is not None and "stop" in names:
-            self._steering.await_stop(agreed.step)
+        if "stop" in names:
+            self._asked["stop"] = agreed.step, self._asked.get("stop", (0, ""))[1]
+            if self._steering is not None:
+                self._steering.await_stop(agreed.step)
         if agreed.lost:
             self._turn_off(agreed.lost, time.monotonic() - began)
         self._carry_out([name for name in names if name in self._calls])
@@ -354,4 +397,5 @@ class Requests:
         attrs = {"text": text, REQUEST: what, "author": request.author, "asked_ns": request.time_ns, **action}
         self._emit("annotation", attrs=attrs)
         self.why_to_stop = self.why_to_stop or (text if action else "")
-        self._agreement.order_flag(what)
+        self._agreement.order_flag(what, who=request.author or "somebody")
+        self._agreement.serve(what)
