@@ -72,7 +72,11 @@ def form_of(request: Request, asked: Form | None) -> Form:
 
 
 def page_answer(
-    request: Request, page: Any, asked: Form | None, rows: Iterable[Mapping[str, Any]] | None = None
+    request: Request,
+    page: Any,
+    asked: Form | None,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    head: Iterable[str] = (),
 ) -> Response:
     """Render a page of a list in the requested format.
 
@@ -81,6 +85,7 @@ def page_answer(
         page: A model with ``items`` and ``next``.
         asked: The ``format`` parameter.
         rows: Table rows for formats other than JSON; by default the items.
+        head: Lines of NDJSON before the items.
     """
     form = form_of(request, asked)
     headers = {} if page.next is None else {"Link": f'<{_next_url(request, page.next)}>; rel="next"'}
@@ -89,7 +94,7 @@ def page_answer(
     if form is Form.NDJSON:
         rest = page.model_dump(mode="json", exclude={"items"})
         trailer = json.dumps({"trailer": {"items": len(page.items), **rest}})
-        lines = [*(item.model_dump_json() for item in page.items), trailer]
+        lines = [*head, *(item.model_dump_json() for item in page.items), trailer]
         return answer(request, "".join(f"{line}\n" for line in lines).encode(), MEDIA_TYPES[form], headers)
     held: Sequence[Mapping[str, Any]] = [item.model_dump() for item in page.items] if rows is None else list(rows)
     table = table_of(columns_of(type(page)), held)

@@ -1,6 +1,7 @@
 """Encodes events as JSON lines and parses them: the text format for exporting and importing runs.
 
-One event a line: ``{"event": "step_end", "step": 12, "epoch": 0.5, ..., "metrics": {"loss": 1.2}, "attrs": {}}``.
+One event a line: ``{"event": "step_end", "step": 12, "epoch": 0.5, ..., "metrics": {"loss": 1.2}, "attrs": {}}``. A
+``plan`` line before the events says what the loop declared at its start.
 Non-finite numbers are the strings ``NaN``, ``Infinity`` and ``-Infinity``, so that every line is strict JSON; the
 parser also accepts the bare tokens.
 """
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from .errors import DamagedLog, InvalidEvent, shortened
-from .events import INIT_END, KINDS, MOST_VALUES, Event, JsonObject, is_kind, kind_advice
+from .events import BEFORE_STREAM, INIT_END, KINDS, MOST_VALUES, PLAN, Event, JsonObject, is_kind, kind_advice
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -24,7 +25,10 @@ _WRITTEN_AS_THEY_ARE: Final = (str, int, bool, type(None))
 
 _INTEGERS: Final = ("step", "seq", "attempt", "rank", "micro_step", "time_ns", "elapsed_ns", "value_lag")
 _INT32: Final = ("attempt", "rank", "micro_step", "value_lag")
-_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", *_INTEGERS))
+#: What a page of the HTTP interface adds: a mark on each event, and an object as its last line.
+_ROLLED_BACK: Final = "rolled_back"
+_TRAILER: Final = "trailer"
+_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", _ROLLED_BACK, *_INTEGERS))
 
 
 def encoded_float(value: float) -> float | str:
@@ -125,23 +129,30 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
     """Parse events from JSON lines; blank lines are skipped.
 
     Every key but ``event`` may be missing. A missing ``step`` is one more than the previous at ``step_end``, else the
-    previous (0 at first). A missing ``seq`` is the event's index; other missing numbers are 0, a missing ``epoch`` is
-    None. An ``init_end`` precedes every stream, so its line adds no event.
+    previous (0 at first). A missing ``seq`` is the event's index, or ``BEFORE_STREAM`` for a ``plan`` before others.
+    Other missing numbers are 0, a missing ``epoch`` is None. An ``init_end`` precedes every stream, so its line adds no
+    event. Neither do the events that a page of ``/runs/{id}/events`` marks as rolled back, nor its trailer.
 
     Raises:
-        InvalidEvent: A line is not an event; the error names ``source`` and the line number.
+        InvalidEvent: A line is not an event, or the last page has a successor; the error names ``source`` and the line
+            number.
     """
     step = 0
     index = 0
+    following: object = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{source}:{number}"
         document = _document(line, where)
-        kind = document["event"]
-        if kind == INIT_END:
+        if _TRAILER in document:
+            following = _mapping(document, _TRAILER, where).get("next")
             continue
-        defaults = {"step": step + 1 if kind == "step_end" else step, "seq": index}
+        kind = document["event"]
+        if kind == INIT_END or document.get(_ROLLED_BACK):
+            continue
+        begins = kind == PLAN and not index
+        defaults = {"step": step + 1 if kind == "step_end" else step, "seq": BEFORE_STREAM if begins else index}
         event = Event(
             kind=kind,
             epoch=_epoch(document, where),
@@ -153,7 +164,9 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
         )
         yield event
         step = event.step
-        index += 1
+        index += event.seq != BEFORE_STREAM
+    if following is not None:
+        raise InvalidEvent("the log goes on", where=where, got=f"next: {following}", fix="Add the pages that follow")
 
 
 def _document(line: str, where: str) -> JsonObject:
@@ -161,6 +174,8 @@ def _document(line: str, where: str) -> JsonObject:
         document = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidEvent(f"not JSON ({error})", where=where, got=line.rstrip()) from None
+    if isinstance(document, dict) and document.keys() == {_TRAILER}:
+        return document
     if not isinstance(document, dict) or not isinstance(document.get("event"), str):
         raise InvalidEvent('a line must be an object with the key "event"', where=where, got=line.rstrip())
     if not is_kind(document["event"], _KINDS):

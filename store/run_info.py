@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .errors import DamagedLog, NotARun, require_version
-from .events import JsonObject
+from .events import BEFORE_STREAM, PLAN, Event, JsonObject
 from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
@@ -139,6 +139,13 @@ class RunInfo:
     def earlier_plans(self) -> dict[int, Plan]:
         """What each attempt but the newest declared at its start."""
         return {attempt.attempt: attempt.plan for attempt in self.attempts[:-1]}
+
+    def plan_events(self) -> Iterator[Event]:
+        """Yield what each attempt declared at its start, as a ``plan`` event with the ``seq`` ``BEFORE_STREAM``."""
+        for attempt in self.attempts:
+            declared = dataclasses.asdict(attempt.plan)
+            attrs = {name: value for name, value in declared.items() if value not in (None, {})}
+            yield Event(PLAN, seq=BEFORE_STREAM, attempt=attempt.attempt, time_ns=attempt.started_ns, attrs=attrs)
 
     def time_taken(self, newest_ns: Mapping[int, int]) -> TimeTaken:
         """Return how long the run trained, and how long it paused between its attempts.

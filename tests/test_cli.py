@@ -303,7 +303,7 @@ def test_params_of_a_policy_can_be_set(demo_store: Path) -> None:
 
 
 def test_exported_events_replay_to_the_same_decisions(live: Run, tmp_path: Path) -> None:
-    """The source may be the run, a file or a pipe."""
+    """The source may be the run, a file or a pipe. A line with the plan comes first."""
     exported = steptape("export", live.folder, "--format", "jsonl")
     path = tmp_path / "events.jsonl"
     steptape("export", live.folder, "--output", path)
@@ -311,7 +311,7 @@ def test_exported_events_replay_to_the_same_decisions(live: Run, tmp_path: Path)
     assert policy is not None
 
     assert path.read_text() == exported
-    assert len(lines(exported)) == len(list(live.events()))
+    assert len(lines(exported)) == 1 + len(list(live.events()))
     from_run = steptape("replay", policy.source, live.folder, "--json")
     assert lines(from_run)
     assert from_run == steptape("replay", policy.source, path, "--json")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from fastapi import APIRouter, Header, Request, Response
 from fastapi import Query as InQuery
 from fastapi.responses import StreamingResponse
-from pydantic import Field, TypeAdapter
+from pydantic import Field, PrivateAttr, TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
 from ...store.arrow_tables import row_after, rows_at
@@ -66,6 +66,8 @@ class EventPage(Page):
     """Events, in (attempt, seq) order."""
 
     items: list[EventItem]
+    _plans: list[str] = PrivateAttr(default_factory=list)
+    """Lines with what attempts declared at their start, where the page begins a log."""
 
 
 class Walk(NamedTuple):
@@ -104,6 +106,9 @@ async def list_events(request: Request, run: RequestedRun, query: Annotated[Even
     All pages of a walk show the log as of its first page: later events do not lengthen the walk. To follow a live run,
     ask for the events `after` the last one seen. A resume during the walk removes the events that it rolls back from
     the remaining pages, unless the walk covers `all` attempts.
+
+    NDJSON begins with a `plan` line of `seq` -1 for each attempt: what the loop declared at its start.
+    `steptape replay` reads the pages of a walk, one after the other, as it reads the lines of `steptape export`.
     """
 
     def read() -> EventPage:
@@ -112,7 +117,7 @@ async def list_events(request: Request, run: RequestedRun, query: Annotated[Even
     page = await run_in_threadpool(read)
     if query.wait and not page.items and query.cursor is None:
         page = await _waited(request, run.folder, read, page, query.wait)
-    return await run_in_threadpool(page_answer, request, page, query.format)
+    return await run_in_threadpool(page_answer, request, page, query.format, head=page._plans)
 
 
 async def _waited(
@@ -140,10 +145,13 @@ def events_page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
     rows = _rows(table, row_after(table, _ORDER, passed), end, query, cuts)
     page = rows_at(table, rows[: query.limit])
     following = Walk(_place(table, rows[query.limit - 1]), _place(table, end - 1)) if len(rows) > query.limit else None
-    return EventPage(
+    answer = EventPage(
         items=list(_items(page, snapshot.columns.by_column(), cuts)),
         next=to_cursor(filters, following) if following else None,
     )
+    if walk is None and query.after is None and query.kind is None:
+        answer._plans = [event_to_line(event) for event in snapshot.info.plan_events()]
+    return answer
 
 
 def _rows(table: Any, start: int, end: int, query: EventsQuery, cuts: Mapping[int, Cut]) -> Sequence[int]:

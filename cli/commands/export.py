@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 
@@ -54,4 +55,5 @@ def _write_text(run: Run, form: ExportFormat, attempts: Attempts, file: IO[str])
     if form == "csv":
         file.write(to_csv(run.table(attempts=attempts)).decode())
     else:
-        file.writelines(event_to_line(event) + "\n" for event in run.events(rank=None, attempts=attempts, samples=True))
+        events = chain(run.info.plan_events(), run.events(rank=None, attempts=attempts, samples=True))
+        file.writelines(event_to_line(event) + "\n" for event in events)

@@ -21,7 +21,7 @@ from ...rules.policy_file.metrics import LlepPlan
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
-from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Event
+from ...store.events import BEFORE_STREAM, OPERATION_APPLIED, OPERATION_REFUSED, RULE_KINDS, Event
 from ...store.lineage import DECIDING_RANK
 from ...store.plan import Plan
 from ...store.run import Run
@@ -79,7 +79,7 @@ def learning_rates(replayed: Replay, source: Run | Sequence[Event]) -> list[Lear
     points: list[LearningRatePoint] = []
     state = LearningRateState()
     base: Rates = ()
-    facts = (event for event in events if event.kind not in RULE_KINDS)
+    facts = (event for event in events if event.kind not in RULE_KINDS and event.seq != BEFORE_STREAM)
     for index, event in enumerate(facts):
         if event.kind != kind or name not in event.metrics:
             continue

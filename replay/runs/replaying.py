@@ -84,8 +84,9 @@ def replay(
 
     Args:
         policy: The rules.
-        source: A run, whose newest attempt's lineage is folded, or its events in order. Only events of the
-            deciding rank (0) are folded; rules may read what these hold of other ranks.
+        source: A run, whose newest attempt's lineage is folded, or its events in order, which may begin with
+            ``RunInfo.plan_events``. Only events of the deciding rank (0) are folded; rules may read what these hold of
+            other ranks.
         plan: What the run declared; defaults to the run's own plan.
         saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
             Validity labels depend on it.
@@ -95,10 +96,17 @@ def replay(
         stream, declared = source.read(lambda snapshot: (stream_for(policy, snapshot), snapshot.info.last.plan))
         return replay_events(policy, stream, plan or declared, saves=saves)
     by_rank: dict[int, list[Event]] = {DECIDING_RANK: []}
+    plans: dict[int, Plan] = {}
     for event in source:
-        by_rank.setdefault(event.rank, []).append(event)
-    own, known = by_rank.pop(DECIDING_RANK), plan or Plan()
-    return replay_events(policy, event_stream(own, lambda: by_rank, policy.reads_ranks, known), known, saves=saves)
+        if event.seq == BEFORE_STREAM:
+            plans[event.attempt] = Plan().updated(event.attrs)
+        else:
+            by_rank.setdefault(event.rank, []).append(event)
+    own = by_rank.pop(DECIDING_RANK)
+    newest = max([*plans, *(event.attempt for event in own[-1:])], default=0)
+    known = plan or plans.pop(newest, Plan())
+    stream = event_stream(own, lambda: by_rank, policy.reads_ranks, known, plans)
+    return replay_events(policy, stream, known, saves=saves)
 
 
 def replay_events(
