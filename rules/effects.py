@@ -223,10 +223,13 @@ def _arguments(name: str, node: ast.Call, params: Mapping[str, object]) -> dict[
             raise InvalidCall(f"{name} needs '{key}'")
         if parameter.needs and key in given and parameter.needs not in given:
             raise InvalidCall(f"'{key}' needs '{parameter.needs}'")
-    return {
+    arguments = {
         key: parameter.checked(key, _value(given[key], parameter, params)) if key in given else parameter.default
         for key, parameter in parameters.items()
     }
+    if (arguments.get("over"), arguments.get("blend")) == (1, "linear"):
+        raise InvalidCall("a blend over 1 update changes no update", "Write blend=none, or over=2.")
+    return arguments
 
 
 def _given(name: str, node: ast.Call) -> dict[str, ast.expr]:
@@ -294,7 +297,7 @@ class Override:
         if self.over is None:
             return tuple(self.factor * rate for rate in scheduled)
         elapsed = update - self.at
-        if elapsed >= self.over:
+        if elapsed > self.over or (self.is_blended and elapsed == self.over):
             return scheduled
         targets = self._targets(scheduled)
         if not self.is_blended:

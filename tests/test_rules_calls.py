@@ -73,6 +73,7 @@ def test_a_call_has_one_canonical_text(text: str, canonical: str) -> None:
         ("lr.scale(**half)", "lr.scale has no argument None"),
         ("lr.scale(0.5, over=0)", "'over' must be at least 1; got 0"),
         ("lr.scale(0.5, over=1.5)", "'over' takes a whole number; got 1.5"),
+        ("lr.scale(0.5, over=1)", "a blend over 1 update changes no update"),
         ("lr.scale(0.5, over=1, over=2)", "lr.scale is given 'over' twice"),
         ("lr.scale(0.5, factor=1)", "lr.scale is given 'factor' twice"),
         ("lr.scale(0.5, 50, linear, 1)", "lr.scale takes 3 arguments; got 4"),
@@ -241,12 +242,18 @@ def test_an_override_blends_towards_where_the_schedule_is_by_then() -> None:
     assert state.used(110, (0.7,)) == (0.7,)
 
 
-def test_an_override_without_a_blend_keeps_its_target() -> None:
-    """Up to its end, and without an end until it is lifted."""
-    kept = after(("lr.scale(0.5, over=10, blend=none)", 100), base=1.0)
+@pytest.mark.parametrize("count", [1, 2, 10])
+def test_an_override_without_a_blend_keeps_its_target_for_as_many_updates(count: int) -> None:
+    """The updates after the decision, from the first one on."""
+    kept = after((f"lr.scale(0.5, over={count}, blend=none)", 100), base=1.0)
+
+    assert used(kept, *range(101, 112), base=1.0) == [0.5] * count + [1.0] * (11 - count)
+
+
+def test_an_override_without_an_end_lasts_until_it_is_lifted() -> None:
+    """It follows the schedule."""
     lasting = after(("lr.scale(0.5)", 100), base=1.0)
 
-    assert [kept.used(update, (0.8,)) for update in (101, 109, 110)] == [(0.5,), (0.5,), (0.8,)]
     assert lasting.used(10_000, (0.8,)) == (0.4,)
 
 
