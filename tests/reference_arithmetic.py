@@ -62,7 +62,8 @@ def quantile(values: Sequence[float], share: float) -> float:
     low = math.floor(position)
     if position == low:
         return float(ordered[low])
-    return ordered[low] + (position - low) * (ordered[low + 1] - ordered[low])
+    apart = 0.0 if ordered[low] == ordered[low + 1] else ordered[low + 1] - ordered[low]
+    return ordered[low] + (position - low) * apart
 
 
 def median(values: Sequence[float]) -> float:

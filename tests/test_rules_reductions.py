@@ -121,6 +121,23 @@ def test_an_infinity_in_a_window_follows_float_arithmetic(
     assert repr(reduce([1.0, math.inf, 2.0])) == repr(expected)
 
 
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ([math.inf, math.inf], math.inf),
+        ([-math.inf, -math.inf], -math.inf),
+        ([1.0, math.inf, math.inf, math.inf], math.inf),
+        ([1.0, math.inf], math.inf),
+        ([-math.inf, 1.0], math.nan),
+        ([-math.inf, math.inf], math.nan),
+        ([-math.inf, 1.0, 2.0, math.inf], 1.5),
+    ],
+)
+def test_the_midpoint_of_equal_infinities_is_that_infinity(window: list[float], expected: float) -> None:
+    """Between -inf and a greater value it is NaN, as the formula says."""
+    assert repr(reductions.median(window)) == repr(expected)
+
+
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_an_empty_window_is_undefined(reduce: Callable[[Sequence[float]], float]) -> None:
     """There is no number to return."""

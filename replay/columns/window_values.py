@@ -206,8 +206,10 @@ def _quantile(sums: WindowSums, length: int, share: float) -> tuple[Floats, int]
         place = share * (count - 1)
         below = int(place)
         part = place - below
-        low = windows[:, below]
-        found = low if part == 0 else low + part * (windows[:, below + 1] - low)
+        low = found = windows[:, below]
+        if part:
+            high = windows[:, below + 1]
+            found = low + part * np.where(low == high, 0.0, high - low)
         # Sorting puts NaN last.
         numbers[begin:end] = np.where(np.isnan(windows[:, -1]), np.nan, found)
     return numbers, 1

@@ -180,7 +180,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     """Return the value below which a share of the values lies, interpolated linearly between its two neighbours.
 
     Its position in sorted order is ``share * (n - 1)``. Its value is ``low + part * (high - low)``, from the neighbour
-    below.
+    below; of two equal neighbours their value. It is NaN between -inf and a greater value.
 
     Args:
         values: The window, oldest first.
@@ -204,8 +204,10 @@ def quantile(values: Sequence[float], share: float) -> float:
     place = share * (len(ordered) - 1)
     below = int(place)
     part = place - below
-    # Exactly on a value there is nothing to interpolate, and the neighbour may be infinite.
-    return ordered[below] if part == 0 else ordered[below] + part * (ordered[below + 1] - ordered[below])
+    if part == 0:
+        return ordered[below]
+    low, high = ordered[below], ordered[below + 1]
+    return low + part * (0.0 if low == high else high - low)  # inf minus inf would be NaN.
 
 
 def median(values: Sequence[float]) -> float:
