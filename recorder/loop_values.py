@@ -10,13 +10,14 @@ import math
 import numbers
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..store.errors import InvalidEvent, shortened
 from ..store.event_json import encoded
 
-#: Integers above this are not exact as float64 and are kept in attrs instead.
+#: All integers up to this are exact as float64.
 EXACT_INTEGER: Final = 2**53
 
 #: Steps and other counts stay below this, so that they are exact in every reader.
@@ -28,7 +29,7 @@ class Payload(NamedTuple):
 
     Attributes:
         names, values: The metrics, as float64.
-        attrs: Everything that is not a metric, as JSON values: text, integers beyond 2**53, values of other types.
+        attrs: Everything that is not a metric, as JSON values: text, integers beyond all floats, values of other types.
         oddities: One sentence for each value that could not be recorded as intended.
         on_device: Metrics whose tensors are on another device and were not read.
         texts: The attributes that were given as text.
@@ -71,7 +72,7 @@ def payload_of(
         if not reads_devices and is_on_device(value):
             on_device[name] = value
             continue
-        number = _number(value)
+        number = _rounded(name, _number(value), oddities)
         if isinstance(number, float):
             names.append(name)
             values.append(number)
@@ -89,10 +90,18 @@ def payload_of(
     return Payload(tuple(names), values, attrs, tuple(oddities), on_device, texts)
 
 
+def _rounded(name: str, number: float | int | str | None, oddities: list[str]) -> float | int | str | None:
+    """Return the float nearest to an integer that none holds exactly, and note it; anything else unchanged."""
+    if not isinstance(number, int) or abs(number) >= _GREATEST_FLOAT:
+        return number
+    oddities.append(f"metric {name!r} is an integer that no float holds exactly; the nearest one is recorded")
+    return float(number)
+
+
 def _oddity(name: str, value: Any, kept: int | str) -> str:
     """Return the sentence about a value that is kept as an attribute."""
     if isinstance(kept, int):
-        return f"metric {name!r} is an integer beyond 2**53, which no float holds; recorded in attrs. Give a float"
+        return f"metric {name!r} is an integer beyond all floats; recorded in attrs"
     if isinstance(value, Exception):
         return f"metric {name!r} could not be read ({type(value).__name__}: {kept}); recorded as text in attrs"
     return f"metric {name!r} is not a number but {described(value)}; recorded as text in attrs"
@@ -125,6 +134,11 @@ def _local(value: Any) -> Any:
     if is_distributed(value) and all(placement.is_replicate() for placement in value.placements):
         return value.to_local()
     return value
+
+
+def is_exact(value: int) -> bool:
+    """Whether a float holds an integer exactly: all up to 2**53 in magnitude, and few beyond."""
+    return -EXACT_INTEGER <= value <= EXACT_INTEGER or (abs(value) < _GREATEST_FLOAT and float(value) == value)
 
 
 def are_texts(names: tuple[Any, ...]) -> bool:
@@ -200,6 +214,9 @@ def as_whole(value: Any, what: str, least: int = 0) -> int:
 
 
 _FLOAT: Final = frozenset((float,))
+
+#: Integers of at least this magnitude are beyond all floats.
+_GREATEST_FLOAT: Final = int(sys.float_info.max)
 _MOST_CHECKED: Final = 1_000
 _checked_names: Final[set[tuple[Any, ...]]] = set()
 
@@ -227,7 +244,7 @@ def _number(value: Any) -> float | int | str | None:
     if isinstance(value, (str, bytes, bytearray)):
         return as_text(value)
     if isinstance(value, int):
-        return float(value) if -EXACT_INTEGER <= value <= EXACT_INTEGER else int(value)
+        return float(value) if is_exact(value) else int(value)
     if (may_be_masked(type(value)) and value.mask.any()) or is_distributed(value):
         return None
     item = getattr(value, "item", None)

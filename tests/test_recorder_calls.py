@@ -54,8 +54,12 @@ WRONG: dict[str, tuple[list[Call], str]] = {
     "a metric twice": ([lambda rec: rec.step({"loss": 1.0}, loss=2.0)], "'loss' is given twice in one call"),
     "a metric twice, nested": ([lambda rec: rec.step({"a": {"b": 1.0}, "a/b": 2.0})], "'a/b' is given twice"),
     "an evaluation twice": ([lambda rec: rec.evaluate({"x": 1.0}, x=2.0)], "'x' is given twice in one call"),
-    "a large integer": ([step(loss=1.0, total_flos=10**20)], "'total_flos' is an integer beyond 2**53"),
-    "a large numpy integer": ([step(flos=np.uint64(2**63))], "'flos' is an integer beyond 2**53"),
+    "an integer between two floats": (
+        [step(total_flos=10**23)],
+        "'total_flos' is an integer that no float holds exactly",
+    ),
+    "such a numpy integer": ([step(flos=np.uint64(2**63 + 1))], "'flos' is an integer that no float holds exactly"),
+    "an integer beyond all floats": ([step(flos=10**400)], "'flos' is an integer beyond all floats"),
     "a masked value": ([step(loss=np.ma.masked)], "'loss' is masked"),
     "a masked array": ([step(loss=np.ma.masked_array([1.0], [True]))], "'loss' is masked"),
     "an incident nowhere": (
@@ -120,6 +124,12 @@ RIGHT: dict[str, list[Call]] = {
     "a mapping and keywords": [lambda rec: rec.step({"loss": 1.0}, lr=0.1)],
     "None after a number": [step(loss=1.0), step(loss=None)],
     "integers up to 2**53": [step(tokens=2**53), step(tokens=-(2**53))],
+    "integers that floats hold": [
+        step(loss=2**62),
+        step(loss=2**70),
+        step(loss=-(10**20)),
+        step(loss=np.uint64(2**63)),
+    ],
     "an incident up to now": [step(loss=1.0, step=9), lambda rec: rec.annotate("x", incident="y", first_step=5)],
     "an incident of numpy's steps": [
         lambda rec: rec.annotate("x", incident="y", first_step=np.int64(5), last_step=np.float64(7))
@@ -147,12 +157,12 @@ def test_what_a_wrong_call_recorded_before_it_still_records(tmp_path: Path, capl
         step(loss="1.5", lr=0.1),
         step(loss=np.ma.masked, lr=0.2),
         lambda rec: rec.step({"loss": 1.0}, loss=2.0),
-        step(step=1, total_flos=10**20),
+        step(step=1, total_flos=10**23),
     )
 
     assert [event.step for event in events] == [1, 2, 3, 1]
-    assert [event.metrics for event in events] == [{"lr": 0.1}, {"lr": 0.2}, {"loss": 2.0}, {}]
-    assert [event.attrs for event in events] == [{"loss": "1.5"}, {}, {}, {"total_flos": 10**20}]
+    assert [event.metrics for event in events] == [{"lr": 0.1}, {"lr": 0.2}, {"loss": 2.0}, {"total_flos": 1e23}]
+    assert [event.attrs for event in events] == [{"loss": "1.5"}, {}, {}, {}]
     assert len(caplog.messages) == 5
 
 

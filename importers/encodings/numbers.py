@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -41,7 +42,10 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, float):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) <= 2**53 else None
+        with suppress(OverflowError):
+            nearest = float(value)
+            return nearest if nearest == value else None
+        return None
     return _SPELLED.get(value.casefold()) if isinstance(value, str) else None
 
 

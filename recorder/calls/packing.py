@@ -27,7 +27,7 @@ from ...store.events import (
     vector_of,
 )
 from ...store.reading.tally import DATA_ORDER, ids_digest
-from ..loop_values import EXACT_INTEGER, as_text, described, is_distributed
+from ..loop_values import as_text, described, is_distributed, is_exact
 
 if TYPE_CHECKING:
     from ..arguments import Samples
@@ -323,18 +323,18 @@ def _exact(values: Any) -> Any:
     """Return the values if doubles hold them exactly.
 
     Raises:
-        InvalidEvent: One is an integer beyond 2**53.
+        InvalidEvent: One is an integer that no double holds.
     """
     if not hasattr(values, "dtype"):
-        if any(isinstance(value, int) and abs(value) > EXACT_INTEGER for value in values):
+        if not all(is_exact(value) for value in values if isinstance(value, int)):
             raise _inexact(values)
-    elif "int64" in str(values.dtype) and len(values) and max(map(abs, values.tolist())) > EXACT_INTEGER:
+    elif "int64" in str(values.dtype) and not all(map(is_exact, values.tolist())):
         raise _inexact(values)
     return values
 
 
 def _inexact(values: Any) -> InvalidEvent:
-    return InvalidEvent("a vector holds an integer beyond 2**53, which no double holds", got=described(values))
+    return InvalidEvent("a vector holds an integer that no double holds exactly", got=described(values))
 
 
 def _packed_numbers(values: Any, code: str, what: str) -> bytes:
