@@ -288,7 +288,7 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Iterator[dic
         over, limit, families = corpus.recommended
         tables = [
             Table(
-                candidates_of(form.policy(corpus.objective, ""), form.axes, runs, order=form.along, **given),
+                candidates_of(form.policy(corpus.objective, ""), form.axes, runs, **given),
                 Risk(False, over, None, limit, True),
             )
             for form in FORMS

@@ -293,12 +293,6 @@ class CertifyArguments(NamedTuple):
         str | None,
         typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),
     ] = None
-    order: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PARAM:asc|desc", help="Test the values of a param from the least (asc) or the greatest (desc) on."
-        ),
-    ] = None
     store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
     output: Annotated[

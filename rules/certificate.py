@@ -23,7 +23,7 @@ from .policy_file.policy import Policy
 from .readings.reading import Param
 
 #: Version of the file.
-FORMAT: Final = 3
+FORMAT: Final = 4
 
 #: Most values of a configuration key that a certificate lists. A key with more is not compared.
 MOST_VALUES: Final = 50
@@ -91,7 +91,6 @@ class VariantTests:
     Attributes:
         axes: The params that were varied, with their values.
         order: The order of the tests, in words.
-        declared: The order as the user declared it, ``PARAM:asc`` or ``PARAM:desc``; empty if the policy decided it.
         why: Where the order comes from.
         variants: Number of variants that might have been chosen: the tries.
         tested: Number of variants that were tested before their chains failed.
@@ -101,7 +100,6 @@ class VariantTests:
 
     axes: Mapping[str, tuple[Param, ...]]
     order: str
-    declared: str
     why: str
     variants: int
     tested: int

@@ -49,7 +49,7 @@ def there(store: Path, bucket: Place) -> Place:
 
 def test_every_reading_command_prints_the_same(store: Path, there: Place, tmp_path: Path) -> None:
     """Only the name of the store differs."""
-    policy, risk = store.parent / "policy.yaml", ["--risk", "regret > 10%", "--at-most", "90%", "--order", "limit:desc"]
+    policy, risk = store.parent / "policy.yaml", ["--risk", "regret > 10%", "--at-most", "90%"]
     commands: list[list[object]] = [
         ["runs", "--store", "STORE"],
         ["runs", "--store", "STORE", "--json"],

@@ -18,7 +18,7 @@ from steptape.replay.choosing.halving import PLANS, halving_of
 from steptape.replay.choosing.recommending import FORMS, Recommendation, recommend
 from steptape.replay.reports.recommendation import RuleAdvice, advice_lines, advise
 from steptape.replay.runs.metric_names import Mode
-from steptape.replay.runs.objective import Objective
+from steptape.replay.runs.objective import Objective, Origin
 from steptape.replay.runs.risk import DEFAULT_RISK
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
@@ -48,7 +48,10 @@ def make_runs(store_record: Callable[..., Path]) -> MakeRuns:
     numbers = itertools.count()
 
     def make(
-        curves: Sequence[Sequence[float]], metric: str = "eval_loss", facts: Sequence[dict[str, Any]] = ()
+        curves: Sequence[Sequence[float]],
+        metric: str = "eval_loss",
+        loss: str = "loss",
+        facts: Sequence[dict[str, Any]] = (),
     ) -> list[Run]:
         runs = []
         for index, curve in enumerate(curves):
@@ -56,7 +59,7 @@ def make_runs(store_record: Callable[..., Path]) -> MakeRuns:
             events = []
             for step, value in enumerate(curve, start=1):
                 # The training loss tells runs apart: equal series are one training.
-                events.append(Event("step_end", step=step, metrics={"loss": 1 + number + 0.01 / step}))
+                events.append(Event("step_end", step=step, metrics={loss: 1 + number + 0.01 / step}))
                 events.append(Event("evaluate", step=step, metrics={metric: value}, time_ns=number * 1000 + step))
             told = {"config": {"project": f"p{number}"}} | (facts[index] if facts else {})
             runs.append(open_run(store_record(events, run_id=f"run-{number}", name=f"run {number}", **told)))
@@ -197,6 +200,31 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(
 
 
 # --- what it says of odd histories -----------------------------------------------------------------------------------
+
+
+def test_each_run_is_read_once_for_all_forms_and_those_of_the_report_once_more(make_runs: MakeRuns) -> None:
+    """Where there is no rule there is no report."""
+    read: list[object] = []
+    losing = advise(
+        make_runs([(late if n % 2 else flat)(n) for n in range(40)]), family="project", on_progress=read.append
+    )
+    armed = advise(make_runs([flat(n) for n in range(96)]), family="project", on_progress=read.append)
+
+    assert losing.report is None
+    assert len(armed.found.reported) == 32
+    assert len(read) == 40 + 96 + 32
+
+
+def test_the_metric_that_most_runs_evaluated_judges_whatever_the_names_of_other_values(make_runs: MakeRuns) -> None:
+    """``eval_loss`` is a value of each update here, and comes before ``eval_accuracy`` by its name."""
+    runs = make_runs(
+        [[1 - 0.1 * value for value in flat(number)] for number in range(40)], "eval_accuracy", "eval_loss"
+    )
+    advice = advise(runs, family="project")
+
+    assert advice.is_recommended
+    assert advice.found.objective == Objective("eval_accuracy", Mode.MAX, Origin.GUESSED)
+    assert len(advice.found.members) == 40
 
 
 def test_runs_of_one_family_promise_nothing(make_runs: MakeRuns) -> None:

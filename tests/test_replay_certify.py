@@ -345,7 +345,6 @@ def test_a_log_that_changed_is_named_by_a_check(store: Path, tmp_path: Path) -> 
     [
         ([], "give the values to try"),
         (["--set", "patience=1,2", "--confidence", "100%"], "a confidence is above 0 and below 100%"),
-        (["--set", "patience=1,2", "--order", "spike:asc"], "not varied"),
         (["--set", "patience=1,2", "--risk", "loss > 1"], "not a risk"),
     ],
 )

@@ -1,13 +1,15 @@
-"""The order of tests follows from the policy and the params alone, or is declared; otherwise variants stand alone."""
+"""The order of tests follows from the policy and the params alone; otherwise variants stand alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from steptape import TelemetryError
 from steptape.replay.choosing.certification_report import Direction
 from steptape.replay.choosing.certifying import conservative_end, order_of
+from steptape.replay.choosing.recommending import FORMS
 from steptape.replay.columns.variants import variants_of
+from steptape.replay.runs.metric_names import Mode
+from steptape.replay.runs.objective import Objective
 from steptape.rules.policy_file.policy import Policy, parse_policy
 
 POLICY = """
@@ -78,22 +80,24 @@ def test_without_a_direction_each_variant_is_tested_by_itself() -> None:
     assert "does not say" in order.why
 
 
-def test_a_declared_order_makes_a_chain_for_each_choice_of_the_other_params() -> None:
-    """The chains share the error."""
+def test_of_several_params_the_one_with_most_values_whose_conservative_end_is_known_makes_the_chains() -> None:
+    """Each choice of the other params has a chain; the chains share the error."""
     policy = parse_policy(
-        POLICY.format(rule="loss > q", more="", operation="should_save").replace("{p: 2}", "{p: 2, q: 1}")
+        POLICY.format(rule="loss > q and loss > mean(loss, w)", more="", operation="should_training_stop").replace(
+            "{p: 2}", "{p: 2, q: 1, w: 2}"
+        )
     )
-    axes = {"q": [1, 2], "p": [5, 6, 7]}
 
-    assert order_of(policy, axes, "p:desc").chains == ((2, 1, 0), (5, 4, 3))
-    assert order_of(policy, axes, "q:asc").chains == ((0, 3), (1, 4), (2, 5))
-    assert order_of(policy, axes).direction is None
+    assert order_of(policy, {"w": [2, 3], "q": [1, 2]}).chains == ((1, 0), (3, 2))
+    assert order_of(policy, {"q": [1, 2], "w": [5, 6, 7]}).chains == ((3, 0), (4, 1), (5, 2))
+    assert order_of(policy, {"q": [1, 2], "w": [5, 6, 7]}).error_of_each(0.1) == pytest.approx(0.1 / 3)
+    assert order_of(policy, {"w": [5, 6, 7]}).direction is None
 
 
-@pytest.mark.parametrize(
-    ("declared", "message"), [("p", "PARAM:asc or PARAM:desc"), ("p:up", "PARAM:asc"), ("q:asc", "not varied")]
-)
-def test_a_malformed_order_is_refused(declared: str, message: str) -> None:
-    """The error says what an order is, or which params vary."""
-    with pytest.raises(TelemetryError, match=message):
-        order_of(policy_of("loss > p"), {"p": [1, 2]}, declared)
+def test_each_form_is_tested_along_its_most_tried_param_from_its_most_patient_end() -> None:
+    """The axes list the most patient value first, so each chain is in their order."""
+    for form in FORMS:
+        order = order_of(form.policy(Objective("eval_loss", Mode.MIN), "loss"), form.axes)
+
+        assert order.param == max(form.axes, key=lambda name: len(form.axes[name]))
+        assert all(list(chain) == sorted(chain) for chain in order.chains)

@@ -22,8 +22,8 @@ from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.judging import RunBackground
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
-from steptape.replay.sweeps.outcomes import SweptRun
-from steptape.replay.sweeps.sweeping import RunSweeper
+from steptape.replay.runs.run_result import DEFAULT_SETTINGS, Excluded
+from steptape.replay.sweeps.sweeping import RunSweeper, sweep_all
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric
@@ -143,15 +143,29 @@ def test_a_stop_keeps_fewer_checkpoints_and_deploys_a_worse_value(tmp_path: Path
 def test_several_processes_find_what_one_does(runs: list[Run]) -> None:
     """Results keep the order of the runs."""
     policy = parse_policy(POLICY)
-    alone = map(RunSweeper(policy, AXES, (OBJECTIVE,)), runs)
+    alone = map(RunSweeper([(policy, AXES)], (OBJECTIVE,)), runs)
     with RunPool(2) as pool:
-        shared = list(pool.mapped(RunSweeper(policy, AXES, (OBJECTIVE,)), runs))
+        shared = list(pool.mapped(RunSweeper([(policy, AXES)], (OBJECTIVE,)), runs))
 
     for one, other in zip(alone, shared, strict=True):
-        assert isinstance(one, SweptRun)
-        assert isinstance(other, SweptRun)
-        assert one.run_id == other.run_id
-        assert repr(vars(one.outcomes)) == repr(vars(other.outcomes))
+        assert not isinstance(one, Excluded)
+        assert not isinstance(other, Excluded)
+        assert one.swept[0].run_id == other.swept[0].run_id
+        assert repr(vars(one.swept[0].outcomes)) == repr(vars(other.swept[0].outcomes))
+
+
+def test_policies_that_share_one_pass_find_what_each_finds_alone(runs: list[Run]) -> None:
+    """Outcomes, totals and what could not fire, run by run."""
+    other = parse_policy(POLICY.replace("spike * mean(loss, window)", "spike * mean(loss, window) or eval_loss > 99"))
+    varied = [(parse_policy(POLICY), AXES), (other, {"spike": [2.0, 9.0]})]
+    shared, facts = sweep_all(varied, runs, declared=[OBJECTIVE], settings=DEFAULT_SETTINGS, readers=RunPool())
+    alone = [sweep(policy, axes, runs, objective=OBJECTIVE) for policy, axes in varied]
+
+    assert facts == {}
+    for one, own in zip(shared, alone, strict=True):
+        assert one.frame().equals(own.frame())
+        assert [repr(vars(run.outcomes)) for run in one.runs] == [repr(vars(run.outcomes)) for run in own.runs]
+        assert [(run.unable, run.could_fire) for run in one.runs] == [(run.unable, run.could_fire) for run in own.runs]
 
 
 @pytest.mark.skipif(not can_share_work(), reason="processes cannot share work here: there is no /dev/shm")
@@ -163,7 +177,7 @@ def test_a_registered_metric_is_known_here_and_refused_by_name_in_processes_of_t
 
     assert sweep(policy, axes, runs, processes=2).totals["stopped"].tolist() == [2, 0]
     with pytest.raises(PolicyError, match="LossOfASweep"), RunPool(2) as pool:
-        list(pool.mapped(RunSweeper(policy, axes, ()), runs))
+        list(pool.mapped(RunSweeper([(policy, axes)]), runs))
 
 
 def test_the_first_value_of_a_series_counts(runs: list[Run]) -> None:

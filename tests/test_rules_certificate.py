@@ -41,7 +41,7 @@ CERTIFICATE = Certificate(
     CertifiedPolicy("policy.yaml", POLICY.digest, {"patience": 8}, SEMANTICS_VERSION),
     CertifiedRisk("regret > 1%", 0.1, 0.9, 0.01, None, True, False, ("eval_loss:min",), (), {}, "keep", False),
     VariantTests(
-        {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "", "from the policy", 2, 2, 1, 0.1
+        {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "from the policy", 2, 2, 1, 0.1
     ),
     CertifiedEvidence(0, 0.0, 0.0994, 0.0985, 0.25, 1, 0),
     CertifiedPopulation(
@@ -77,7 +77,7 @@ def test_a_certificate_reads_back_as_it_was_written(tmp_path: Path) -> None:
         (
             ["format"],
             2,
-            r"c.json: this steptape supports certificate format 3; got 2. Use the steptape that certified it",
+            r"c.json: this steptape supports certificate format 4; got 2. Use the steptape that certified it",
         ),
         (["risk", "at_most"], "10%", r"c.json.risk.at_most: must be float; got '10%'"),
         (["policy", "digest"], None, r"c.json.policy.digest: must be str"),
@@ -111,7 +111,7 @@ def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
         read_certificate(tmp_path / "c.json")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 3")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not a certificate"), ("[]", "JSON object"), ("{}", "format 4")])
 def test_another_file_is_no_certificate(text: str, message: str, tmp_path: Path) -> None:
     """A missing key is named, too."""
     (tmp_path / "c.json").write_text(text)

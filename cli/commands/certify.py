@@ -34,7 +34,6 @@ def certify(asked: CertifyArguments) -> None:
             *variants,
             limited,
             confidence=wanted,
-            order=asked.order,
             on_progress=on_progress,
             **replaying,
         )

@@ -156,7 +156,7 @@ def _testing_lines(found: Certification) -> Iterator[str]:
     yield f"{counted(variants, 'variant', ',')}, of which {len(choice.passed):,} passed{more}."
     yield f"Order of the tests: {found.order} ({found.order.why})."
     if found.order.direction is None and variants > 1:
-        yield f"Each had to pass at {choice.error:.2g}. --order PARAM:asc or PARAM:desc tests along one param instead."
+        yield f"Each had to pass at {choice.error:.2g}."
 
 
 def _population_lines(found: Certification) -> Iterator[str]:
@@ -272,7 +272,6 @@ class Certification:
         confidence: Probability that the promise holds.
         sweep: The variants over the runs.
         order: The order in which they were tested.
-        declared_order: The order that the user declared; empty if the policy decided it.
         choice: The result of the tests.
         families: The members of each family, in the order of the tests.
         of_families: The losses of all variants in each family.
@@ -288,7 +287,6 @@ class Certification:
     confidence: float
     sweep: Sweep
     order: OrderOfTests
-    declared_order: str
     choice: Choice
     families: Mapping[Family, Sequence[PopulationMember]]
     of_families: FamilyLosses
@@ -378,7 +376,6 @@ class Certification:
             VariantTests(
                 {name: tuple(values) for name, values in self.sweep.axes.items()},
                 str(self.order),
-                self.declared_order,
                 self.order.why,
                 self.tries,
                 self.choice.tested,

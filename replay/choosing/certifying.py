@@ -6,7 +6,7 @@ returns a ``Certification``. Its core, ``choose``, takes arrays.
 
 Variants that differ in one param form a chain, the most conservative first: a test of a chain stops at its first
 failure, so that the whole chain costs one error. Without a known direction each variant is a chain of its own. The
-promise of a certificate holds for any order that is declared before the outcomes are known; a bad one certifies less.
+policy says the direction before any outcome is known; the promise holds for any such order, a bad one certifies less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from ...rules.effects import Effect
-from ...rules.errors import suggestion
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
@@ -28,58 +27,37 @@ from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..columns.variants import effects_of_controller
-from ..run_pool import Pool, Progress, checked_runs
+from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.objective import Declared, Objective, Saves, declared_objectives
 from ..runs.risk import CONFIDENCE, Risk, checked_confidence
 from ..runs.run_families import Family
-from ..runs.run_result import Excluded
+from ..runs.run_result import BacktestSettings, Excluded
 from ..sweeps.losses import losses_on, savings
-from ..sweeps.sweeping import sweep
+from ..sweeps.outcomes import RunFacts
+from ..sweeps.sweeping import Varied, sweep_all
 from ..sweeps.totals import Sweep
 from .certification_report import Certification, Choice, Direction, OrderOfTests
 from .family_tests import FamilyLosses, p_values
-from .population import PopulationMember, facts_about, families_of, members_of
+from .population import PopulationMember, event_digest_of, families_of, members_of
 
 
-def declared_direction(text: str, axes: Mapping[str, Sequence[Param]]) -> tuple[str, Direction]:
-    """Parse ``PARAM:asc`` or ``PARAM:desc``: the end of the param's values that is tested first.
-
-    Raises:
-        TelemetryError: It is malformed, or no such param is varied.
-    """
-    name, _, word = text.rpartition(":")
-    if word not in tuple(Direction) or not name:
-        fix = "asc tests the least value first, desc the greatest: the most conservative must come first"
-        raise TelemetryError("an order is PARAM:asc or PARAM:desc", got=text, fix=fix)
-    if name not in axes:
-        raise TelemetryError("the param of the order is not varied", got=name, fix=suggestion(name, axes))
-    return name, Direction(word)
-
-
-def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]], declared: str | None = None) -> OrderOfTests:
+def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> OrderOfTests:
     """Return the order in which the variants of a sweep are tested.
+
+    They are tested along the param that has most values among those whose conservative end the policy says.
 
     Args:
         policy: The policy.
         axes: The varied params with their values; the last varies fastest, as in ``variants_of``.
-        declared: ``PARAM:asc`` or ``PARAM:desc``; if not given, the policy decides where one param varies.
-
-    Raises:
-        TelemetryError: The declared order is malformed.
     """
-    if declared is not None:
-        name, direction = declared_direction(declared, axes)
-        return _along(name, direction, axes, "declared")
     varied = [name for name, values in axes.items() if len(values) > 1]
-    if len(varied) > 1:
-        return _singly(axes, f"{len(varied)} params vary, and no order is declared")
     if not varied:
         return _singly(axes, "there is one variant")
-    (name,) = varied
-    found = conservative_end(policy, name, axes[name])
-    if found is None:
-        return _singly(axes, f"the policy does not say which values of {name} are conservative")
-    return _along(name, found, axes, "from the policy")
+    ends = {name: end for name in varied if (end := conservative_end(policy, name, axes[name])) is not None}
+    if not ends:
+        return _singly(axes, f"the policy does not say which values of {' and '.join(varied)} are conservative")
+    along = max(ends, key=lambda name: len(axes[name]))
+    return _along(along, ends[along], axes, "from the policy")
 
 
 def _singly(axes: Mapping[str, Sequence[Param]], why: str) -> OrderOfTests:
@@ -247,7 +225,6 @@ def certify(
     risk: Risk,
     *,
     confidence: float = CONFIDENCE,
-    order: str | None = None,
     family: str | None = None,
     objective: Declared = None,
     renames: Mapping[str, str] | None = None,
@@ -265,8 +242,6 @@ def certify(
         runs: The runs. Those that are running, or that no metric judges, are outside of the population.
         risk: The risk with its limit, from ``risk_of``.
         confidence: Probability, over the choice of the families, that the chosen variant keeps the limit.
-        order: ``PARAM:asc`` or ``PARAM:desc``: the end of the param's values that is tested first, the most
-            conservative one. If not given, the policy decides it where one param varies.
         family: The key of the families of runs, as for ``backtest``. Each counts as one.
         objective, renames, saves, on_progress, processes, pool, plans_by_length: As for ``sweep``.
 
@@ -279,7 +254,6 @@ def certify(
         policy,
         axes,
         runs,
-        order=order,
         objective=objective,
         renames=renames,
         saves=saves,
@@ -300,55 +274,95 @@ class Candidates:
         policy: The policy with its own params.
         sweep: The variants over the runs.
         order: The order in which they are tested.
-        declared_order: The order that the user declared; empty if the policy decided it.
         families: The members of each family, in the order of the tests.
         outside: The runs that are not in the population, each with its reason.
         declared: The objectives that the user declared.
         family_key: The key of families; None for the default.
+        facts: The facts of every run that was swept, by id.
     """
 
     policy: Policy
     sweep: Sweep
     order: OrderOfTests
-    declared_order: str
     families: Mapping[Family, Sequence[PopulationMember]]
     outside: tuple[Excluded, ...]
     declared: tuple[Objective, ...]
     family_key: str | None
+    facts: Mapping[str, RunFacts]
 
 
 def candidates_of(
-    policy: Policy,
-    axes: Mapping[str, Sequence[Param]],
-    runs: Iterable[Run],
-    *,
-    order: str | None = None,
-    **options: Any,
+    policy: Policy, axes: Mapping[str, Sequence[Param]], runs: Iterable[Run], **options: Any
 ) -> Candidates:
     """Sweep a policy over runs, and group those that count into families.
 
     Args:
-        policy, axes, runs, order: As for ``certify``.
+        policy, axes, runs: As for ``certify``.
         **options: The options of ``certify`` that ``sweep`` has, too.
 
     Raises:
         TelemetryError: As for ``certify``.
     """
-    chosen = checked_runs("certify", policy, runs)
-    tests = order_of(policy, axes, order)
-    ended, running = list[Run](), list[Excluded]()
-    for run in chosen:
-        if run.status == "running":
-            running.append(Excluded(run.run_id, run.info.name, "it is still running"))
-        else:
-            ended.append(run)
-    swept = sweep(policy, axes, ended, **options)
-    by_id, key = {run.run_id: run for run in ended}, options.get("family")
-    inside, outside = members_of(swept, by_id)
-    repeated = [facts_about(by_id[one.run_id], options.get("renames") or {}) for one in swept.repeated]
-    families = families_of(inside, repeated, key)
-    declared = declared_objectives(options.get("objective"))
-    return Candidates(policy, swept, tests, order or "", families, (*running, *outside), declared, key)
+    (found,) = candidates_for([(policy, axes)], checked_runs("certify", policy, runs), **options)
+    return found
+
+
+def candidates_for(
+    varied: Sequence[Varied],
+    runs: Sequence[Run],
+    *,
+    judged_by: Objective | None = None,
+    objective: Declared = None,
+    renames: Mapping[str, str] | None = None,
+    saves: Saves | str = Saves.KEEP,
+    on_progress: Callable[[Progress], object] | None = None,
+    processes: int | None = 1,
+    pool: Pool | None = None,
+    family: str | None = None,
+    plans_by_length: bool = False,
+) -> list[Candidates]:
+    """Return the candidates of several policies, from one pass over the runs.
+
+    Args:
+        varied: The policies, each with its axes.
+        judged_by: The metric that judges each run that evaluated it; the other runs are outside of the population. None
+            if each is judged by its own.
+        runs, objective, renames, saves, on_progress, processes, pool, family, plans_by_length: As for ``certify``.
+    """
+    tests = [order_of(policy, axes) for policy, axes in varied]
+    declared = declared_objectives(objective)
+    sweeps, facts = sweep_all(
+        varied,
+        runs,
+        declared=declared,
+        settings=BacktestSettings(
+            renames=tuple((renames or {}).items()), saves=Saves(saves), family=family, plans_by_length=plans_by_length
+        ),
+        readers=RunPool(usable_processes([policy for policy, _ in varied], processes), on_progress, pool),
+        judged_by=judged_by,
+        certifies=True,
+    )
+    for run in runs:
+        if (known := facts.get(run.run_id)) is not None and not known.log_digest:
+            facts[run.run_id] = replace(known, log_digest=event_digest_of(run))
+    return [
+        _candidates(policy, swept, order, facts, (judged_by,) if judged_by else declared, judged_by, family)
+        for (policy, _), swept, order in zip(varied, sweeps, tests, strict=True)
+    ]
+
+
+def _candidates(
+    policy: Policy,
+    swept: Sweep,
+    order: OrderOfTests,
+    facts: Mapping[str, RunFacts],
+    declared: tuple[Objective, ...],
+    judged_by: Objective | None,
+    family: str | None,
+) -> Candidates:
+    inside, outside = members_of(swept, facts, judged_by)
+    families = families_of(inside, [facts[one.run_id] for one in swept.repeated], family)
+    return Candidates(policy, swept, order, families, tuple(outside), declared, family, facts)
 
 
 def certification_of(
@@ -392,7 +406,6 @@ def certification_of(
         confidence,
         candidates.sweep,
         candidates.order,
-        candidates.declared_order,
         choice,
         chosen,
         table,

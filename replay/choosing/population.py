@@ -32,36 +32,15 @@ from ...store.event_json import event_to_line
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
-from ..runs.objective import FEWEST_EVALUATIONS
+from ..runs.objective import FEWEST_EVALUATIONS, Objective
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
-from ..sweeps.outcomes import SweptRun
+from ..sweeps.outcomes import RunFacts, SweptRun
 from ..sweeps.totals import Sweep
 from .family_tests import digest_order
 
 #: The family key of a certificate whose user named none.
 DEFAULT_KEY: Final = "configuration, group or source folder"
-
-
-@dataclass(frozen=True, slots=True)
-class MemberFacts:
-    """The facts of a run that a certificate needs, apart from its series.
-
-    Attributes:
-        info: Its ``run.json``.
-        log_digest: Digest of its log.
-        metrics: The metrics that it recorded.
-        values: The evaluations of the metric that judges it.
-    """
-
-    info: RunInfo
-    log_digest: str
-    metrics: frozenset[str]
-    values: Floats
-
-    def length(self, steps: int) -> int:
-        """Return its planned length, or the recorded one if it has no plan."""
-        return self.info.last.newest_plan.max_steps() or steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +53,7 @@ class PopulationMember:
     """
 
     swept: SweptRun
-    facts: MemberFacts
-
-
-def facts_about(run: Run, renames: Mapping[str, str], judging: str = "") -> MemberFacts:
-    """Read what a certificate needs to know of a run.
-
-    Args:
-        run: The run.
-        renames: New names of metrics by recorded ones.
-        judging: The metric that judges it.
-
-    Raises:
-        TelemetryError: The run cannot be read.
-    """
-    info, digest, metrics = run.read(lambda snapshot: (snapshot.info, snapshot.log_digest, snapshot.columns.by_metric))
-    called = frozenset((*metrics, *(renames[name] for name in metrics if name in renames)))
-    values = _evaluated(run, judging, metrics, renames)
-    return MemberFacts(info, digest or event_digest_of(run), called, values)
+    facts: RunFacts
 
 
 def _evaluated(run: Run, metric: str, recorded: Collection[str], renames: Mapping[str, str]) -> Floats:
@@ -116,24 +78,30 @@ def event_digest_of(run: Run) -> str:
     return f"events:{digest.hexdigest()}"
 
 
-def members_of(sweep: Sweep, runs: Mapping[str, Run]) -> tuple[list[PopulationMember], list[Excluded]]:
+def members_of(
+    sweep: Sweep, facts: Mapping[str, RunFacts], judged_by: Objective | None = None
+) -> tuple[list[PopulationMember], list[Excluded]]:
     """Return the runs of the population, and the others with the reason.
 
     Args:
         sweep: The variants over the runs.
-        runs: The runs, by id.
+        facts: The facts of the runs, by id.
+        judged_by: The objective of the population; None if each run has its own.
     """
     inside, outside = [], [*sweep.excluded]
     for swept in sweep.runs:
-        if reason := _why_no_member(swept):
+        metric = None if swept.objective is None else swept.objective.metric
+        reason = why_no_member(swept)
+        if not reason and judged_by is not None and metric != judged_by.metric:
+            reason = f"it is judged by {metric}"
+        if reason:
             outside.append(Excluded(swept.run_id, swept.name, reason))
         else:
-            judging = "" if swept.objective is None else swept.objective.metric
-            inside.append(PopulationMember(swept, facts_about(runs[swept.run_id], dict(sweep.renames), judging)))
+            inside.append(PopulationMember(swept, facts[swept.run_id]))
     return inside, outside
 
 
-def _why_no_member(swept: SweptRun) -> str:
+def why_no_member(swept: SweptRun) -> str:
     """Return why a run is not in the population, whatever a variant does; empty if it is."""
     if swept.objective is None:
         return "no metric judges it"
@@ -145,7 +113,7 @@ def _why_no_member(swept: SweptRun) -> str:
 
 
 def families_of(
-    members: Iterable[PopulationMember], repeated: Iterable[MemberFacts] = (), key: str | None = None
+    members: Iterable[PopulationMember], repeated: Iterable[RunFacts] = (), key: str | None = None
 ) -> dict[Family, list[PopulationMember]]:
     """Return the members of each family, in the order of ``digest_order``. Families that share a log are one.
 

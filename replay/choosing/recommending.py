@@ -3,8 +3,8 @@
 Takes runs, returns a ``Recommendation``. The forms share one error, each tested along its param from its most patient
 end. No family that chose the rule is among those that its saving and its losses are reported on.
 
-Runs are read once to find the metric that judges them, those that it judges once for each form, and those of the report
-once more: 98 public runs, of which it judges 23, take 2.6 to 3.1 s of processor time in one process, start included.
+Each run is read once for all forms. The names of metrics say before which of them judges most runs; only if their
+evaluations say otherwise are the runs read again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,15 +26,16 @@ from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..runs.metric_names import Mode, is_held_out, is_loss, is_plain_loss
-from ..runs.objective import Objective
+from ..runs.objective import Objective, Origin, declared_objectives, objective_among, objective_of_study
 from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
+from ..sweeps.outcomes import SweptRun
 from .certification_report import Certification
-from .certifying import Candidates, candidates_of, certification_of
+from .certifying import Candidates, candidates_for, certification_of
 from .family_tests import fewest_families
 from .halving import Halving, halving_of
-from .population import PopulationMember
+from .population import PopulationMember, why_no_member
 
 #: A saving below this share of a run's steps is not worth a rule.
 WORTHWHILE: Final = 0.02
@@ -67,7 +68,6 @@ class RuleForm:
         name: Its name.
         rule: The condition, with VALUE for the objective, BEST for its best before, and LOSS for the training loss.
         axes: The params with the values to try.
-        along: The param along which variants are tested, and its conservative end.
         share: The share of the error that its tests use.
         about: What it does, for the comment of the file.
         trigger: The event at which it is asked.
@@ -77,7 +77,6 @@ class RuleForm:
     name: str
     rule: str
     axes: Mapping[str, Sequence[Param]]
-    along: str
     share: float
     about: str
     trigger: str = "on_evaluate"
@@ -130,7 +129,6 @@ FORMS: Final = (
         "patience",
         "not (VALUE GAIN abs(BEST))",
         {"min_gain": (0.001, 0.01), "patience": _PATIENCES},
-        "patience:desc",
         0.85,
         "Stops after more than 'patience' evaluations in a row without a gain of 'min_gain' over the best before.",
         patience="patience",
@@ -139,7 +137,6 @@ FORMS: Final = (
         "overfitting",
         "VALUE WORSE abs(BEST)",
         {"factor": (2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)},
-        "factor:desc",
         0.1,
         "Stops at the third evaluation in a row that is worse than the best before by 'factor' of it (Prechelt's GL).",
         patience="2",
@@ -148,7 +145,6 @@ FORMS: Final = (
         "spike",
         "LOSS > factor * mean(LOSS, 50, skip=1) and mean(LOSS, 50, skip=1) > 0 or not isfinite(LOSS)",
         {"factor": (10.0, 5.0, 4.0, 3.0, 2.5, 2.0)},
-        "factor:desc",
         0.05,
         "Stops when the training loss is more than 'factor' times its mean over 50 updates, or not finite.",
         trigger="on_step_end",
@@ -268,18 +264,8 @@ def recommend(
         raise TelemetryError("there is no run to learn from", fix="Name logs, or a store of runs")
     if not 0 < confidence < 1:
         raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
-    first = candidates_of(parse_policy(_NEVER), {"never": (0,)}, read, **options)
-    objective = _objective_of(first)
-    options["objective"] = objective
-    loss, inside = _training_loss(first), _could_count(first, objective)
-    forms = [form for form in FORMS if loss or "LOSS" not in form.rule]
-    candidates = [
-        candidates_of(
-            form.policy(objective, loss), form.axes, [run for run in read if run.run_id in inside],
-            order=form.along, **options,
-        )
-        for form in forms
-    ]  # fmt: skip
+    (objective, loss), candidates = _candidates(read, options)
+    forms = _forms(loss)
     families = candidates[0].families
     fewest = _fewest(candidates[0], forms[0], risk.limit, confidence)
     held_out = _held_out(families, fewest)
@@ -304,8 +290,8 @@ def recommend(
     return Recommendation(
         objective,
         families,
-        _others(first, candidates[0], objective),
-        first.sweep.repeated,
+        dict(Counter(one.reason for one in candidates[0].outside).most_common()),
+        candidates[0].sweep.repeated,
         noise,
         used,
         confidence,
@@ -320,12 +306,47 @@ def recommend(
     )
 
 
-#: A rule that never fires: with it runs are judged and grouped before anything is chosen.
-_NEVER: Final = """
-params: {never: 0}
-controllers:
-  - {name: never, triggers: [on_evaluate], rule: never > 0, operations: [hfcontrols.should_training_stop]}
-"""
+#: What judges runs where no name says it: the reasons why they cannot be judged are found all the same.
+_UNNAMED: Final = Objective("eval_loss", Mode.MIN, Origin.GUESSED)
+
+
+def _forms(loss: str) -> list[RuleForm]:
+    """Return the forms that can be tried, with or without a training loss."""
+    return [form for form in FORMS if loss or "LOSS" not in form.rule]
+
+
+def _candidates(runs: Sequence[Run], options: Mapping[str, Any]) -> tuple[tuple[Objective, str], list[Candidates]]:
+    """Return the objective of most runs with their training loss, and the candidates of each form, in one pass.
+
+    The names of metrics say which they should be. If the evaluations say otherwise, the runs are read once more.
+    """
+    declared = declared_objectives(options.get("objective"))
+
+    def of(objective: Objective, loss: str) -> list[Candidates]:
+        varied = [(form.policy(objective, loss), form.axes) for form in _forms(loss)]
+        return candidates_for(varied, runs, judged_by=objective, **options)
+
+    named, loss = _named(runs, declared)
+    candidates = of(named, loss)
+    found = _evaluated(candidates[0], declared), _training_loss(candidates[0])
+    if (found[0].metric, found[0].mode, found[1]) != (named.metric, named.mode, loss):
+        candidates = of(*found)
+    return found, candidates
+
+
+def _named(runs: Iterable[Run], declared: Sequence[Objective]) -> tuple[Objective, str]:
+    """Return the objective and the training loss of most runs by the names of their metrics, without their values."""
+    judging, recorded = list[Objective](), list[Collection[str]]()
+    for run in runs:
+        try:
+            names, source = run.read(lambda snapshot: (frozenset(snapshot.columns.by_metric), snapshot.info.source))
+        except TelemetryError:  # The pass over the runs gives the reason.
+            continue
+        objective = objective_among(names, declared, objective_of_study(source))
+        if objective is not None:
+            judging.append(objective)
+            recorded.append(names)
+    return _commonest(judging) or (*declared, _UNNAMED)[0], _loss_among(recorded)
 
 
 def _series(metric: str) -> str:
@@ -334,49 +355,50 @@ def _series(metric: str) -> str:
     return metric if is_clear else f"series({json.dumps(metric, ensure_ascii=False)})"
 
 
-def _objective_of(found: Candidates) -> Objective:
-    """Return the objective of most runs.
+def _commonest(judging: Sequence[Objective]) -> Objective | None:
+    """Return the metric that judges most runs, with its commonest origin; None if none does."""
+    counts = Counter((one.metric, one.mode) for one in judging)
+    if not counts:
+        return None
+    metric, mode = min(counts, key=lambda one: (-counts[one], *one))
+    origins = Counter(one.origin for one in judging if (one.metric, one.mode) == (metric, mode))
+    return Objective(metric, mode, origins.most_common(1)[0][0])
+
+
+def _judgeable(found: Candidates) -> list[SweptRun]:
+    """Return the runs that some metric judges."""
+    return [one for one in found.sweep.runs if not why_no_member(one)]
+
+
+def _evaluated(found: Candidates, declared: Sequence[Objective]) -> Objective:
+    """Return the objective of most runs by what they evaluated.
 
     Raises:
         TelemetryError: No run has one.
     """
-    judging = [one.swept.objective for members in found.families.values() for one in members]
-    counts = Counter((one.metric, one.mode) for one in judging if one is not None)
-    if not counts:
+    each = (
+        objective_among(one.evaluated, declared, objective_of_study(found.facts[one.run_id].info.source))
+        for one in _judgeable(found)
+    )
+    objective = _commonest([one for one in each if one is not None])
+    if objective is None:
         reasons = Counter(one.reason for one in found.outside).most_common(_NAMED)
         why = "; ".join(f"{reason} ({runs:,})" for reason, runs in reasons)
         fix = "Name the metric by --objective METRIC:min or METRIC:max, or import it with --evaluation COLUMN"
         raise TelemetryError(f"no run can be judged: {why}", fix=fix)
-    metric, mode = min(counts, key=lambda one: (-counts[one], *one))
-    origins = Counter(one.origin for one in judging if one is not None and (one.metric, one.mode) == (metric, mode))
-    return Objective(metric, mode, origins.most_common(1)[0][0])
-
-
-def _could_count(found: Candidates, objective: Objective) -> set[str]:
-    """Return the ids of the runs that evaluated the objective, and of those that repeat another."""
-    evaluated = {one.run_id for one in found.sweep.runs if objective.metric in one.evaluated}
-    return evaluated | {one.run_id for one in found.sweep.repeated}
-
-
-def _others(first: Candidates, judged: Candidates, objective: Objective) -> dict[str, int]:
-    """Return how many runs the objective does not judge, by reason, the commonest first."""
-    inside = {one.swept.run_id for members in judged.families.values() for one in members}
-    reasons = {one.run_id: one.reason for one in (*first.outside, *judged.outside)}
-    for members in first.families.values():
-        for one in members:
-            if one.swept.objective is not None and one.swept.objective.metric != objective.metric:
-                reasons[one.swept.run_id] = f"it is judged by {one.swept.objective.metric}"
-    return dict(Counter(reason for run_id, reason in reasons.items() if run_id not in inside).most_common())
+    return objective
 
 
 def _training_loss(found: Candidates) -> str:
+    """Return the training loss that most of the runs recorded that some metric judges."""
+    return _loss_among([found.facts[one.run_id].metrics for one in _judgeable(found)])
+
+
+def _loss_among(recorded: Sequence[Collection[str]]) -> str:
     """Return the training loss that most runs recorded; empty if fewer than half have one."""
-    members = [one for own in found.families.values() for one in own]
-    names = Counter(
-        name for one in members for name in one.facts.metrics if is_plain_loss(name) and not is_held_out(name)
-    )
+    names = Counter(name for own in recorded for name in own if is_plain_loss(name) and not is_held_out(name))
     ranked = sorted(names.items(), key=lambda one: (-one[1], len(one[0]), one[0]))
-    return ranked[0][0] if ranked and 2 * ranked[0][1] >= len(members) else ""
+    return ranked[0][0] if ranked and 2 * ranked[0][1] >= len(recorded) else ""
 
 
 def _noise(families: Iterable[Sequence[PopulationMember]]) -> float | None:

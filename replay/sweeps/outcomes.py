@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ...rules.readings.first_events import Never
 from ...rules.readings.vectors import Floats, Ints, Truths
 from ...store.errors import TelemetryError
+from ...store.run_info import RunInfo
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Objective
 from ..runs.run_families import Family
 from ..runs.run_result import Prediction, RunResult
@@ -101,6 +102,27 @@ class Losses:
     values: Floats
     is_unknown: Truths
     regrets: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunFacts:
+    """The facts of a run that a certificate needs, apart from its outcomes.
+
+    Attributes:
+        info: Its ``run.json``.
+        log_digest: Digest of its log; empty if none was kept.
+        metrics: The metrics that it recorded.
+        values: The finite evaluations of the metric that judges it.
+    """
+
+    info: RunInfo
+    log_digest: str
+    metrics: frozenset[str]
+    values: Floats
+
+    def length(self, steps: int) -> int:
+        """Return its planned length, or the recorded one if it has no plan."""
+        return self.info.last.newest_plan.max_steps() or steps
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,18 @@
 """Sweep: evaluates every combination of some params' values over many runs, in exact agreement with the event engine.
 
 Takes a policy, the values of its params, and runs. Returns for each variant what it would have saved and cost, and the
-Pareto front of steps saved and regret.
+Pareto front of steps saved and regret. Several policies share one pass over the runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
@@ -38,9 +40,12 @@ from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from ..runs.same_training import Knowledge, repeated_by, repeats, sketch_of, sketched
 from .losses import losses_on
-from .outcomes import SweptRun
+from .outcomes import RunFacts, SweptRun
 from .totals import RunFold, Sweep
 from .variant_outcomes import sweep_stream
+
+#: A policy, and the params to vary with the values to try.
+Varied: TypeAlias = tuple[Policy, Mapping[str, Sequence[Param]]]
 
 
 def sweep(
@@ -88,57 +93,142 @@ def sweep(
     """
     if not risk.is_share:
         raise TelemetryError("a sweep counts lost runs", got=str(risk), fix="Write 'regret > 1%', or certify a mean")
-    chosen = checked_runs("sweep", policy, runs)
-    variants, saves = variants_of(policy, axes), Saves(saves)
-    declared, renaming = declared_objectives(objective), tuple((renames or {}).items())
-    check_recorded(chosen, renaming)
-    settings = BacktestSettings(renames=renaming, saves=saves, family=family, plans_by_length=plans_by_length)
-    work = RunSweeper(policy, axes, declared, settings, variants)
-    numbered, judge = dict(enumerate(chosen)), partial(losses_on, risk, policy)
-    fold = RunFold(len(variants), judge, keeps_outcomes=keep_outcomes)
-    with RunPool(usable_processes([policy], processes), on_progress, pool) as readers:
-        excluded = _fold(readers, work, numbered, fold)
-        swept = dict(fold.runs)
-        check_declared(declared, [*swept.values()], chosen)
-        if family is not None:
-            check_family_key(family, [one.family for one in swept.values()], (numbered[n].info for n in swept))
+    (found,), _ = sweep_all(
+        [(policy, axes)],
+        checked_runs("sweep", policy, runs),
+        declared=declared_objectives(objective),
+        settings=BacktestSettings(
+            renames=tuple((renames or {}).items()),
+            saves=Saves(saves),
+            family=family,
+            plans_by_length=plans_by_length,
+            risk=risk,
+            confidence=checked_confidence(confidence),
+        ),
+        readers=RunPool(usable_processes([policy], processes), on_progress, pool),
+        keep_outcomes=keep_outcomes,
+    )
+    return found
+
+
+def sweep_all(
+    varied: Sequence[Varied],
+    runs: Sequence[Run],
+    *,
+    declared: Sequence[Objective],
+    settings: BacktestSettings,
+    readers: RunPool,
+    keep_outcomes: bool = True,
+    judged_by: Objective | None = None,
+    certifies: bool = False,
+) -> tuple[list[Sweep], dict[str, RunFacts]]:
+    """Sweep several policies in one pass over the runs. Return the sweep of each, and the facts of the runs by id.
+
+    Args:
+        varied: The policies with their axes.
+        runs: The runs.
+        declared: The declared objectives, the preferred one first; empty to guess run by run.
+        settings: What a backtest of each variant would be given.
+        readers: The pool that reads the runs; it is closed at the end.
+        keep_outcomes: As for ``sweep``.
+        judged_by: The objective of each run that evaluated it; the others are judged by their own. None to judge each
+            by its own.
+        certifies: Whether to exclude running runs, and to return the facts that a certificate needs. Without it there
+            are no facts.
+
+    Raises:
+        PolicyError, TelemetryError: As for ``sweep``.
+    """
+    variants = [variants_of(policy, axes) for policy, axes in varied]
+    check_recorded(runs, settings.renames)
+    work = RunSweeper(varied, declared, settings, judged_by, certifies, variants)
+    numbered = dict(enumerate(runs))
+
+    def new_folds() -> list[RunFold]:
+        return [
+            RunFold(len(own), partial(losses_on, settings.risk, policy), keeps_outcomes=keep_outcomes)
+            for own, (policy, _) in zip(variants, varied, strict=True)
+        ]
+
+    folds, facts = new_folds(), dict[str, RunFacts]()
+    with readers:
+        excluded = _fold(readers, work, numbered, folds, facts)
+        swept = dict(folds[0].runs)
+        check_declared(declared, [*swept.values()], runs)
+        if settings.family is not None:
+            infos = (numbered[number].info for number in swept)
+            check_family_key(settings.family, [one.family for one in swept.values()], infos)
         counts_for = _repeats(swept)
-        if fold.is_spoiled_by(counts_for):
+        if any(fold.is_spoiled_by(counts_for) for fold in folds):
+            folds = new_folds()
             counted = {number: run for number, run in numbered.items() if number in swept and number not in counts_for}
-            fold = RunFold(len(variants), judge, keeps_outcomes=keep_outcomes)
-            excluded |= _fold(readers, work, counted, fold)
+            excluded |= _fold(readers, work, counted, folds, facts)
+    out = tuple(excluded[number] for number in sorted(excluded))
+    repeated = tuple(_repeated(swept[number], swept[by]) for number, by in sorted(counts_for.items()))
+    engine_reasons = {run.run_id: run.engine_reason for run in swept.values() if run.engine_reason}
+    sweeps = [
+        _summed(one, own, fold, counts_for, (out, repeated, engine_reasons), settings)
+        for one, own, fold in zip(varied, variants, folds, strict=True)
+    ]
+    return sweeps, facts
+
+
+def _summed(
+    varied: Varied,
+    variants: Sequence[Variant],
+    fold: RunFold,
+    counts_for: Mapping[int, int],
+    of_runs: tuple[tuple[Excluded, ...], tuple[Excluded, ...], dict[str, str]],
+    settings: BacktestSettings,
+) -> Sweep:
+    """Return the sweep of one policy: what was added up, and the excluded runs, the repeated ones, the engine's."""
+    policy, axes = varied
+    excluded, repeated, engine_reasons = of_runs
     judged = tuple(run for number, run in fold.runs.items() if number not in counts_for)
     totals, winners = fold.finish(counts_for, has_one_unit=len({run.step_unit for run in judged}) < 2)
-    engine_reasons = {run.run_id: run.engine_reason for run in swept.values() if run.engine_reason}
     return Sweep(
         policy,
         {name: tuple(values) for name, values in axes.items()},
         tuple(variants),
         judged,
-        tuple(excluded[number] for number in sorted(excluded)),
-        tuple(_repeated(swept[number], swept[by]) for number, by in sorted(counts_for.items())),
+        excluded,
+        repeated,
         reasons_of(variants) | engine_reasons,
         totals,
         winners,
-        renaming,
-        saves,
-        plans_by_length,
-        risk,
-        checked_confidence(confidence),
+        settings.renames,
+        settings.saves,
+        settings.plans_by_length,
+        settings.risk,
+        settings.confidence,
     )
 
 
+class _ReadRun(NamedTuple):
+    """A run as each policy sweeps it, with the facts that a certificate needs; None unless one is made."""
+
+    swept: tuple[SweptRun, ...]
+    facts: RunFacts | None
+
+
 def _fold(
-    readers: RunPool, work: Callable[[Run], SweptRun | Excluded], runs: Mapping[int, Run], fold: RunFold
+    readers: RunPool,
+    work: Callable[[Run], _ReadRun | Excluded],
+    runs: Mapping[int, Run],
+    folds: Sequence[RunFold],
+    facts: dict[str, RunFacts],
 ) -> dict[int, Excluded]:
-    """Sweep runs, fold them, and return those that are excluded, by number."""
+    """Sweep runs, add them to the fold of each policy, keep their facts, and return the excluded ones by number."""
     readers.expect(len(runs))
     excluded = {}
     for number, found in zip(runs, readers.mapped(work, [*runs.values()]), strict=True):
         if isinstance(found, Excluded):
             excluded[number] = found
-        else:
-            fold.add_run(number, found)
+            continue
+        for fold, swept in zip(folds, found.swept, strict=True):
+            fold.add_run(number, swept)
+        if found.facts is not None:
+            facts[found.swept[0].run_id] = found.facts
     return excluded
 
 
@@ -155,33 +245,36 @@ def _repeated(run: SweptRun, by: SweptRun) -> Excluded:
 
 @dataclass
 class RunSweeper:
-    """The work of a sweep on one run, here or in a worker process.
+    """The work of a sweep on one run, here or in a worker process. It reads the run once for all policies.
 
     The variants do not travel: a worker builds them with its first run, where an error can be raised, and keeps them
     for the others.
 
     Attributes:
-        policy: The rules.
-        axes: The params to vary, with their values.
+        varied: The policies with their axes.
         declared: The declared objectives, the preferred one first; empty to guess run by run.
         settings: What a backtest of each variant would be given.
-        variants: The variants, if they are built already.
+        judged_by, certifies: As for ``sweep_all``.
+        variants: The variants of each policy, if they are built already.
     """
 
-    policy: Policy
-    axes: Mapping[str, Sequence[Param]]
+    varied: Sequence[Varied]
     declared: Sequence[Objective] = ()
     settings: BacktestSettings = DEFAULT_SETTINGS
-    variants: Sequence[Variant] | None = None
+    judged_by: Objective | None = None
+    certifies: bool = False
+    variants: Sequence[Sequence[Variant]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RunSweeper, (self.policy, self.axes, self.declared, self.settings)
+        return RunSweeper, (self.varied, self.declared, self.settings, self.judged_by, self.certifies)
 
     @cached_property
-    def _batches(self) -> tuple[VariantBatch, ...]:
-        return batches_of(variants_of(self.policy, self.axes) if self.variants is None else self.variants)
+    def _batches(self) -> tuple[tuple[VariantBatch, ...], ...]:
+        """The variants of each policy, in batches."""
+        variants = self.variants or [variants_of(policy, axes) for policy, axes in self.varied]
+        return tuple(map(batches_of, variants))
 
-    def __call__(self, run: Run) -> SweptRun | Excluded:
+    def __call__(self, run: Run) -> _ReadRun | Excluded:
         """Return the outcomes of each variant on a run, or why it is excluded, such as a read error.
 
         Raises:
@@ -193,10 +286,13 @@ class RunSweeper:
         except TelemetryError as error:
             return Excluded(run.folder.name, "", str(error))
 
-    def _swept(self, snapshot: Snapshot) -> SweptRun | Excluded:
+    def _swept(self, snapshot: Snapshot) -> _ReadRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
         background = background_of(snapshot, self.settings)
-        renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in self._batches))
+        if self.certifies and background.status == "running":
+            return Excluded(background.run_id, background.name, "it is still running")
+        every = [batch for batches in self._batches for batch in batches]
+        renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in every))
         names = renamed_columns(snapshot, renames)
         judging, compared = self._could_judge(names, background.of_study), sketched(names)
         stream = read_metrics(snapshot, metrics.union(judging, compared), renames)
@@ -204,46 +300,62 @@ class RunSweeper:
             return Excluded(background.run_id, background.name, "it recorded no step and no metric")
 
         def events() -> EventStream:
-            policies = [structure.policy for batch in self._batches for structure in batch.structures]
+            policies = [structure.policy for batch in every for structure in batch.structures]
             return stream_under(policies, snapshot, renames)[0]
 
         evaluated = frozenset(name for name in judging if len(stream.values_at("evaluate", name).rows))
         objective = background.objective_among(evaluated, self.declared)
-        swept = sweep_stream(self._batches, stream, background, objective, self.settings, events=events)
-        evaluations = [] if objective is None else stream.values_at("evaluate", objective.metric).values.tolist()
-        info, rows = snapshot.info, swept.outcomes.rows
-        could_fire = bool(rows.could_fire.any())
-        is_judged = could_fire and objective is not None
-        return SweptRun(
+        if self.judged_by is not None and self.judged_by.metric in evaluated:
+            objective = self.judged_by
+        values = np.empty(0) if objective is None else stream.values_at("evaluate", objective.metric).values
+        found = [
+            sweep_stream(batches, stream, background, objective, self.settings, events=events)
+            for batches in self._batches
+        ]
+        could_fire = [bool(one.outcomes.rows.could_fire.any()) for one in found]
+        is_judged = any(could_fire) and objective is not None
+        info, recorded = snapshot.info, found[0].recorded
+        first = SweptRun(
             run_id=background.run_id,
             name=background.name,
             steps=stream.last_step,
-            kept=swept.outcomes,
+            kept=None,
             family=background.family,
             sketch=sketch_of(stream, compared),
-            knowledge=_knowledge(stream, len(evaluations), background.log_digest, is_judged=is_judged),
+            knowledge=_knowledge(stream, len(values), background.log_digest, is_judged=is_judged),
             objective=objective,
             evaluated=evaluated,
-            engine_reason=swept.engine_reason,
             step_unit=background.step_unit,
-            best=math.nan if objective is None else best_value(evaluations, objective),
+            best=math.nan if objective is None else best_value(values.tolist(), objective),
             started_ns=info.attempts[0].started_ns,
             ended_ns=_ended_ns(info, stream),
             configuration=configuration_of(info),
-            has_few_evaluations=bool(rows.has_few_evaluations.all()),
-            could_fire=could_fire,
-            checkpoints=swept.recorded.checkpoints,
-            has_deployable=swept.recorded.deployable is not None,
+            checkpoints=recorded.checkpoints,
+            has_deployable=recorded.deployable is not None,
             ended_by_rules=background.is_ended_by_rules(stream),
-            unable=swept.unable,
-            lacked=lacked_metrics(self.policy, snapshot, renames),
         )
+        swept = tuple(
+            replace(
+                first,
+                kept=one.outcomes,
+                engine_reason=one.engine_reason,
+                has_few_evaluations=bool(one.outcomes.rows.has_few_evaluations.all()),
+                could_fire=can_fire,
+                unable=one.unable,
+                lacked=lacked_metrics(policy, snapshot, renames),
+            )
+            for one, can_fire, (policy, _) in zip(found, could_fire, self.varied, strict=True)
+        )
+        known = frozenset((*snapshot.columns.by_metric, *names))
+        facts = RunFacts(info, background.log_digest, known, values[np.isfinite(values)])
+        return _ReadRun(swept, facts if self.certifies else None)
 
     def _could_judge(self, names: Iterable[str], study: Objective | None) -> set[str]:
         """Return the metrics from which the objective of a run is chosen, as a backtest chooses it."""
+        chosen = set[str]() if self.judged_by is None else {self.judged_by.metric}
         if self.declared:
-            return {objective.metric for objective in self.declared}
-        told = {name for name in names if mode_of(name) is not None}
+            return chosen | {objective.metric for objective in self.declared}
+        told = chosen | {name for name in names if mode_of(name) is not None}
         return told if study is None else told | {study.metric}
 
 

@@ -139,9 +139,9 @@ def test_paths_may_be_relative(nodes: Nodes, policy: Policy, store: Path, monkey
 def test_a_sweep_and_a_certificate_share_one_connection(nodes: Nodes, policy: Policy, store: Path) -> None:
     """Both are those of this process."""
     axes, runs, risk = {"limit": [1.05, 1.55, 2.0]}, [*open_store(store)], risk_of("regret > 10%", "50%", None)
-    here = sweep(policy, axes, runs), certify(policy, axes, runs, risk, order="limit:desc")
+    here = sweep(policy, axes, runs), certify(policy, axes, runs, risk)
     with RayPool(nodes.address) as pool:
-        there = sweep(policy, axes, runs, pool=pool), certify(policy, axes, runs, risk, order="limit:desc", pool=pool)
+        there = sweep(policy, axes, runs, pool=pool), certify(policy, axes, runs, risk, pool=pool)
 
     assert there[0].frame().equals(here[0].frame())
     assert there[0].runs_frame().equals(here[0].runs_frame())
