@@ -63,11 +63,27 @@ class SteptapeTracker(GeneralTracker):
         return self._recorder
 
     def attach(self, accelerator: Any) -> Self:
-        """Have an accelerator log here, and record the updates that its gradient scaler skips. Idempotent."""
+        """Have an accelerator log here, and record the updates that its gradient scaler skips. Idempotent.
+
+        It takes the place of an earlier tracker of the same store, whose run ends: a cell of a notebook may run twice.
+        """
+        for earlier in [each for each in accelerator.log_with if isinstance(each, SteptapeTracker)]:
+            if earlier is not self and earlier._recorder.folder.parent == self._recorder.folder.parent:
+                earlier._detach(accelerator, keeps=self._recorder)
         self._accelerator = accelerator
         if self not in accelerator.log_with:
             accelerator.log_with.append(self)
         return self
+
+    def _detach(self, accelerator: Any, keeps: Recorder) -> None:
+        """Leave an accelerator: its log, and its checkpoints, which could not be loaded without this recorder."""
+        listed = (accelerator.log_with, accelerator.trackers, accelerator._custom_objects)
+        for each in listed:
+            each[:] = [one for one in each if one is not self and (one is keeps or one is not self._recorder)]
+        if self._recorder is not keeps:
+            what = "attach: an earlier tracker of this accelerator recorded into the same store"
+            logger.warning("%s; its run %s ends", what, self._recorder.run_id)
+            self.finish()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Record the config of ``init_trackers``. A checkpoint's state can still be loaded."""

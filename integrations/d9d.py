@@ -77,7 +77,7 @@ class D9dRecorder:
         self.rec: Recorder | None = None
         self._kinds = triggering_kinds(rules)
         self._guard = Guard(strict=bool(arguments.get("strict")))
-        self._is_registered = False
+        self._bus: Any = None
         self._described: Arguments = {}
         self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.
         self._values: dict[int, dict[str, object]] = {}
@@ -90,7 +90,7 @@ class D9dRecorder:
         self._facts: dict[str, object] = {}
 
     def register(self, ctx: Any) -> None:
-        """Subscribe to the job's events. Call it in ``register_events`` of the task or of the model provider.
+        """Subscribe to the job's events, once. Call it in ``register_events`` of the task or of the model provider.
 
         Args:
             ctx: The context that d9d gives there.
@@ -106,7 +106,9 @@ class D9dRecorder:
             "EVENT_TRAIN_SLEEP_PRE": self._sleep,
             "EVENT_TRAIN_WAKE_POST": self._wake,
         }
-        self._is_registered = True
+        if ctx.event_bus is self._bus:
+            return
+        self._bus = ctx.event_bus
         lacking = [name for name in handlers if not hasattr(catalogue, name)]
         if lacking:
             self._guard.warn(
@@ -131,14 +133,18 @@ class D9dRecorder:
         d9d's configuration names its own trackers only, so this replaces a private attribute.
 
         Raises:
-            TelemetryError: The job has not called ``register``, or this version of d9d keeps its tracker elsewhere.
+            TelemetryError: The job has not called ``register``, another recorder has the trainer, or this version of
+                d9d keeps its tracker elsewhere.
         """
-        if not self._is_registered:
+        if self._bus is None:
             raise _unregistered()
         state: Any = getattr(trainer, "_state", None)
         job_logger: Any = getattr(state, "logger", None)
         inner = getattr(job_logger, "_tracker", None)
         if isinstance(inner, _Tracker):
+            if inner.recorder is not self:
+                what, fix = "inject: another D9dRecorder records this trainer", "Configure the trainer anew"
+                raise TelemetryError(what, fix=fix)
             return
         if not isinstance(inner, d9d_tracker.BaseTracker):
             raise TelemetryError(
@@ -183,7 +189,7 @@ class D9dRecorder:
         elif self.rec is not None:
             self._record_save()
             self.rec.close()
-        elif self._is_registered and not self._values:
+        elif self._bus is not None and not self._values:
             self._open(self._schedule).close(reason="already_done")
         elif self._guard.is_strict:
             raise _unregistered()
@@ -337,23 +343,23 @@ class _Tracker(d9d_tracker.BaseTracker):
     """A tracker that records, and passes everything on to another."""
 
     def __init__(self, recorder: D9dRecorder, inner: Any) -> None:
-        self._recorder, self._inner = recorder, inner
+        self.recorder, self._inner = recorder, inner
 
     @contextlib.contextmanager
     def open(self, properties: Any) -> Iterator[Any]:
-        self._recorder.describe(properties)
+        self.recorder.describe(properties)
         with self._inner.open(properties) as run:
             try:
-                yield _TrackerRun(self._recorder, run)
+                yield _TrackerRun(self.recorder, run)
             finally:
-                self._recorder.deliver()
+                self.recorder.deliver()
 
     @classmethod
     def from_config(cls, _: Any) -> Self:
         raise TypeError("made by D9dRecorder.tracker, not from a configuration")
 
     def state_dict(self) -> State:
-        self._recorder.keep_place()
+        self.recorder.keep_place()
         return dict(self._inner.state_dict())
 
     def load_state_dict(self, state_dict: State) -> None:

@@ -107,6 +107,10 @@ class SteptapeCallback(Callback):
     @guarded
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open a run, or the next attempt of the checkpoint's run. What the recorder refuses reaches the caller."""
+        callbacks = self._property(trainer, "callbacks") or [self]
+        if self is not [each for each in callbacks if isinstance(each, SteptapeCallback)][-1]:
+            self._guard.warn("a Trainer has one SteptapeCallback: the newest of its callbacks records")
+            return
         config = {**getattr(pl_module, "hparams", {}), **self.config}
         arguments = completed({"config": config, **self._arguments}, Plan, **self._plan_of(trainer, pl_module))
         is_sharded = any(each.__name__ in _SHARDED for each in type(self._property(trainer, "strategy")).__mro__)

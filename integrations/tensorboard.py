@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -35,12 +36,16 @@ _ADVICE: Final = Advice(
     repeats_steps=True,
 )
 
+#: The newest writer of each folder.
+_WRITERS: Final[weakref.WeakValueDictionary[str, SummaryWriter]] = weakref.WeakValueDictionary()
+
 
 class SummaryWriter:
     """A run with the methods of TensorBoard's writer.
 
     The values of one step are one event, and those of tags such as ``Loss/val`` an evaluation. They are recorded when a
     value of another step comes, or the same tag again.
+    A second writer for the same folder begins another run. The first run ends, and its writer goes on in the second.
     After ``wandb.init(sync_tensorboard=True)`` of ``steptape.integrations.wandb``, the writer writes into that run.
 
     Args:
@@ -90,6 +95,10 @@ class SummaryWriter:
         self._tee = tee
         self._rows = StepRows(self.recorder, self.recorder.progress.updates)
         atexit.register(self._rows.commit)
+        earlier = _WRITERS.get(os.path.abspath(self.log_dir))
+        _WRITERS[os.path.abspath(self.log_dir)] = self
+        if earlier is not None:
+            earlier._continue_in(self)
 
     @property
     def control(self) -> Any:
@@ -137,10 +146,7 @@ class SummaryWriter:
 
     def close(self) -> None:
         """Record the last event and end the run."""
-        atexit.unregister(self._rows.commit)
-        self._rows.commit()
-        if self._has_own_run:
-            self.recorder.close()
+        self._end_run()
         if self._tee is not None:
             self._tee.close()
 
@@ -159,6 +165,21 @@ class SummaryWriter:
         if name.startswith("add_"):
             return functools.partial(self._leave_out, name)
         raise AttributeError(f"steptape's SummaryWriter has no {name!r}")
+
+    def _continue_in(self, other: SummaryWriter) -> None:
+        """End the run, and write what may still come into that of another writer."""
+        if self._has_own_run and not self.recorder.is_closed:
+            warn_once(
+                f"a second writer for {self.log_dir}: the run of the first ends, and both write into the second's"
+            )
+            self._end_run()
+            self.recorder, self._rows, self._has_own_run = other.recorder, other._rows, False
+
+    def _end_run(self) -> None:
+        atexit.unregister(self._rows.commit)
+        self._rows.commit()
+        if self._has_own_run:
+            self.recorder.close()
 
     def _leave_out(self, name: str, *given: Any, **named: Any) -> None:
         if self._tee is not None:

@@ -7,6 +7,8 @@ out, as far as it can be true.
 from __future__ import annotations
 
 import contextlib
+import logging
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -17,6 +19,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ..recorder.recorder import Recorder
+
+logger = logging.getLogger("steptape")
+
+#: The open watches, by each of their optimizers.
+_WATCHES: Final[weakref.WeakKeyDictionary[Any, StepWatch]] = weakref.WeakKeyDictionary()
 
 #: The operation that leaves out an update.
 SKIP: Final = "batch.skip()"
@@ -41,7 +48,8 @@ def watch_steps(rec: Recorder, *optimizers: Optimizer) -> StepWatch:
 
     Args:
         rec: The recorder, whose ``step`` is wrapped until ``close``. An ``applied=`` that the loop gives still counts.
-        *optimizers: An update counts as applied if one of them applied it.
+        *optimizers: An update counts as applied if one of them applied it. A watch that another recorder has of one of
+            them is closed: a cell of a notebook may run twice.
 
     Raises:
         TelemetryError: No optimizer is given, or the recorder has a watch already.
@@ -51,6 +59,10 @@ def watch_steps(rec: Recorder, *optimizers: Optimizer) -> StepWatch:
     if isinstance(getattr(rec.step, "__self__", None), StepWatch):
         fix = "Give all optimizers to one call of watch_steps, or close the first watch"
         raise TelemetryError("watch_steps: the recorder is watched already", fix=fix)
+    for earlier in {id(watch): watch for each in optimizers if (watch := _WATCHES.get(each)) is not None}.values():
+        if not earlier._rec.is_closed:
+            logger.warning("watch_steps: the run %s had an optimizer of these; its watch ends", earlier._rec.run_id)
+        earlier.close()
     return StepWatch(rec, optimizers)
 
 
@@ -63,12 +75,15 @@ class StepWatch:
         #: What each optimizer's turn said since the last step: None, or a ``found_inf`` that may be on the device.
         self._turns: list[Any] = []
         self._hooks = [optimizer.register_step_post_hook(self._note_turn) for optimizer in optimizers]
+        _WATCHES.update(dict.fromkeys(optimizers, self))
         rec.__dict__["step"] = self._watched_step
 
     def close(self) -> None:
         """Remove the hooks. The loop says ``applied=`` itself from here on. Idempotent."""
         for hook in self._hooks:
             hook.remove()
+        for optimizer in [each for each, watch in _WATCHES.items() if watch is self]:
+            del _WATCHES[optimizer]
         if self._rec.__dict__.get("step") == self._watched_step:
             del self._rec.__dict__["step"]
 

@@ -134,8 +134,17 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     def attach(self, trainer: Any) -> Self:
         """Record the loss and the gradient norm of every step of a trainer, as they are before it leaves NaN out.
 
-        Adds the callback to the trainer. Idempotent; ``detach`` undoes it.
+        Adds the callback to the trainer. Idempotent; ``detach`` undoes it. It takes the place of an earlier callback
+        that records into the same store, whose run ends: a cell of a notebook may run twice.
         """
+        for earlier in _callbacks(trainer):
+            if earlier is not self and earlier._records_where(self):
+                self._guard.warn(
+                    f"attach: an earlier callback recorded this trainer into {earlier._store}; its run ends"
+                )
+                earlier.close()
+                earlier._trainer, earlier._is_added = trainer, True
+                earlier.detach()
         self._trainer = trainer
         if self not in trainer.callback_handler.callbacks:
             trainer.add_callback(self)
@@ -299,6 +308,14 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     @_hook()  # Ranks do not agree here: rank 0 comes later than the others, by the time that it takes to write.
     def on_save(self, args: Any, state: Any, path: str | None = None, is_final: bool = False, **_: Any) -> None:
         self._record("save", path or checkpoint_path(args.output_dir, state.global_step), is_final=is_final)
+
+    def _records_where(self, other: SteptapeCallback) -> bool:
+        """Whether both record into one store, or by one recorder."""
+        if self._callers_recorder is not None or other._callers_recorder is not None:
+            ended = self._callers_recorder is not None and self._callers_recorder.is_closed
+            return ended or self._callers_recorder is other._callers_recorder
+        first, second = (Path(each._store).expanduser().resolve() for each in (self, other))
+        return first == second
 
     def _close_at_exit(self) -> None:
         """End a run that failed with an exception that the program has caught: the recorder knows of others alone."""

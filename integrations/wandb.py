@@ -290,11 +290,12 @@ def init(
     notes: str | None = None,
     store: str | os.PathLike[str] | None = None,
     resume_step: int | None = None,
+    reinit: bool | str | None = None,
     sync_tensorboard: bool = False,
     passthrough: bool = False,
     **others: Any,
 ) -> WandbRun:
-    """Begin a run, or return the one that has not finished.
+    """Begin a run. If one has not finished, return it; in a notebook, or with ``reinit``, finish it first.
 
     Args:
         project: The run's group, unless it has one.
@@ -305,19 +306,24 @@ def init(
         dir: A folder, in which ``runs`` is the store unless ``store`` or ``STEPTAPE_STORE`` names one.
         store: The store; by default ``STEPTAPE_STORE`` or ``runs``.
         resume_step: Continue the run after this step; after its last one if not given.
+        reinit: What becomes of a run that has not finished: ``return_previous`` or ``finish_previous``, as True.
         sync_tensorboard: ``SummaryWriter`` of ``steptape.integrations.tensorboard`` writes into this run.
         passthrough: Also log to the real W&B.
         **others: Arguments of ``Recorder``, such as ``rules``, and of W&B.
     """
     global run
-    if run is not None:
-        warn_once("init: a run has not finished; init returns it")
+    finishes = reinit in (True, "finish_previous") or (reinit in (None, "default") and "ipykernel" in sys.modules)
+    if run is not None and finishes:
+        run.finish()
+    elif run is not None:
+        warn_once("init: a run has not finished; init returns it. Call wandb.finish() first, or give reinit=True")
         return run
     own = {argument: others.pop(argument) for argument in [*others] if argument in _PARAMETERS}
     real = None
     if passthrough:
         called = {"name": name, "config": config, "group": group, "tags": tags, "notes": notes}
         placed = {"id": id, "resume": resume, "mode": mode, "dir": dir, "sync_tensorboard": sync_tensorboard}
+        placed |= {} if reinit is None else {"reinit": reinit}
         import wandb
 
         real = wandb.init(project=project, **called, **placed, **others)

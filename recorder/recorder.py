@@ -606,7 +606,8 @@ class Recorder:
         """Record what a PyTorch model and its optimizer show: gradients, updates, activations, time and more.
 
         The metrics become part of the events of ``step``; the catalogue of metrics lists them. An update emits if its
-        number is a multiple of ``every``, and the first one does. With FSDP2, every rank calls this alike.
+        number is a multiple of ``every``, and the first one does. With FSDP2, every rank calls this alike. A watch that
+        another recorder has of this model is closed: a cell of a notebook may run twice.
 
         Args:
             model: The model, as the loop calls it.
@@ -637,6 +638,10 @@ class Recorder:
         self._watches[:] = [watch for watch in self._watches if not watch.is_closed]  # Their models were deleted.
         if any(watch.prefix == prefix for watch in self._watches):
             raise TelemetryError("watch: another watch has this prefix", got=prefix, fix="Give prefix=, or close it")
+        for other in _OPEN:
+            for watch in [each for each in other._watches if each.model() is model and each.prefix == prefix]:
+                logger.warning("watch: the run %s had this model; its watch ends", other.run_id)
+                watch.close()
         options = WatchOptions(
             level,
             every,

@@ -60,6 +60,25 @@ controllers:
     assert (recorded().info.name, recorded().status, step) == ("ppo__1", "stopped", 512)
 
 
+def test_a_second_writer_of_a_folder_ends_the_run_of_the_first_and_loses_no_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A cell that runs twice records two runs, of which one goes on."""
+    first = SummaryWriter("logs")
+    first.add_scalar("loss", 1.0, 1)
+    second = SummaryWriter("logs")
+    second.add_scalar("loss", 2.0, 1)
+    first.add_scalar("late", 3.0, 2)
+    statuses = [run.status for run in open_store("runs")]
+    first.close()
+    second.close()
+    values = [[dict(event.metrics) for event in run.events() if event.kind == "step_end"] for run in open_store("runs")]
+
+    assert sorted(statuses) == ["completed", "running"]
+    assert sorted(values, key=len) == [[{"loss": 1.0}], [{"loss": 2.0}, {"late": 3.0}]]
+    assert [message.partition(":")[0] for message in caplog.messages] == ["a second writer for logs"]
+
+
 def test_warnings_name_calls_of_the_writer(caplog: pytest.LogCaptureFixture) -> None:
     """No script has a recorder of the name ``rec``: what rules lack, ask for in vain or may order is the writer's."""
     Path("all.yaml").write_text(

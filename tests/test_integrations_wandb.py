@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import PATIENCE_S
@@ -394,12 +395,34 @@ def test_the_loop_says_where_it_resumes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "given", [{"reinit": True}, {"reinit": "finish_previous"}, {}], ids=["true", "word", "notebook"]
+)
+def test_a_second_init_finishes_the_first_run_where_the_script_says_so_or_in_a_notebook(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in W&B: a cell may run twice, and a loop over settings may begin run after run."""
+    if not given:
+        monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    for loss in (1.0, 2.0):
+        wandb.init(**given)
+        wandb.log({"loss": loss})
+    wandb.finish()
+
+    rows = [[values["loss"] for _, _, values in events_of(run)] for run in open_store("runs")]
+    assert sorted(rows) == [[1.0], [2.0]]
+    assert {run.status for run in open_store("runs")} == {"completed"}
+    assert caplog.messages == []
+
+
 def test_a_second_init_returns_the_run_that_has_not_finished(caplog: pytest.LogCaptureFixture) -> None:
     """As in W&B, with a warning."""
     first = wandb.init()
 
     assert wandb.init(project="other") is first
-    assert [record.message for record in caplog.records] == ["init: a run has not finished; init returns it"]
+    assert [record.message for record in caplog.records] == [
+        "init: a run has not finished; init returns it. Call wandb.finish() first, or give reinit=True"
+    ]
 
 
 @pytest.mark.parametrize("by_environment", [False, True])

@@ -129,6 +129,25 @@ def test_every_recorded_metric_is_in_the_catalogue_and_at_its_level(tmp_path: Pa
         assert [name for name, entry in entries.items() if entry and level not in entry.levels] == []
 
 
+def test_a_watch_takes_the_place_of_that_of_another_recorder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A cell that runs twice leaves no hook of the first recorder behind."""
+    model = ResidualModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, second = (Recorder(tmp_path, quiet=True) for _ in range(2))
+    watches = [rec.watch(model, optimizer, every=1, budget=None) for rec in (first, second)]
+    hooks = len(model._forward_pre_hooks)
+    train(second, model, optimizer, 1)
+    first.step()
+    watches[1].close()
+    second.close()
+    first.close()
+
+    assert [watch.is_closed for watch in watches] == [True, True]
+    assert len(model._forward_pre_hooks) == 0 < hooks
+    assert (len(emissions(first.folder)), len(emissions(second.folder))) == (0, 1)
+    assert caplog.messages == [f"watch: the run {first.run_id} had this model; its watch ends"]
+
+
 def test_standard_is_bounded_by_blocks_and_debug_grows_with_tensors(tmp_path: Path) -> None:
     """More tensors in a block add nothing at standard, and nothing of a block is there at minimal."""
     counts = {}

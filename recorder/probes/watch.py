@@ -71,6 +71,7 @@ class Watch:
 
     Attributes:
         absent: Why metrics of the catalogue have no value in this loop, by name or pattern.
+        model: A weak reference to the model.
         prefix: Precedes the names of its metrics.
         is_closed: Whether it records nothing any more.
     """
@@ -92,7 +93,7 @@ class Watch:
             structure_of(model, options.sites)  # A wrong name is an error here, before anything is attached.
         self._handles: list[RemovableHandle] = []
         self._groups: list[ProbeGroup] = []
-        self._model = weakref.ref(model, lambda _: self._forget())
+        self.model = weakref.ref(model, lambda _: self._forget())
         self._level = LEVELS.index(self._options.level)
         # Ranks that share parameters in parts measure together, so none may change its cadence by its own clock.
         listed = innermost(model).named_parameters()
@@ -246,7 +247,7 @@ class Watch:
         is_due = self._emitted_at < 0 or number // every != self._emitted_at // every
         if self._readings is not None or not is_due or number == self._emitted_at:
             return self._readings is not None
-        model = self._model()
+        model = self.model()
         if model is None:
             return False
         check = self._checks.every

@@ -76,6 +76,26 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(first, second) for first, second in zip(one.parameters(), other.parameters(), strict=True))
 
 
+def test_a_cell_that_runs_twice_ends_the_first_run_and_the_second_tracker_alone_logs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checkpoints can be loaded, which needs as many objects as were registered."""
+    accelerator = new_accelerator()
+    recorders = [Recorder(tmp_path / "runs"), Recorder(tmp_path / "runs")]
+    for rec in recorders:
+        for _ in range(2):
+            SteptapeTracker(rec, on_log="step").attach(accelerator)
+        accelerator.register_for_checkpointing(rec)
+        accelerator.init_trackers("project")
+        accelerator.log({"loss": 1.0})
+    accelerator.save_state(tmp_path / "state")
+    accelerator.end_training()
+
+    assert [(each.is_closed, len(events(Run(each.folder)))) for each in recorders] == [(True, 1), (True, 1)]
+    assert [path.name for path in sorted((tmp_path / "state").glob("custom_*"))] == ["custom_checkpoint_0.pkl"]
+    assert caplog.text.count("an earlier tracker of this accelerator") == 1
+
+
 def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     """Dropout shows that no random number is taken; the config comes after the recorder."""
     free, model = train(new_accelerator())

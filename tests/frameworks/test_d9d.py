@@ -366,6 +366,22 @@ def test_durations_of_the_phases_sum_to_the_time_of_the_step(tmp_path: Path) -> 
     assert all(event.metrics[waited] >= 0.02 for event in ends[1:])
 
 
+def test_a_recorder_that_is_registered_or_injected_twice_records_once_and_another_is_refused(tmp_path: Path) -> None:
+    """The task and the model provider may both register it; two recorders would both steer."""
+    recorder, other = D9dRecorder(tmp_path / "runs"), D9dRecorder(tmp_path / "runs")
+    trainer = configured(tmp_path, recorder)
+    for each in (recorder, other):
+        each.register(SimpleNamespace(event_bus=trainer._state.event_bus))
+    recorder.inject(trainer)
+    recorder.inject(trainer)
+    with pytest.raises(TelemetryError, match="another D9dRecorder records this trainer"):
+        other.inject(trainer)
+    with recorder:
+        trainer.train()
+
+    assert len(losses_of(run_of(recorder))) == STEPS
+
+
 def test_an_unknown_version_is_refused_by_name_and_events_alone_are_recorded(tmp_path: Path) -> None:
     """Without the tracker there are no losses."""
     recorder = D9dRecorder(tmp_path / "runs")

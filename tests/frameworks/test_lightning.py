@@ -91,6 +91,16 @@ def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path, root: str) -
     assert (run.status, run.info.config, run.info.last.plan.total_steps) == ("completed", {"lr": 0.1}, 42)
 
 
+def test_of_two_callbacks_of_a_trainer_the_newest_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Lightning refuses two when a Trainer is made; one that is added later takes the place of the first."""
+    trainer = tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs")], max_epochs=1)
+    trainer.callbacks.append(SteptapeCallback(tmp_path / "runs", name="newest"))
+    trainer.fit(tiny_module(), loader(), loader(4))
+
+    assert [(run.info.name, len(events(run))) for run in open_store(tmp_path / "runs")] == [("newest", 14)]
+    assert "a Trainer has one SteptapeCallback" in caplog.text
+
+
 @pytest.mark.parametrize(("used", "other"), [("pytorch_lightning", "lightning"), ("lightning", "pytorch_lightning")])
 def test_the_classes_are_those_of_the_package_that_the_program_uses(used: str, other: str) -> None:
     """The other one is not imported; a trainer takes a callback of its own package without a list, too."""

@@ -206,6 +206,26 @@ def test_what_the_loop_says_of_a_step_counts_and_closing_ends_the_watch(tmp_path
     assert said == [True, False, True, False, True]
 
 
+def test_a_watch_of_an_optimizer_takes_the_place_of_that_of_an_earlier_recorder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cell that runs twice leaves no hook of the first recorder behind."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+    first, second, third = (Recorder(tmp_path, quiet=True) for _ in range(3))
+    for rec in (first, second):
+        watch = watch_steps(rec, optimizer)
+    first.step(loss=1.0)  # Its own optimizer does not turn, and nothing watches it.
+    second.close()
+    watch_steps(third, optimizer)
+    third.step(loss=1.0)
+    watch.close()
+
+    said = [event.attrs.get("applied", True) for rec in (first, third) for event in open_run(rec.folder).events()]
+    assert said.count(False) == 1
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    assert caplog.messages == [f"watch_steps: the run {first.run_id} had an optimizer of these; its watch ends"]
+
+
 def test_one_watch_at_a_time_takes_at_least_one_optimizer(tmp_path: Path) -> None:
     """A second watch would hide what the first one saw; without an optimizer no update would count as applied."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)

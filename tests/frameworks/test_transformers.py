@@ -465,6 +465,32 @@ def test_attach_adds_a_callback_that_the_trainer_lacks(tmp_path: Path) -> None:
     assert callback not in trainer.callback_handler.callbacks
 
 
+def test_a_cell_that_runs_twice_ends_the_first_run_and_the_second_callback_alone_steers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first training was interrupted, without a ``training()`` block."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    trainer = tiny_trainer(tmp_path, [], max_steps=5)
+    first = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, STOP_AT_7.replace("7", "2"))).attach(trainer)
+    step, trainer.training_step = trainer.training_step, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.training_step = step
+    second = SteptapeCallback(tmp_path / "other" / ".." / "runs").attach(trainer)
+    with second.training():
+        trainer.train()
+
+    assert first.recorder is None
+    assert [(run.status, steps_of(run)) for run in runs_of(tmp_path)] == [
+        ("failed", []),
+        ("completed", [1, 2, 3, 4, 5]),
+    ]
+    assert "an earlier callback recorded this trainer" in caplog.text
+
+
 def test_without_attach_the_losses_are_those_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning says so; a callback may be given as a class, which records to ``runs``."""
     with pytest.MonkeyPatch.context() as patch:
