@@ -434,7 +434,7 @@ class LiveAttempt:
             kinds = self.event_log.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
                 kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
-            has_epoch = position.epoch is not None or self.warnings.has_number("epoch")
+            has_epoch = position.epoch_at(position.step) is not None or self.warnings.has_number("epoch")
             steering.end(kinds, has_epoch=has_epoch)
 
     def _end_blocked(self, frame: FrameType) -> None:

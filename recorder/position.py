@@ -13,8 +13,8 @@ class Position:
 
     Attributes:
         step: Optimizer updates finished.
-        steps_per_epoch: Updates in an epoch, if the loop declared it; epochs then have a fraction.
-        epoch: Epochs finished when it was last set; None when unknown.
+        steps_per_epoch: Updates in an epoch, if the loop declared it; epochs then follow from the step.
+        epoch: Epochs finished when the loop last told it; None until then.
         epoch_began_at: The step at which it was set.
         epochs_begun: Epochs finished once the current one has ended whole.
         is_counting: Whether this attempt has recorded a step.
@@ -52,9 +52,14 @@ class Position:
         return ProgressCounts(epochs, self.step, *counts, total_updates)
 
     def epoch_at(self, step: int) -> float | None:
-        """Return the epochs finished at a step of the current epoch."""
-        if self.epoch is None or not self.steps_per_epoch:
+        """Return the epochs finished at a step of the current epoch; None when unknown.
+
+        They count from where the loop last told an epoch, or else from the beginning of the run.
+        """
+        if not self.steps_per_epoch:
             return self.epoch
+        if self.epoch is None:
+            return step / self.steps_per_epoch
         return self.epoch + (step - self.epoch_began_at) / self.steps_per_epoch
 
 

@@ -115,7 +115,8 @@ class Recorder:
             once, and a note of the run says why.
         total_steps: The planned length of the run in optimizer updates, if the loop knows it.
         plan: More of the plan: ``Plan(total_epochs=, steps_per_epoch=, constants=)``. With ``steps_per_epoch``, epochs
-            have a fraction. Rules can read constants by name, such as ``num_params``.
+            follow from the steps, as fractions, also without ``epoch_begin``. Rules can read constants by name, such as
+            ``num_params``.
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
         resume: Resume a run of this store as its next attempt, from the ``state_dict`` that the checkpoint kept. Or
             give a run id, for its newest recorded checkpoint, or ``(run_id, step)``. Events recorded after the

@@ -492,7 +492,7 @@ def drawn_run(seed: int) -> tuple[Plan, list[Event]]:
     constants = {name: value for name, value in CONSTANTS.items() if draw.random() < 0.5}
     counts = {"total_steps": draw.choice([None, 20, 40]), "total_epochs": draw.choice([None, 3])}
     plan = Plan(**counts, world_size=draw.choice([None, 1, 1, 2]), constants=constants)
-    clock = draw.choice(["none", "fact", "metric"])
+    clock = draw.choice(["none", "fact", "metric", "late fact"])
     counted = draw.choice([(), ("batch_size",), ("samples_seen",), ("batch_size", "num_tokens"), ("tokens_seen",)])
     step, elapsed_ns = 0, 0
     events: list[Event] = []
@@ -522,7 +522,7 @@ def drawn_run(seed: int) -> tuple[Plan, list[Event]]:
         if clock == "metric" and kind in ("step_end", "log", "train_begin"):
             metrics["epoch"] = step / 8
         attrs = {"applied": False} if kind == "step_end" and draw.random() < 0.1 else {}
-        epoch = step / 8 if clock == "fact" else None
+        epoch = step / 8 if clock == "fact" or (clock == "late fact" and step > 5) else None
         events.append(Event(kind, step=step, seq=seq, epoch=epoch, elapsed_ns=elapsed_ns, metrics=metrics, attrs=attrs))
         if plan.world_size == 2 and kind == "step_end" and draw.random() < 0.6:
             gathered = {f"{name}@{rank}": _value(draw) for name in ("loss", "acc") for rank in (0, 1)}

@@ -38,11 +38,10 @@ class Moment(NamedTuple):
 
     place: int
     step: float
-    epoch: float
+    epoch: float | None
     seconds: float
     samples: float | None
     tokens: float | None
-    has_epoch: bool = False
 
 
 class Entry(NamedTuple):
@@ -84,7 +83,7 @@ _UNARY: dict[type, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-START = Moment(-1, 0, 0.0, 0.0, None, None)
+START = Moment(-1, 0, None, 0.0, None, None)
 
 
 @dataclass
@@ -283,8 +282,9 @@ def clock(now: Moment, unit: str) -> float:
 
 
 def came(entry: Entry, unit: str) -> float:
-    """Return a clock's value as a value came: 0 before the clock was known."""
-    return float(getattr(entry.at, UNITS[unit]) or 0)
+    """Return a clock's value as a value came: -1 before the clock was known."""
+    value = getattr(entry.at, UNITS[unit])
+    return -1.0 if value is None else float(value)
 
 
 def within(entries: Sequence[Entry], unit: str, length: float, now: Moment) -> list[Entry]:
@@ -565,8 +565,6 @@ class Evaluation:
             return now.step - last(entries).at.step
         if name == "absent":
             assert unit is not None
-            if unit == "epochs" and not now.has_epoch:
-                raise Undefined
             since = came(entries[-1], unit) if entries else 0
             return clock(now, unit) - since >= words[unit]
         earlier = self._lag(entries, unit, words, rest, default=1 if name == "delta" else None)

@@ -133,7 +133,8 @@ class Reference:
         self.epoch_of_step: float | None = None
         #: Whether what was said and decided at this event is past: to messages, and to ``admit``.
         self.is_after = False
-        self.reached, self.reached_epoch, self.has_epoch = 0, 0.0, False
+        self.reached = 0
+        self.reached_epoch: float | None = None
         self.clocks = Clocks(0, 0, 0.0)
         self.before_attempt_ns, self.elapsed_ns, self.attempt = 0, 0, 0
         self.sums = {"batch_size": 0.0, "num_tokens": 0.0}
@@ -255,8 +256,8 @@ class Reference:
             self.epoch_of_step = epoch
         elif event.kind == "ranks" and epoch is None:
             epoch = self.epoch_of_step
-        self.has_epoch |= epoch is not None
-        self.reached_epoch = max(self.reached_epoch, epoch or 0.0)
+        if epoch is not None:
+            self.reached_epoch = max(self.reached_epoch or 0.0, epoch)
         progress = None
         if most is not None:
             progress = event.step / most
@@ -269,9 +270,7 @@ class Reference:
             "world_size": self.plan.world_size, "updates_applied": self.updates[True],
             "updates_skipped": self.updates[False], "undefined": None,
         }  # fmt: skip
-        self.world.now = Moment(
-            self.index, self.reached, self.reached_epoch, self.clocks.seconds, samples, tokens, self.has_epoch
-        )
+        self.world.now = Moment(self.index, self.reached, self.reached_epoch, self.clocks.seconds, samples, tokens)
 
     def _append(self, key: Any, value: float) -> None:
         self.world.history.setdefault(key, []).append(Entry(self.world.now, value))

@@ -18,7 +18,9 @@ import steptape
 from steptape import Plan, Recorder, TelemetryError, open_run, verify
 from steptape.recorder.disabled import Disabled
 from steptape.replay.runs.replaying import replay
-from steptape.rules.policy_file.policy import load_policy
+from steptape.rules.policy_file.policy import load_policy, parse_policy
+from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.run import run_test
 from steptape.store.events import Event
 from steptape.store.run import Run
 
@@ -264,6 +266,68 @@ def test_epochs_have_fractions_from_the_moment_their_length_is_declared(store: P
         rec.step(loss=1.0)
         rec.step(loss=1.0)
     assert [event.epoch for event in events(open_run(rec.folder), "step_end")] == [0.0, 0.25, 0.5]
+
+
+BY_EPOCHS = """
+controllers:
+  - {name: two, triggers: [on_step_end], rule: "count(loss, epochs=1) == 2", operations: []}
+  - {name: second, triggers: [on_step_end], rule: epoch > 1, operations: []}
+"""
+
+
+@pytest.mark.parametrize("rules", [None, BY_EPOCHS])
+def test_epochs_follow_from_their_length_where_the_loop_begins_none(store: Path, rules: str | None) -> None:
+    """Of all events, and after a resume."""
+    policy = None if rules is None else parse_policy(rules, source="epochs.yaml")
+    with Recorder(store, plan=Plan(steps_per_epoch=4), rules=policy) as rec:
+        rec.step(loss=1.0)
+        rec.log(lr=0.1)
+        rec.step(loss=1.0)
+        rec.save("checkpoint-2")
+    with Recorder(store, plan=Plan(steps_per_epoch=4), rules=policy, resume=rec.state_dict()) as again:
+        again.step(loss=1.0)
+
+    facts = [
+        event for event in open_run(again.folder).events() if event.kind in ("train_begin", "step_end", "log", "save")
+    ]
+    assert [event.epoch for event in facts] == [0.0, 0.25, 0.25, 0.5, 0.5, 0.5, 0.75]
+
+
+def test_an_epoch_that_the_loop_begins_wins_over_the_length_of_epochs(store: Path) -> None:
+    """The first one was short."""
+    with Recorder(store, plan=Plan(steps_per_epoch=4)) as rec:
+        rec.epoch_begin()
+        rec.step(loss=1.0)
+        rec.epoch_end()
+        rec.epoch_begin()
+        rec.step(loss=1.0)
+
+    assert [event.epoch for event in open_run(rec.folder).events()] == [0.0, 0.0, 0.25, 1.0, 1.0, 1.25, 1.25]
+
+
+def test_a_rule_about_epochs_decides_in_a_test_as_in_a_run(store: Path, tmp_path: Path) -> None:
+    """Where the plan has ``steps_per_epoch``."""
+    (tmp_path / "epochs.yaml").write_text(BY_EPOCHS)
+    text = """
+policy: epochs.yaml
+tests:
+  - name: t
+    plan: {steps_per_epoch: 2}
+    series: {loss: 1x4}
+    expect: [{step: 2-4, controller: two}, {step: 3-4, controller: second}]
+"""
+    (test,) = parse_tests(text, source=str(tmp_path / "epochs.test.yaml"))
+    with Recorder(store, plan=Plan(steps_per_epoch=2), rules=tmp_path / "epochs.yaml") as rec:
+        for _ in range(4):
+            rec.step(loss=1.0)
+
+    decided = [(row["step"], row["controller"]) for row in open_run(rec.folder).decisions().to_pylist()]
+    assert run_test(test).passes
+    assert sorted(decided, key=lambda each: (each[1], each[0])) == [
+        *((step, "second") for step in (3, 4)),
+        *((step, "two") for step in (2, 3, 4)),
+    ]
+    assert verify(open_run(rec.folder)).difference is None
 
 
 @pytest.mark.parametrize(

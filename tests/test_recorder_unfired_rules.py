@@ -113,15 +113,24 @@ def test_a_trigger_counts_as_come_only_when_its_event_was_recorded(
 def test_a_rule_that_reads_the_epoch_of_a_loop_without_one_is_named_at_the_end(
     tmp_path: Path, calls: list[Call], is_named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """``steps_per_epoch`` alone begins no epoch."""
+    """Nothing tells where the run is in its epochs."""
     rules = "- {name: late, triggers: [on_step_end], rule: epoch >= 1, operations: []}"
     message = (
         "controller 'late': 'epoch' is read, but this run never had one. Call rec.epoch_begin(), or rec.step(epoch=...)"
     )
 
-    said = ended(tmp_path, rules, *calls, caplog=caplog, plan=Plan(steps_per_epoch=2))
+    said = ended(tmp_path, rules, *calls, caplog=caplog)
 
     assert said == ([message] if is_named else [])
+
+
+def test_a_rule_that_reads_the_epoch_of_a_loop_with_known_epochs_is_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They follow from ``steps_per_epoch``."""
+    rules = "- {name: late, triggers: [on_step_end], rule: epoch >= 1, operations: []}"
+
+    assert ended(tmp_path, rules, step(loss=1.0), caplog=caplog, plan=Plan(steps_per_epoch=2)) == []
 
 
 ASKING = """

@@ -10,6 +10,9 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.runs.event_stream import event_stream
+from steptape.replay.runs.replaying import replay_events
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
@@ -19,6 +22,7 @@ from steptape.rules.policy_file.policy import parse_policy
 from steptape.rules.readings.table import FUNCTIONS
 from steptape.rules.readings.window import LONG
 from steptape.store.events import Event
+from steptape.store.plan import Plan
 
 values = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, math.nan, math.inf, -math.inf, 1e308, -1e308, 0.1]), st.floats(-1e3, 1e3)
@@ -178,6 +182,24 @@ def test_windows_and_series_of_series_by_hand(reading: str, expected: list[objec
     ]
 
     assert [repr(number) for number in read(reading, events)] == [repr(number) for number in expected]
+
+
+@pytest.mark.parametrize("unit", ["epochs", "samples", "tokens"])
+@pytest.mark.parametrize(
+    "reading", ["mean(loss, {}=1)", "count(loss, {}=1)", "lag(loss, {}=1)", "max(loss, {}=1, skip=1)"]
+)
+def test_a_window_by_what_the_run_has_not_told_yet_is_undefined(reading: str, unit: str) -> None:
+    """Columns give the same: the first two events tell nothing, and values that came before count at -1."""
+    told = {"epochs": ("epoch", 0.5), "samples": ("samples_seen", 0.5), "tokens": ("tokens_seen", 0.5)}[unit]
+    events = losses([1.0, 2.0, 3.0, 4.0])
+    events[2:] = [event._replace(metrics={**event.metrics, told[0]: told[1]}) for event in events[2:]]
+    reading = reading.format(unit)
+    policy = parse_policy(policy_of(reading))
+
+    assert read(reading, events)[:2] == ["undefined"] * 2
+    assert [each.outcome for each in replay_by_columns(policy, event_stream(events), Plan()).outcomes] == [
+        each.outcome for each in replay_events(policy, events, Plan()).outcomes
+    ]
 
 
 @given(st.lists(values, min_size=1, max_size=80), st.integers(1, 20))

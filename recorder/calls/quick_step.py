@@ -148,7 +148,7 @@ def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _
             ):
                 return None
             at = epoch
-            if at is None and position.epoch is not None:
+            if at is None and (position.epoch is not None or position.steps_per_epoch):
                 at = position.epoch_at(step)
             try:
                 payload = layout.pack(

@@ -105,9 +105,9 @@ class Series:
         """Return the index in ``values`` of the first value within the last ``length`` steps, epochs, ...
 
         Raises:
-            Undefined: The run counts no samples, or no tokens. Without epochs, any number of them holds all values.
+            Undefined: The run has not said how far it has come in this unit.
         """
-        if extent is not Extent.EPOCHS and self._clock.reached(extent) is None:
+        if self._clock.reached(extent) is None:
             raise Undefined(f"no {extent} counted")
         return max(self._start(extent, length), len(self.values) - MAX_WINDOW)
 

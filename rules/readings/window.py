@@ -605,9 +605,7 @@ def _sliced(window: Window, columns: RunSeries, kind: str) -> Vector:
         begins = np.maximum(counts - int(window.length) - window.skip, 0)
     else:
         begins = np.maximum(columns.first_within(kind, key, window.extent, window.length), counts - MAX_WINDOW)
-        # Without epochs, any number of them holds all values.
-        is_open = window.extent is Extent.EPOCHS
-        known = None if is_open else ~np.isnan(columns.positions(window.extent)[columns.rows(kind)])
+        known = ~np.isnan(columns.positions(window.extent)[columns.rows(kind)])
     begins = np.minimum(begins, ends)
     if window.half is not None:
         middle = begins + (ends - begins) // 2
