@@ -159,7 +159,7 @@ def rounded_down(rec: Recorder) -> None:
         (lost, "lost-update", "update 3 was not recorded (attempt 0)"),
         (doubled, "doubled-update", "update 2 of attempt 0 comes after update 2"),
         (leftover, "unlogged-leftover", "update 3 was"),
-        (open_leftover, "unlogged-leftover", "micro-batches at the end of epoch 0 that belong to no update: 1"),
+        (open_leftover, "unlogged-leftover", "micro-batches at the end of epoch 0 that no update took: 1"),
         (rounded_down, "plan-mismatch", "2 epochs of 3 updates are 6; the plan says 4"),
     ],
 )
@@ -172,6 +172,56 @@ def test_each_defect_of_a_loop_is_named(tmp_path: Path, loop: Callable[[Recorder
 
     assert [*found] == [code]
     assert what in found[code]
+
+
+def accumulated(folder: Path, *, across_epochs: bool, says_micro_steps: bool, epochs: int = 2) -> Recorder:
+    """Record epochs of 10 micro-batches, four of which make an update, counted across epochs or in each epoch."""
+    with Recorder(folder, quiet=True) as rec:
+        count = 0
+        for _ in range(epochs):
+            rec.epoch_begin()
+            count = count if across_epochs else 0
+            for _ in range(10):
+                count += 1
+                if count % 4:
+                    rec.event("substep_end")
+                else:
+                    rec.step(loss=1.0, micro_step=4 if says_micro_steps else 0)
+            rec.epoch_end()
+    return rec
+
+
+@pytest.mark.parametrize("across_epochs", [True, False])
+@pytest.mark.parametrize("says_micro_steps", [True, False])
+def test_micro_batches_left_over_at_the_end_of_an_epoch_count_once(
+    tmp_path: Path, across_epochs: bool, says_micro_steps: bool
+) -> None:
+    """Whether the loop takes them into the next update or drops them, live as on disk."""
+    rec = accumulated(tmp_path, across_epochs=across_epochs, says_micro_steps=says_micro_steps)
+
+    assert rec.progress.micro_steps == open_run(rec.folder).progress().micro_steps == 20
+
+
+@pytest.mark.parametrize("says_micro_steps", [True, False])
+def test_micro_batches_that_the_next_update_takes_are_no_finding(tmp_path: Path, says_micro_steps: bool) -> None:
+    """Those at the end of the training are: no update follows."""
+    whole = accumulated(tmp_path, across_epochs=True, says_micro_steps=says_micro_steps)
+    cut = accumulated(tmp_path, across_epochs=True, says_micro_steps=says_micro_steps, epochs=3)
+
+    assert faults(open_run(whole.folder)) == {}
+    assert faults(open_run(cut.folder)) == {
+        "unlogged-leftover": "micro-batches at the end of epoch 2 that no update took: 2"
+    }
+
+
+@pytest.mark.parametrize("says_micro_steps", [True, False])
+def test_micro_batches_that_the_loop_drops_are_a_finding(tmp_path: Path, says_micro_steps: bool) -> None:
+    """Of each epoch; the updates themselves are as large as ever."""
+    rec = accumulated(tmp_path, across_epochs=False, says_micro_steps=says_micro_steps)
+
+    assert [(fault.code, fault.what) for fault in open_run(rec.folder).read(check_training)[0]] == [
+        ("unlogged-leftover", f"micro-batches at the end of epoch {epoch} that no update took: 2") for epoch in range(2)
+    ]
 
 
 def test_an_epoch_that_a_resume_trains_again_is_told(tmp_path: Path) -> None:

@@ -68,12 +68,12 @@ class RankTally:
         self.updates = self.skipped = 0
         self.samples: int | None = None
         self.tokens: int | None = None
-        self._micro_steps = self._open_micro_steps = 0
+        self._micro_steps = self._open_micro_steps = self._left_over = 0
 
     @property
     def micro_steps(self) -> int:
         """Micro-batches so far, those of an unfinished update included."""
-        return self._micro_steps + self._open_micro_steps
+        return self._micro_steps + self._left_over + self._open_micro_steps
 
     def add(self, event: Event) -> None:
         """Count an event of the rank's effective timeline."""
@@ -81,8 +81,8 @@ class RankTally:
             self.epochs = event.epoch
         if event.kind == "substep_end":
             self.begin_micro_step()
-        elif event.kind == "epoch_end":
-            self._micro_steps, self._open_micro_steps = self._micro_steps + self._open_micro_steps, 0
+        elif event.kind in ("epoch_begin", "epoch_end"):
+            self._left_over, self._open_micro_steps = self._left_over + self._open_micro_steps, 0
         elif event.kind == "step_end":
             if not event.is_late:
                 self.end_update(event.step, event.micro_step, is_applied=event.attrs.get(APPLIED) is not False)
@@ -104,6 +104,9 @@ class RankTally:
             self.updates = step
         if not is_applied:
             self.skipped += 1
+        if self._left_over:
+            self._micro_steps += self._left_over - carried_over(self._left_over, self._open_micro_steps, micro_steps)
+            self._left_over = 0
         self._micro_steps += micro_steps or self._open_micro_steps + 1
         self._open_micro_steps = 0
 
@@ -113,6 +116,23 @@ class RankTally:
             self.samples = (self.samples or 0) + samples
         if tokens is not None:
             self.tokens = (self.tokens or 0) + tokens
+
+
+def carried_over(left_over: int, in_epoch: int, micro_steps: int) -> int:
+    """Return how many micro-batches, left over at the end of an epoch, are among those of the first update after it.
+
+    A loop that counts micro-batches across epochs takes them into that update; one that counts from the beginning of
+    each epoch does not.
+
+    Args:
+        left_over: Micro-batches since the last update, up to the end of an epoch.
+        in_epoch: Micro-batches after it, without the update's last.
+        micro_steps: The update's micro-batches, as the loop says; 0 if it does not.
+
+    >>> carried_over(2, 1, 4), carried_over(2, 3, 4)
+    (2, 0)
+    """
+    return max(0, min(left_over, micro_steps - in_epoch - 1))
 
 
 def ids_digest(ids: bytes, id_kind: int) -> int:

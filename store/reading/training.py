@@ -14,7 +14,7 @@ from ..lineage import DECIDING_RANK
 from ..run_info import Attempt
 from .diagnosis import StoreFault
 from .snapshot import Snapshot, ranks_of
-from .tally import order_of
+from .tally import carried_over, order_of
 
 #: Last parts of the names of learning rates.
 _LEARNING_RATES: Final = ("lr", "learning_rate")
@@ -57,7 +57,7 @@ class RankCourse(NamedTuple):
         updates: The effective ones, in order.
         rolled_back: The others.
         repeated: Epochs that began again after their end, each with the attempt.
-        leftovers: Micro-batches at the end of an epoch that belong to no update, by epoch.
+        leftovers: Micro-batches at the end of an epoch that no update took, by epoch.
         ended: Epochs that ended, each with whether it was whole.
     """
 
@@ -101,6 +101,7 @@ class _CourseReader:
         self._begun: float | None = None
         self.course = RankCourse([], [], [], {}, {})
         self._open = 0
+        self._left_over: dict[float, int] = {}
 
     def add_event(self, event: Event, *, is_effective: bool) -> None:
         if not is_effective:
@@ -124,7 +125,7 @@ class _CourseReader:
         ended = self._begun if self._begun is not None else _number(event.epoch)
         self.course.ended[ended] = event.epoch is None or event.epoch >= ended + 1
         if self._open:
-            self.course.leftovers[ended] = self._open
+            self._left_over[ended] = self.course.leftovers[ended] = self._open
         self._open = 0
 
     def _epoch_of(self, event: Event) -> float:
@@ -134,11 +135,26 @@ class _CourseReader:
         if event.is_late:
             self._add_late(updates, event)
             return
-        micro_steps = event.micro_step or (self._open + 1 if self._open else 0)
-        self._open = 0
+        micro_steps = self._micro_steps_of(event.micro_step)
+        self._open, self._left_over = 0, {}
         rate = next((event.metrics[name] for name in self._rates if name in event.metrics), None)
         ids = (event.samples and id_texts(event.samples)) or ()
         updates.append(Update(event.attempt, event.step, epoch, micro_steps, order_of(event), ids, rate))
+
+    def _micro_steps_of(self, declared: int) -> int:
+        """Return the micro-batches of an update, and take from the leftovers of ended epochs what is among them.
+
+        Without a word of the loop, leftovers count to the update if it is then as large as the one before.
+        """
+        left_over, in_epoch = sum(self._left_over.values()), self._open + 1
+        if not left_over:
+            return declared or (in_epoch if self._open else 0)
+        before = self.course.updates[-1].micro_steps if self.course.updates else 0
+        whole = declared or (left_over + in_epoch if before in (0, left_over + in_epoch) else in_epoch)
+        if carried_over(left_over, self._open, whole) == left_over:
+            for epoch in self._left_over:
+                del self.course.leftovers[epoch]
+        return whole
 
     def _add_late(self, updates: list[Update], event: Event) -> None:
         for index in range(len(updates) - 1, -1, -1):
@@ -184,7 +200,7 @@ def _count_faults(snapshot: Snapshot, rank: int, course: RankCourse) -> Iterator
         what = f"attempt {attempt} trained epoch {epoch:g} again, which had ended"
         yield StoreFault("repeated-epoch", where, what, "Resume with the epoch after the checkpoint's")
     for epoch, count in course.leftovers.items():
-        what = f"micro-batches at the end of epoch {epoch:g} that belong to no update: {count}"
+        what = f"micro-batches at the end of epoch {epoch:g} that no update took: {count}"
         yield StoreFault("unlogged-leftover", where, what, "Step the optimizer, and record it, before the epoch ends")
     yield from _accumulation_faults(where, course)
 
