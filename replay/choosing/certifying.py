@@ -33,7 +33,7 @@ from ..runs.risk import CONFIDENCE, Risk, checked_confidence
 from ..runs.run_families import Family
 from ..runs.run_result import BacktestSettings, Excluded
 from ..sweeps.losses import losses_on, savings
-from ..sweeps.outcomes import RunFacts
+from ..sweeps.outcomes import MemberFacts
 from ..sweeps.sweeping import Varied, sweep_all
 from ..sweeps.totals import Sweep
 from .certification_report import Certification, Choice, Direction, OrderOfTests
@@ -288,7 +288,7 @@ class Candidates:
     outside: tuple[Excluded, ...]
     declared: tuple[Objective, ...]
     family_key: str | None
-    facts: Mapping[str, RunFacts]
+    facts: Mapping[str, MemberFacts]
 
 
 def candidates_of(
@@ -355,7 +355,7 @@ def _candidates(
     policy: Policy,
     swept: Sweep,
     order: OrderOfTests,
-    facts: Mapping[str, RunFacts],
+    facts: Mapping[str, MemberFacts],
     declared: tuple[Objective, ...],
     judged_by: Objective | None,
     family: str | None,

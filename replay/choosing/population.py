@@ -35,7 +35,7 @@ from ...store.run_info import RunInfo, flattened
 from ..runs.objective import FEWEST_EVALUATIONS, Objective
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
-from ..sweeps.outcomes import RunFacts, SweptRun
+from ..sweeps.outcomes import MemberFacts, SweptRun
 from ..sweeps.totals import Sweep
 from .family_tests import digest_order
 
@@ -53,7 +53,7 @@ class PopulationMember:
     """
 
     swept: SweptRun
-    facts: RunFacts
+    facts: MemberFacts
 
 
 def _evaluated(run: Run, metric: str, recorded: Collection[str], renames: Mapping[str, str]) -> Floats:
@@ -79,7 +79,7 @@ def event_digest_of(run: Run) -> str:
 
 
 def members_of(
-    sweep: Sweep, facts: Mapping[str, RunFacts], judged_by: Objective | None = None
+    sweep: Sweep, facts: Mapping[str, MemberFacts], judged_by: Objective | None = None
 ) -> tuple[list[PopulationMember], list[Excluded]]:
     """Return the runs of the population, and the others with the reason.
 
@@ -113,7 +113,7 @@ def why_no_member(swept: SweptRun) -> str:
 
 
 def families_of(
-    members: Iterable[PopulationMember], repeated: Iterable[RunFacts] = (), key: str | None = None
+    members: Iterable[PopulationMember], repeated: Iterable[MemberFacts] = (), key: str | None = None
 ) -> dict[Family, list[PopulationMember]]:
     """Return the members of each family, in the order of ``digest_order``. Families that share a log are one.
 

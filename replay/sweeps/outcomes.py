@@ -105,7 +105,7 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RunFacts:
+class MemberFacts:
     """The facts of a run that a certificate needs, apart from its outcomes.
 
     Attributes:

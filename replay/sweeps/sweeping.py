@@ -40,7 +40,7 @@ from ..runs.run_families import check_family_key, configuration_of
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Excluded
 from ..runs.same_training import Knowledge, repeated_by, repeats, sketch_of, sketched
 from .losses import losses_on
-from .outcomes import RunFacts, SweptRun
+from .outcomes import MemberFacts, SweptRun
 from .totals import RunFold, Sweep
 from .variant_outcomes import sweep_stream
 
@@ -121,7 +121,7 @@ def sweep_all(
     keep_outcomes: bool = True,
     judged_by: Objective | None = None,
     certifies: bool = False,
-) -> tuple[list[Sweep], dict[str, RunFacts]]:
+) -> tuple[list[Sweep], dict[str, MemberFacts]]:
     """Sweep several policies in one pass over the runs. Return the sweep of each, and the facts of the runs by id.
 
     Args:
@@ -150,7 +150,7 @@ def sweep_all(
             for own, (policy, _) in zip(variants, varied, strict=True)
         ]
 
-    folds, facts = new_folds(), dict[str, RunFacts]()
+    folds, facts = new_folds(), dict[str, MemberFacts]()
     with readers:
         excluded = _fold(readers, work, numbered, folds, facts)
         swept = dict(folds[0].runs)
@@ -208,7 +208,7 @@ class _ReadRun(NamedTuple):
     """A run as each policy sweeps it, with the facts that a certificate needs; None unless one is made."""
 
     swept: tuple[SweptRun, ...]
-    facts: RunFacts | None
+    facts: MemberFacts | None
 
 
 def _fold(
@@ -216,7 +216,7 @@ def _fold(
     work: Callable[[Run], _ReadRun | Excluded],
     runs: Mapping[int, Run],
     folds: Sequence[RunFold],
-    facts: dict[str, RunFacts],
+    facts: dict[str, MemberFacts],
 ) -> dict[int, Excluded]:
     """Sweep runs, add them to the fold of each policy, keep their facts, and return the excluded ones by number."""
     readers.expect(len(runs))
@@ -347,7 +347,7 @@ class RunSweeper:
             for one, can_fire, (policy, _) in zip(found, could_fire, self.varied, strict=True)
         )
         known = frozenset((*snapshot.columns.by_metric, *names))
-        facts = RunFacts(info, background.log_digest, known, values[np.isfinite(values)])
+        facts = MemberFacts(info, background.log_digest, known, values[np.isfinite(values)])
         return _ReadRun(swept, facts if self.certifies else None)
 
     def _could_judge(self, names: Iterable[str], study: Objective | None) -> set[str]:
