@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from ..recorder.advice import D9D
 from ..recorder.arguments import Arguments, completed
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, triggering_kinds
@@ -76,7 +77,7 @@ class D9dRecorder:
         self._store, self._rules, self._arguments = store, rules, arguments
         self.rec: Recorder | None = None
         self._kinds = triggering_kinds(rules)
-        self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._guard = Guard(strict=bool(arguments.get("strict")), advice=D9D)
         self._bus: Any = None
         self._described: Arguments = {}
         self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.

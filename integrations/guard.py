@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
+from ..recorder.advice import Advice, advising
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 
@@ -28,10 +29,12 @@ class Guard:
 
     Args:
         strict: Raise failures.
+        advice: The calls that warnings of its recorders name.
     """
 
-    def __init__(self, *, strict: bool) -> None:
+    def __init__(self, *, strict: bool, advice: Advice) -> None:
         self.is_strict: Final = strict
+        self._advice = advice
         self._warned: set[str] = set()
         self._passed: BaseException | None = None
 
@@ -82,7 +85,7 @@ class Guard:
             arguments: Further arguments of ``Recorder``. A ``resume`` among them counts instead.
             anew: Arguments of a new run alone, unless ``arguments`` has them.
         """
-        with self.passing():
+        with self.passing(), advising(self._advice):
             if resume and "resume" not in arguments:
                 try:
                     return Recorder(store, **arguments, resume=resume)

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from ..recorder.advice import LIGHTNING
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.plan import Plan
@@ -73,7 +74,7 @@ class SteptapeCallback(Callback):
         self._skipped: tuple[dict[str, object], dict[str, object]] | None = None
         self._leaves_out = False
         self._epochs: int | None = None
-        self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._guard = Guard(strict=bool(arguments.get("strict")), advice=LIGHTNING)
         self._begin_update()
 
     @property
@@ -415,7 +416,7 @@ class SteptapeLogger(Logger):
         self.version = time.strftime("%Y%m%dT%H%M%S")
         self._store, self._arguments = store, arguments
         self._callback, self._has_callback = SteptapeCallback(store, **arguments), False
-        self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._guard = Guard(strict=bool(arguments.get("strict")), advice=LIGHTNING)
         self._alone: Recorder | None = None
         self._state: State = {}
 

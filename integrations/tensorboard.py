@@ -15,26 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..recorder.advice import Advice, advising
+from ..recorder.advice import TENSORBOARD, advising
 from ..recorder.arguments import Ranks, completed
 from ..recorder.recorder import Recorder
 from . import wandb
 from .step_rows import StepRows, step_of, warn_once
-
-_ADVICE: Final = Advice(
-    recorder="writer.recorder",
-    control="writer.control",
-    kinds={
-        "step_end": "add_scalar with a tag of the training",
-        "evaluate": "add_scalar with a tag such as 'Loss/val'",
-        "log": "SummaryWriter with log_every=1",
-    },
-    epoch="Call add_scalar('epoch', ...)",
-    agree="Broadcast writer.control.should_stop to the other ranks",
-    first_step="Give add_scalar the step i + 1",
-    end="Close the writer after the last value",
-    repeats_steps=True,
-)
 
 #: The newest writer of each folder.
 _WRITERS: Final[weakref.WeakValueDictionary[str, SummaryWriter]] = weakref.WeakValueDictionary()
@@ -87,7 +72,7 @@ class SummaryWriter:
         else:
             # A rank of its own: a writer belongs to one process, and scripts make it on rank 0 alone.
             own = completed({"name": f"{'/'.join(parts)}{comment}" or None, **own}, Ranks, rank=0)
-            with advising(_ADVICE):
+            with advising(TENSORBOARD):
                 self.recorder = Recorder(Path(store or os.environ.get("STEPTAPE_STORE", "runs")), **own)
         if log_dir is not None:
             os.makedirs(log_dir, exist_ok=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from ..recorder.advice import TRANSFORMERS
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
@@ -113,7 +114,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             rules = parse_policy(**rules)
         self._store, self._rules, self._arguments = store, rules, with_groups(arguments)
         self._callers_recorder, self._takes_completions = recorder, completions
-        self._guard = Guard(strict=bool(arguments.get("strict")))
+        self._guard = Guard(strict=bool(arguments.get("strict")), advice=TRANSFORMERS)
         self._kinds = frequent_kinds(kinds, rules, is_given=recorder is not None)
         self._exported = exported_arguments(store, rules, kinds, {"completions": completions, **arguments})
         self._recorder: Recorder | None = None
@@ -286,6 +287,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     @_hook()
     def on_log(self, args: Any, state: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        if not state.global_step:  # Of an evaluation before the first step.
+            self._record("at", 0)
         self._record("log", self._without_epoch(logs))
 
     @_hook()

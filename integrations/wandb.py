@@ -20,7 +20,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
 from ..importers.call_steps import CallSteps
-from ..recorder.advice import Advice, advising
+from ..recorder.advice import WANDB, advising
 from ..recorder.arguments import MOVED_ARGUMENTS, Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
@@ -34,21 +34,6 @@ _MEDIA: Final = frozenset(
 
 _CALLS: Final = frozenset(
     ("link_artifact", "log_artifact", "log_code", "mark_preempting", "require", "save", "setup", "unwatch", "watch")
-)
-
-_ADVICE: Final = Advice(
-    recorder="wandb.run.recorder",
-    control="wandb.run.control",
-    kinds={
-        "step_end": "wandb.log with values of the training",
-        "evaluate": "wandb.log with names such as 'val/loss'",
-        "log": "wandb.init with log_every=1",
-    },
-    epoch="Log it as 'epoch'",
-    agree="Broadcast wandb.run.should_stop to the other ranks",
-    first_step="Log with step=i + 1",
-    end="Call wandb.finish after the last call",
-    repeats_steps=True,
 )
 
 #: What a run without W&B's service has under these names.
@@ -335,7 +320,7 @@ def init(
     own |= {"mode": "disabled"} if is_disabled else {}
     # A rank of its own: W&B's runs belong to one process, and scripts call init on rank 0 alone.
     own = completed({**_continued(folder, id, resume, resume_step), **own}, Ranks, rank=0)
-    with advising(_ADVICE):
+    with advising(WANDB):
         recorder = Recorder(folder, name=name, group=group or project, tags=tags or (), config=config, **own)
     step = own["resume"][1] + 1 if "resume" in own else 0
     described: Arguments = {"name": name or recorder.run_id, "project": project, "group": group, "notes": notes}

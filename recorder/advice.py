@@ -1,4 +1,4 @@
-"""Defines ``Advice``: what warnings tell a person to call, who may hold the recorder or an integration in its place."""
+"""Defines ``Advice``: the calls that warnings name, one row for each adapter whose user does not hold the recorder."""
 
 from __future__ import annotations
 
@@ -25,23 +25,27 @@ class Advice(NamedTuple):
         recorder: The expression of the recorder.
         control: The expression of the control flags, after the newest values.
         kinds: The calls that record each kind of event, where they are not ``event`` of the recorder.
+        serve: How each order is served, where the framework serves it and not the loop.
+        handle: How operations with arguments are carried out; empty for methods of the recorder.
         epoch: How to give the epoch.
         agree: How other ranks learn what rules order.
         first_step: How to count steps from 1.
         end: How to record nothing after the end.
-        repeats_steps: Whether the holder itself orders the steps, of which one may have several updates.
+        orders_steps: Whether the adapter itself orders the steps, so that their numbers are none of the loop's.
     """
 
     recorder: str = "rec"
     control: str = "rec.step(...)"
     kinds: Mapping[str, str] = MappingProxyType(_KINDS)
+    serve: Mapping[str, str] = MappingProxyType({})
+    handle: str = ""
     epoch: str = "Call rec.epoch_begin(), or rec.step(epoch=...)"
     agree: str = (
         "Create the recorder after torch.distributed's process group, without rank=, and call rec.agree() on every rank"
     )
     first_step: str = "Write step=i + 1, or leave step= out"
     end: str = "Close the recorder after the last call"
-    repeats_steps: bool = False
+    orders_steps: bool = False
 
     def call(self, kind: str) -> str:
         """Return the call that records a kind of event."""
@@ -51,7 +55,114 @@ class Advice(NamedTuple):
         return own or f"{self.recorder}.event({kind!r})"
 
 
+#: A loop that holds the recorder, as ``rec``: also one with Accelerate, ``watch_steps`` or linnaeus' counts.
 OWN: Final = Advice()
+
+_LATE: Final = "{} serves what is ordered at a step, an evaluation or the end of an epoch, and not what comes later"
+_NO_HANDLER: Final = "{} cannot carry it out, and training continues without it"
+
+TRANSFORMERS: Final = Advice(
+    recorder="callback.recorder",
+    control="callback.recorder.control",
+    kinds={
+        "step_end": "trainer.train()",
+        "evaluate": "trainer.evaluate(), or set eval_strategy (what trainer.log is given comes at on_log)",
+        "log": "trainer.log(...), or set logging_steps",
+        "save": "Trainer with a save_strategy",
+        "epoch_begin": "trainer.train()",
+        "epoch_end": "trainer.train()",
+        "ranks": "torchrun or accelerate launch",
+    },
+    serve={
+        "stop": "Another callback of the Trainer takes the stop back",
+        "save": _LATE.format("The Trainer"),
+        "evaluate": f"Give the Trainer an eval_dataset. {_LATE.format('It')}",
+        "stop_epoch": _LATE.format("The Trainer"),
+    },
+    handle=f"{_NO_HANDLER.format('The Trainer')}. SteptapeCallback(recorder=...) takes a recorder with handlers",
+    epoch="The Trainer gives it from the first step on",
+    agree="Launch the job with torchrun or accelerate launch",
+    end="Evaluate within callback.training()",
+    orders_steps=True,
+)
+
+LIGHTNING: Final = Advice(
+    recorder="callback.recorder",
+    control="callback.recorder.control",
+    kinds={
+        "step_end": "trainer.fit(...)",
+        "evaluate": "trainer.fit with validation data",
+        "log": "Trainer with logger=SteptapeLogger(...)",
+        "save": "trainer.save_checkpoint(path), or add a ModelCheckpoint",
+        "epoch_begin": "trainer.fit(...)",
+        "epoch_end": "trainer.fit(...)",
+        "ranks": "Trainer with several devices",
+    },
+    serve={
+        "stop": "The Trainer trains on until min_steps and min_epochs",
+        "save": _LATE.format("The Trainer"),
+        "evaluate": f"Give fit validation data. {_LATE.format('The Trainer')}",
+        "stop_epoch": _LATE.format("The Trainer"),
+    },
+    handle=_NO_HANDLER.format("Lightning"),
+    epoch="Lightning gives it where the training data have a length",
+    agree="Let the Trainer start the processes",
+    end="Log within trainer.fit",
+    orders_steps=True,
+)
+
+D9D: Final = Advice(
+    recorder="recorder.rec",
+    control="recorder.rec.control",
+    kinds={
+        "log": "D9dRecorder with log_every=1",
+        "save": "d9d's configuration with a checkpointer",
+        "evaluate": "recorder.rec.evaluate(...)",
+    },
+    serve={
+        "stop": "Train within the block of the D9dRecorder",
+        "save": "d9d takes no such order. Give D9dRecorder callbacks={'save': function}",
+        "evaluate": "d9d takes no such order. Give D9dRecorder callbacks={'evaluate': function}",
+        "stop_epoch": "d9d has no epochs",
+    },
+    handle=_NO_HANDLER.format("d9d"),
+    epoch="d9d has no epochs: read the step",
+    agree="Start the job with torchrun",
+    end="Record within the block of the D9dRecorder",
+    orders_steps=True,
+)
+
+WANDB: Final = Advice(
+    recorder="wandb.run.recorder",
+    control="wandb.run.control",
+    kinds={
+        "step_end": "wandb.log with values of the training",
+        "evaluate": "wandb.log with names such as 'val/loss'",
+        "log": "wandb.init with log_every=1",
+        "save": "wandb.log_model(path)",
+    },
+    epoch="Log it as 'epoch'",
+    agree="Broadcast wandb.run.should_stop to the other ranks",
+    first_step="Log with step=i + 1",
+    end="Call wandb.finish after the last call",
+    orders_steps=True,
+)
+
+TENSORBOARD: Final = Advice(
+    recorder="writer.recorder",
+    control="writer.control",
+    kinds={
+        "step_end": "add_scalar with a tag of the training",
+        "evaluate": "add_scalar with a tag such as 'Loss/val'",
+        "log": "SummaryWriter with log_every=1",
+        "save": "writer.recorder.save(path)",
+    },
+    epoch="Call add_scalar('epoch', ...)",
+    agree="Broadcast writer.control.should_stop to the other ranks",
+    first_step="Give add_scalar the step i + 1",
+    end="Close the writer after the last value",
+    orders_steps=True,
+)
 
 _HELD: Final[ContextVar[Advice]] = ContextVar("advice", default=OWN)
 

@@ -193,6 +193,7 @@ class Steering:
             self.observe = self._engine.observe
             what = f"a rule asked for a stop at step {asked_at}, but the loop continues at step {event.step}"
             fix = f"End it when {self._advice.control}.should_stop is true, or give callbacks={{'stop': function}}"
+            fix = self._advice.serve.get("stop", fix)
             logger.warning("%s. %s", what, fix)
         return self._engine.observe(event)
 

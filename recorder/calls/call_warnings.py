@@ -102,7 +102,8 @@ class CallWarnings:
         except (OSError, ValueError):
             pass
         what = "save: the size of the checkpoint is unknown, because its path is neither a file nor a folder"
-        self.once(f"{what}; got {path!r}. Give size_bytes= if you know it", about=what)
+        fix = "" if self.advice.orders_steps else ". Give size_bytes= if you know it"
+        self.once(f"{what}; got {path!r}{fix}", about=what)
         return None
 
     def check_values(self, kind: str, payload: Payload) -> None:
@@ -128,14 +129,14 @@ class CallWarnings:
             resumed = ", from which this attempt resumes"
             fix = "Count on from the checkpoint, or resume from an earlier one with resume=(run_id, step)"
         position.is_ordered = False
-        if self.advice.repeats_steps:
+        if self.advice.orders_steps:
             return
         what = f"step {step} follows step {position.step}{resumed}: step numbers repeat or go backwards"
         self.object_to(f"{what}; recorded as given", fix=fix)
 
     def check_log(self, position: Position) -> None:
         """Check a ``log``: before the first step, everything lands at step 0."""
-        if not position.is_counting and position.step == 0:
+        if not position.is_counting and position.step == 0 and not self.advice.orders_steps:
             self.object_to(
                 "log does not count steps; rec.step does. Values logged before the first step are recorded at step 0"
             )
@@ -204,7 +205,7 @@ class CallWarnings:
     def _new_names(self, kind: str, names: tuple[str, ...]) -> None:
         """Check names of numbers that the run had not so far."""
         new = {name for name in names if name not in self._numbers}
-        if "step" in new and not self.advice.repeats_steps:
+        if "step" in new and not self.advice.orders_steps:
             takes, fix = "has no such argument, and records at the current step", "Call rec.step(step=...) before it"
             if kind == "step_end":
                 takes, fix = "takes its number as an argument", "Write rec.step(values, step=...)"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ...rules.effects import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
 from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
+from ..advice import OWN, Advice
 from ..calls.call_warnings import CallWarnings
 from ..control import ROLL_BACK, Control
 from ..position import Position
@@ -151,10 +152,12 @@ class Handlers:
         return function(request)
 
 
-def _how_to_handle(operation: str, recorder: str = "rec") -> str:
-    """Return what a loop must call to carry out an operation, on the recorder of this expression."""
-    how = _HOW.get(operation.partition(".")[0], f"Give {{rec}}.handle({operation!r}, function) a function for it")
-    return how.format(rec=recorder)
+def _how_to_handle(operation: str, advice: Advice = OWN) -> str:
+    """Return what a loop must call to carry out an operation."""
+    how = advice.handle or _HOW.get(
+        operation.partition(".")[0], f"Give {{rec}}.handle({operation!r}, function) a function for it"
+    )
+    return how.format(rec=advice.recorder)
 
 
 class Operations:
@@ -263,12 +266,12 @@ class Operations:
         self.handlers.has_named = True
         if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
-            self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice.recorder)}")
+            self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice)}")
         for operation in self._calls:
             name = parse_call(operation).name
             if not self.handlers.has(name):
                 what = f"rules may order {operation}, and this loop would refuse it"
-                self._warnings.once(f"{what}. {_how_to_handle(name, self._warnings.advice.recorder)}")
+                self._warnings.once(f"{what}. {_how_to_handle(name, self._warnings.advice)}")
 
     def add_save(self, path: str) -> None:
         """Add a checkpoint to those that a rollback may load."""

@@ -180,7 +180,7 @@ class Agreement:
         never = self.is_awaited and ((is_ordered and is_end) or (self._steering is not None and is_long))
         if self._group is not None and (never or (is_ordered and is_long)):
             self._warnings.once(
-                f"this loop of several ranks has not called rec.agree() for {waited} steps; no rank obeys rules or "
+                f"this loop of several ranks has not called {self.call} for {waited} steps; no rank obeys rules or "
                 "requests until it does. Call it on every rank, at the same place",
                 about="rec.agree",
             )
@@ -195,8 +195,11 @@ class Agreement:
             # A loop that leaves an epoch at its last step begins no other, which would clear the flag.
             if self._is_waiting(name) and (name != "stop_epoch" or at < step):
                 call = advice.call("epoch_begin" if name == "stop_epoch" else name)
-                fix = f"Let the callback {name!r} call {call}"
-                if name not in self._callbacks:
+                if name in self._callbacks:
+                    fix = f"Let the callback {name!r} call {call}"
+                elif name in advice.serve:
+                    fix = advice.serve[name]
+                else:
                     fix = how.format(control=advice.control, call=call)
                     fix += f", or give callbacks={{{name!r}: ...}}" * (name != "stop_epoch")
                 asked = f"{who} asked for {what} at step {min(at, step)}"
@@ -209,6 +212,11 @@ class Agreement:
 
     def _is_waiting(self, name: str) -> bool:
         return bool(getattr(self._control, FLAGS[name]) or getattr(self.orders, FLAGS[name]))
+
+    @property
+    def call(self) -> str:
+        """The call that makes an agreement, as warnings name it."""
+        return f"{self._warnings.advice.recorder}.agree()"
 
     def close(self) -> None:
         """Give up the connections to the other ranks. Not collective."""
@@ -269,7 +277,7 @@ class Agreement:
         if differs:
             what = "agree: the ranks are at different steps"
             got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
-            self._warnings.object_to(what, got=got, fix="Call rec.agree() at the same place on every rank")
+            self._warnings.object_to(what, got=got, fix=f"Call {self.call} at the same place on every rank")
 
     def _carry_out(self, calls: Sequence[str]) -> None:
         """Carry out operations that all ranks can, and refuse the others."""
@@ -308,7 +316,7 @@ class Agreement:
         error = TelemetryError(
             f"rank {self._rank.rank} agrees with the other ranks no longer: {why}. Rules steer it no more",
             got=f"{waited_s:.1f} s of waiting, agree_timeout_s={self._timeout_s:g}",
-            fix="Call rec.agree() at the same place on every rank, or give a longer Ranks(agree_timeout_s=...)",
+            fix=f"Call {self.call} at the same place on every rank, or give a longer Ranks(agree_timeout_s=...)",
         )
         self._warnings.once(str(error))
 
@@ -390,7 +398,11 @@ class Requests:
         text = f"{request.author} asked to {what}{f': {request.text}' if request.text else ''}"
         is_off = self._agreement.is_off
         if is_off or self._agreement.is_awaited:
-            why = "the ranks agree no longer, so that none obeys" if is_off else "this waits for the first rec.agree()"
+            why = (
+                "the ranks agree no longer, so that none obeys"
+                if is_off
+                else f"this waits for the first {self._agreement.call}"
+            )
             self._warnings.once(f"{text}; {why}")
         # Replays compare their stops with what a person does.
         action = {"action": what} if what == "stop" and not is_off else {}

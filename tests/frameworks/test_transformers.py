@@ -491,6 +491,32 @@ def test_a_cell_that_runs_twice_ends_the_first_run_and_the_second_callback_alone
     assert "an earlier callback recorded this trainer" in caplog.text
 
 
+@pytest.mark.parametrize("is_the_callers", [False, True])
+def test_an_evaluation_before_the_first_step_is_no_mistake(
+    tmp_path: Path, is_the_callers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The Trainer logs its values at step 0."""
+    with Recorder(tmp_path / "runs") as rec:
+        callback = SteptapeCallback(tmp_path / "own" / "runs", recorder=rec if is_the_callers else None)
+        trainer = tiny_trainer(tmp_path, [], max_steps=2, eval_strategy="steps", eval_on_start=True)
+        with callback.attach(trainer).training():
+            trainer.train()
+
+    assert ("evaluate", 0) in kinds_of(runs_of(tmp_path if is_the_callers else tmp_path / "own")[-1])
+    assert [message for message in caplog.messages if "step" in message] == []
+
+
+def test_an_order_that_the_trainer_cannot_serve_is_named_in_words_of_the_trainer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody who trains with it has a recorder called ``rec``."""
+    text = "controllers: [{name: late, triggers: [on_save], rule: step >= 20, operations: [hfcontrols.should_save]}]"
+    trained(tmp_path, SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text)), save_strategy="steps")
+
+    assert "a rule asked for a checkpoint at step 20" in caplog.text
+    assert "rec." not in caplog.text
+
+
 def test_without_attach_the_losses_are_those_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning says so; a callback may be given as a class, which records to ``runs``."""
     with pytest.MonkeyPatch.context() as patch:
