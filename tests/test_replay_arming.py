@@ -18,7 +18,7 @@ from steptape.replay.reports.page import report_page
 from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
 from steptape.replay.reports.sentences import verdict
 from steptape.replay.reports.summary import summarize
-from steptape.replay.reports.terminal import bar_lines, screenful
+from steptape.replay.reports.terminal import bar_lines, screenful, table_rows
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.risk import DEFAULT_RISK, risk_of
 from steptape.rules.policy_file.policy import parse_policy
@@ -275,9 +275,10 @@ def test_a_certificate_that_the_runs_contradict_is_refused_by_its_own_risk(train
 
 
 def test_a_stop_before_anything_was_saved_is_not_armed(trained: Callable[..., list[Run]]) -> None:
-    """Loops that save at their end alone would lose every stopped run. A save with the stop mends it."""
+    """Loops that save at their end alone lose every stopped run, in all numbers. A save with the stop mends it."""
     runs = trained([flat(k) for k in range(30)], saved=[20])
-    bare = answer(patient(), runs)
+    report = summarize(backtest(patient(), runs))
+    bare, ledger = report.arming, report.ledger
     saving = parse_policy(
         patient().text.replace(
             "[hfcontrols.should_training_stop]", "[hfcontrols.should_save, hfcontrols.should_training_stop]"
@@ -286,6 +287,9 @@ def test_a_stop_before_anything_was_saved_is_not_armed(trained: Callable[..., li
 
     assert bare.arm is Arm.NO
     assert bare.because.startswith("In 30 of 30 stopped runs the loop had written no checkpoint")
+    assert (bare.lost, ledger.runs(Fate.LOST), ledger.total(Fate.SAVED)) == (1, 30, 0)
+    assert {row[4] for row in table_rows(report)} == {"90 steps"}
+    assert report_json(report)["ledger"]["lost"] == ledger.total(Fate.LOST) == 30 * 90
     assert answer(saving, runs).arm is Arm.YES
 
 

@@ -154,7 +154,7 @@ def test_every_kind_of_loss_is_among_those_compared(history: list[Run]) -> None:
 def store(store_record: Callable[..., Path], tmp_path: Path) -> Path:
     """A store of 10 families of two runs beside ``policy.yaml``: each run is flat, then one in five is 20 % better.
 
-    Each saves only at its end.
+    The first two save only at their end, the others at step 3, too.
     """
     (tmp_path / "policy.yaml").write_text(POLICIES["stops"])
     for number in range(20):
@@ -164,7 +164,8 @@ def store(store_record: Callable[..., Path], tmp_path: Path) -> Path:
             Event("evaluate", step=step, metrics={"eval_loss": value + number * 1e-6})
             for step, value in enumerate(values, start=1)
         ]
-        folder = store_record([*events, Event("save", step=11)], **told)
+        early = [] if number < 2 else [Event("save", step=3)]
+        folder = store_record([*events[:3], *early, *events[3:], Event("save", step=11)], **told)
     return folder.parent
 
 
@@ -184,13 +185,13 @@ def test_a_sweep_prints_the_share_of_lost_runs_that_the_verdict_has(store: Path,
     )
 
     bold, shy = map(json.loads, lines.splitlines())
-    assert (bold["share_lost"], bold["share_unknown"]) == (0.1, 0.0)
-    assert (bold["stopped"], bold["without_weights"], shy["without_weights"]) == (20, 20, 0)
+    assert (bold["share_lost"], bold["share_unknown"]) == (0.15, 0.0)
+    assert (bold["stopped"], bold["without_weights"], shy["without_weights"]) == (20, 2, 0)
     assert verdict["arming"]["share_lost"] == bold["share_lost"]
     assert (bold["risk"], bold["confidence"]) == (verdict["risk"], verdict["confidence"])
     assert "Best trade-offs, in sample" in text
     assert "Lost: the share of runs in which training on after the stop gave a model more than 1% better" in text
-    assert "With patience=1 nothing had been saved by the stop in 20 of 20 stopped runs" in text
+    assert "With patience=1 nothing had been saved by the stop in 2 of 20 stopped runs" in text
     assert "gave a model more than 30% better" in lenient
     assert bold["winners_lost"] == 2
     assert "The first variant loses the best model of 2 of 10 families of several runs: run 0 of 0" in text
@@ -213,5 +214,5 @@ def test_one_command_line_serves_a_store_that_has_the_new_name_already(store: Pa
     )
 
     assert "--rename val_loss=eval_loss: no run recorded val_loss; they have eval_loss" in noted
-    assert "Do not arm it" in noted
+    assert "It stopped 20 of 20 runs" in noted
     assert "no run recorded the metric to rename" in str(refused.exception)

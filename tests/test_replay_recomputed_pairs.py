@@ -263,7 +263,7 @@ def check_all(report: Backtest, expected: Sequence[plain.Judged], family: str | 
     for name in REGRETS:
         values = [one.regret(name) for one in expected]
         check_spread(total[name], values, families)
-        assert total[name]["lost"] == sum(value is not None and value > 0.01 for value in values)
+        assert total[name]["above"] == sum(value is not None and value > 0.01 for value in values)
     tested = [one.regret("relative_regret") if one.is_stopped and one.evaluations_after else None for one in expected]
     check_spread(total["relative_regret_of_stopped"], tested, families)
     assert {(part["key"], part["value"]): part["runs"] for part in total["by_family"]} == Counter(

@@ -19,7 +19,8 @@ MOST_ROWS: Final = 10
 FIXED_SEQUENCE: Final = "fixed sequence along "
 
 _REGRET: Final = (
-    "Regret is how much worse the best evaluation before a stop is than the best of the whole recorded run."
+    "Regret is how much worse the best evaluation before a stop is than the best of the whole recorded run; infinite "
+    "where the stop leaves no weights."
 )
 #: The bound of the chosen variant leaves out that it was chosen; the promise does not.
 _ALONE: Final = "the upper bound of this variant alone is"

@@ -206,6 +206,8 @@ class _Case:
 
     def _refusal(self) -> str:
         """Return why the runs speak against the policy; empty if they do not."""
+        if bare := self._without_weights():
+            return bare
         ledger = self._ledger
         lost, saved = ledger.total(Fate.LOST), ledger.total(Fate.SAVED)
         if lost > saved:
@@ -218,21 +220,17 @@ class _Case:
                 f"It loses too often on {_these(len(self._able))}. {self._stops_sentence()} With {sure} "
                 f"confidence, {self._risk.exceeded_words}.{against}"
             )
-        if bare := self._without_weights():
-            return bare
         return "" if saved or ledger.runs(Fate.UNKNOWN) else "Its stops save nothing: each comes at the run's end."
 
     def _without_weights(self) -> str:
         """Return that runs would be stopped before anything was saved; empty where that is seldom, or not known."""
-        known = [run for run in self._stopped if run.result.recorded.checkpoints and run.result.predicted is not None]
-        bare = [run for run in known if run.result.predicted is not None and not run.result.predicted.checkpoints]
-        if len(bare) <= self._risk.limit * len(known):
+        bare = sum(run.result.leaves_no_weights for run in self._stopped)
+        if bare <= self._risk.limit * sum(run.result.recorded.checkpoints > 0 for run in self._stopped):
             return ""
-        stopped = counted(len(self._stopped), "stopped run", ",")
         return (
-            f"In {len(bare):,} of {stopped} the loop had written no checkpoint when it was stopped, so no weights "
-            "would be left of them: order a save with the stop, and ask again. The bars count as if it had been "
-            "ordered."
+            f"In {bare:,} of {counted(len(self._stopped), 'stopped run', ',')} the loop had written no checkpoint when "
+            "it was stopped, so no weights would be left of them, and all of their compute is lost. Order a save with "
+            "the stop, and ask again."
         )
 
     def _by_choice(self) -> tuple[Arm, str]:
@@ -248,8 +246,7 @@ class _Case:
                 f"costs. {self._shortfall()}"
             )
         if float(p_values(self._doubts, self._risk.limit)[0]) <= self._error:
-            condition = f"This holds if nobody tuned it on these runs{self._guessed()}."
-            return Arm.YES, f"{self._stops_sentence()} {self._sure()} {saves}{self._few(stopped)} {condition}"
+            return Arm.YES, f"{self._stops_sentence()} {self._sure()} {saves}{self._few(stopped)} {self._conditions()}"
         return Arm.NOT_ENOUGH, f"{self._stops_sentence()} {self._shortfall()}"
 
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
@@ -267,7 +264,8 @@ class _Case:
         said = f"Certified: with {sure} confidence, {promise(certificate.risk, _REGRET)}."
         lost = self._ledger.runs(Fate.LOST)
         of = f"Of these {_of(len(self._results))}, {counted(lost, 'run', ',') if lost else 'none'} lost by it."
-        return Arm.YES, f"{said} {saves} {of}{self._best_lost()}{flatter}{cover}"
+        weights = f" This holds if {self._unsaved}." if self._unsaved else ""
+        return Arm.YES, f"{said} {saves} {of}{self._best_lost()}{flatter}{cover}{weights}"
 
     # --- sentences ---------------------------------------------------------------------------------------------------
 
@@ -278,14 +276,14 @@ class _Case:
         families = len({run.result.family for run in self._stopped})
         of = "" if self._are_runs else f", in {_families(families, are_runs=False)}"
         said = f"It stopped {stopped:,} of {counted(able, 'run', ',')}{of}"
-        better = f"would training on have given a model {self._risk.better_words}"
         if not stopped - unknown:
             return f"{said}, and none of its stops can be judged."
-        if lost:
-            which = _count(lost) if lost < stopped else "all"
-            said = f"{said}. In {which} of them training on would have given a model {self._risk.better_words}"
-        else:
-            said = f"{said}. In none of them {better}"
+        bare, better = sum(run.result.leaves_no_weights for run in self._stopped), self._risk.better_words
+        late = f"training on would have given a model {better}" if lost > bare else ""
+        parts = [(lost - bare, late), (bare, "no weights would be left" if bare else "")]
+        found = [f"in {_which(count, stopped)} of them {what}" for count, what in parts if what]
+        told = " and ".join(found) or f"in none of them would training on have given a model {better}"
+        said = f"{said}. {told[0].upper()}{told[1:]}"
         doubt = f", and what {unknown:,} cost is unknown" if unknown else ""
         return f"{said}{doubt}.{self._best_lost()}"
 
@@ -310,14 +308,21 @@ class _Case:
         kept = self._risk.kept_words("it", like_these=True)
         return f"With {percent_words(self._backtest.settings.confidence)} confidence, {kept}{counts}."
 
-    def _guessed(self) -> str:
-        """Return the condition that a guessed metric is the right one; empty where somebody named it."""
+    def _conditions(self) -> str:
+        """Return on what an answer that arms depends: how it was tuned, what judges the runs, and what is saved."""
         objectives = {run.result.objective for run in self._able} - {None}
         names = sorted({one.metric for one in objectives if one is not None and one.guessed})
-        if not names:
+        listed = f"{' and '.join(names[:_NAMED])}, which is guessed, is the metric that matters" if names else ""
+        conditions = [one for one in ("nobody tuned it on these runs", listed, self._unsaved) if one]
+        *first, last = (f"if {one}" for one in conditions)
+        return f"This holds {', '.join(first)}{', and ' if first else ''}{last}."
+
+    @property
+    def _unsaved(self) -> str:
+        """What must be so where no log says whether a stopped run leaves weights; empty where one does."""
+        if self._policy.asks_for_checkpoints or any(run.result.recorded.checkpoints for run in self._stopped):
             return ""
-        listed = " and ".join(names[:_NAMED])
-        return f", and if {listed}, which is guessed, is the metric that matters"
+        return "the loop keeps the weights when it is stopped: no log records a checkpoint"
 
     def _few(self, stopped: int) -> str:
         """Return that the stops alone would not do; empty if they would."""
@@ -421,6 +426,10 @@ def _of(runs: int) -> str:
 
 def _count(count: int) -> str:
     return f"{count:,}"
+
+
+def _which(count: int, of: int) -> str:
+    return f"{count:,}" if count < of else "all"
 
 
 def _acting(policy: Policy) -> bool:

@@ -15,8 +15,8 @@ from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
 from ..runs.same_training import repeated_sentence
-from .amounts import percent, short_duration
-from .result import BacktestResult, BacktestTotals, FamilyCounts, Part
+from .amounts import percent, regret_text, short_duration
+from .result import BacktestResult, BacktestTotals, FamilyCounts, Fate, Part
 
 #: Headings of the table that ``family_rows`` fills.
 FAMILY_HEADINGS: Final = ("family", "runs", "stopped", "cut off", "time", "judged", "lost", "worst regret")
@@ -35,8 +35,8 @@ FAMILY_WORDS: Final = (
 
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
-    "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stopped runs that were "
-    "evaluated after the stop. lost: those of them in which training on gave a better model, as the bars define it."
+    "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stops whose cost is "
+    "known. lost: those of them that spoiled their run, as for the bars."
 )
 
 #: Maximum number of families in the table.
@@ -150,17 +150,18 @@ def family_rows(total: BacktestTotals) -> list[tuple[str, ...]]:
 
 
 def _cells(family: Family, part: Part) -> tuple[str, ...]:
-    bound, cost = "≥" if part.right_censored else "", part.relative_regret_of_stopped
-    share, is_judged = part.share_saved.mean, cost.runs > 0
+    bound, worst = "≥" if part.right_censored else "", part.relative_regret_of_stopped.max
+    share, stops = part.share_saved.mean, part.stops_by_cost
+    judged = part.stopped - stops[Fate.UNKNOWN].stopped
     return (
         family.value or family.key,
         f"{part.runs:,}",
         f"{part.stopped:,}",
         "-" if share is None else f"{bound}{percent(share)}",
         short_duration(part.seconds_saved),
-        f"{cost.runs:,}" if part.stopped else "-",
-        f"{cost.lost:,}" if is_judged else "-",
-        f"{cost.max:.2%}" if is_judged else "-",
+        f"{judged:,}" if part.stopped else "-",
+        f"{stops[Fate.LOST].stopped:,}" if judged else "-",
+        regret_text(worst),
     )
 
 

@@ -141,6 +141,7 @@ def _stops_json(stops: Stops) -> JsonObject:
         "right_censored": stops.right_censored,
         "share_saved": stops.share_saved,
         "seconds_saved": stops.seconds_saved,
+        "without_weights": stops.without_weights,
         "later_evaluations": None if judged is None else judged.later_evaluations,
         "metrics": [] if judged is None else list(judged.metrics),
         "regret": None if judged is None else judged.regret,

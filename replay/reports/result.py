@@ -32,8 +32,8 @@ def meanings_of(risk: Risk) -> Mapping[str, str]:
         "spent": "what the runs recorded",
         "saved": f"cut off by stops after which training on gave no model {better}",
         "lost": (
-            f"compute of runs that the stop spoiled, up to the stop: training on gave a model {better}, so they must "
-            "be trained again in full"
+            f"compute up to stops that spoiled their run, which must be trained again in full: training on gave a "
+            f"model {better}, or no weights were left"
         ),
         "unknown": "what follows stops and changes of the training that no record judges",
     }
@@ -208,21 +208,21 @@ class Spread(AbsoluteSpread):
     """A relative regret over runs.
 
     Attributes:
-        lost: Number of runs in which it is above what a stop may lose.
-        share_lost: Share of the runs; None without any.
+        above: Number of runs in which it is above what a stop may lose.
     """
 
-    lost: int
-    share_lost: float | None
+    above: int
 
 
 @dataclass(frozen=True, slots=True)
 class CostOfStops(Middle):
-    """The relative regret over runs that the policy stops, without an interval: as ``Spread``."""
+    """The relative regret over runs that the policy stops, without an interval.
+
+    Attributes:
+        max: The largest; None without any.
+    """
 
     max: float | None
-    lost: int
-    share_lost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class WorstStop:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStops:
-    """The stops of one fate whose cost is known.
+    """The stops of one fate whose regret is known; of lost ones those that leave weights.
 
     Attributes:
         later_evaluations: Median number of evaluations after the stop.
@@ -287,7 +287,8 @@ class Stops:
         right_censored: Number of them in runs that might have continued.
         share_saved: What they add to the mean share saved over all runs; None if none is known.
         seconds_saved: Their sum; None without a clock.
-        judged: Those whose cost is known; None without any.
+        without_weights: Number of them that come before the first checkpoint of a run that recorded some.
+        judged: Those whose regret is known; None without any.
         reasons: Why the others are not judged, the commonest first, each with its number of stops.
     """
 
@@ -295,6 +296,7 @@ class Stops:
     right_censored: int
     share_saved: float | None
     seconds_saved: float | None
+    without_weights: int
     judged: JudgedStops | None
     reasons: Mapping[str, int]
 

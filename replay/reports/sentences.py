@@ -217,14 +217,20 @@ def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger, risk: Risk) -> 
     """
     is_first = True
     for fate, found in part.stops_by_cost.items():
-        if found.stopped:
-            which = "this run" if part.stopped == 1 else f"{_count(found.stopped, part.stopped)} of them"
-            yield f"{_cost(fate, found, which, is_first, risk)}.{_amount(fate, found, ledger, is_first)}"
+        bare = found.without_weights
+        said = [] if found.stopped == bare else [_cost(fate, found, _of(found.stopped - bare, part), is_first, risk)]
+        if bare:
+            said.append(f"In {_of(bare, part)} no checkpoint had been written by the stop, so no weights are left")
+        if said:
+            yield f"{'. '.join(said)}.{_amount(fate, found, ledger, is_first)}"
             is_first = False
 
 
-def _count(count: int, of: int) -> str:
-    return all_of(count) if count == of else f"{count:,}"
+def _of(count: int, part: BacktestTotals | Part) -> str:
+    """Return which of the stopped runs these are."""
+    if part.stopped == 1:
+        return "this run"
+    return f"{all_of(count) if count == part.stopped else f'{count:,}'} of them"
 
 
 def _cost(fate: Fate, found: Stops, which: str, is_first: bool, risk: Risk) -> str:
@@ -237,7 +243,7 @@ def _cost(fate: Fate, found: Stops, which: str, is_first: bool, risk: Risk) -> s
         why = ", ".join(reason if len(reasons) == 1 else f"{count:,} {reason}" for reason, count in reasons.items())
         unknown = "What the stops cost is unknown: no stopped run can be judged"
         return f"{unknown if is_first else f'{which} cannot be judged'} ({why})"
-    worst, count = found.judged.worst, found.stopped
+    worst, count = found.judged.worst, found.stopped - found.without_weights
     by = f"{'' if count == 1 else 'a median of '}{counted(found.judged.later_evaluations, 'later evaluation', 'g')}"
     of = f" of {found.judged.metrics[0]}" if len(found.judged.metrics) == 1 else ""
     on, better = f"In {which}, by {by}{of}, training on", f"have given a model {risk.better_words}"
@@ -475,8 +481,7 @@ def _regret_lines(result: BacktestResult) -> Iterator[str]:
         yield (
             "Deployable regret, the same for evaluations at steps with a checkpoint: "
             f"{_spread_text(deployable, '.2%')}; "
-            f"above {risk.shown(risk.notable)} in {deployable.share_lost:.0%} of "
-            f"{counted(deployable.runs, 'run', ',')}."
+            f"above {risk.shown(risk.notable)} in {deployable.above:,} of {counted(deployable.runs, 'run', ',')}."
         )
 
 

@@ -263,7 +263,8 @@ def _stops(runs: Sequence[ScoredRun], known: int) -> Stops:
         right_censored=sum(bool(result.right_censored) for result in results),
         share_saved=sum(shares) / known if known else None,
         seconds_saved=sum(sorted(seconds)) if seconds else None,
-        judged=_judged_stops(runs),
+        without_weights=sum(result.leaves_no_weights for result in results),
+        judged=_judged_stops([run for run in runs if not run.result.leaves_no_weights]),
         reasons=dict(sorted(unjudged.items(), key=lambda one: (-one[1], one[0]))),
     )
 
@@ -342,14 +343,14 @@ def _typical(values: Sequence[float | None], families: Sequence[Family]) -> Typi
 def _spread(values: Sequence[float | None], families: Sequence[Family], risk: Risk) -> Spread:
     one = _typical(values, families)
     known = [value for value in values if value is not None]
-    most, above, share = _worst(known, sum(value > risk.notable for value in known))
-    return Spread(one.mean, one.low, one.high, one.runs, one.families, one.median, one.trimmed_mean, most, above, share)
+    most, above = max(known, default=None), sum(value > risk.notable for value in known)
+    return Spread(one.mean, one.low, one.high, one.runs, one.families, one.median, one.trimmed_mean, most, above)
 
 
 def _cost_of_stops(own: Sequence[ScoredRun]) -> CostOfStops:
     known = [run.stop_regret for run in own if run.stop_regret is not None]
-    one, lost = _middle_of(known), sum(run.fate is Fate.LOST for run in own)
-    return CostOfStops(one.runs, one.mean, one.median, one.trimmed_mean, *_worst(known, lost))
+    one = _middle_of(known)
+    return CostOfStops(one.runs, one.mean, one.median, one.trimmed_mean, max(known, default=None))
 
 
 def _middle_of(known: Sequence[float]) -> Middle:
@@ -357,11 +358,6 @@ def _middle_of(known: Sequence[float]) -> Middle:
         return Middle(0, None, None, None)
     # Sorted, as for an interval.
     return Middle(len(known), sum(sorted(known)) / len(known), statistics.median(known), trimmed_mean(known))
-
-
-def _worst(known: Sequence[float], lost: int) -> tuple[float | None, int, float | None]:
-    """Return the largest regret, the number of lost runs, and their share."""
-    return max(known, default=None), lost, lost / len(known) if known else None
 
 
 def _absolute(results: Sequence[RunResult], amount: Callable[[RunResult], float | None]) -> dict[str, AbsoluteSpread]:

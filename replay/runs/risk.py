@@ -100,7 +100,7 @@ class Risk:
     @property
     def lost_words(self) -> str:
         """When a run loses."""
-        return f"training on after the stop gave a model {self.better_words}"
+        return f"training on after the stop gave a model {self.better_words}, or no weights were left at the stop"
 
     @property
     def exceeded_words(self) -> str:

@@ -494,6 +494,12 @@ class RunResult(Prediction):
         return bool(self.decisions)
 
     @property
+    def leaves_no_weights(self) -> bool:
+        """Whether its stop comes before the first checkpoint of a run that recorded some."""
+        is_bare = self.predicted is not None and not self.predicted.checkpoints
+        return self.stop is not None and is_bare and self.recorded.checkpoints > 0
+
+    @property
     def evaluations_after(self) -> int:
         """Recorded evaluations after the stop. Without any, its regret is zero whatever the stop costs."""
         return 0 if self.ending is None else sum(one.event_index > self.ending.event_index for one in self.evaluations)

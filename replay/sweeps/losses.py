@@ -29,6 +29,7 @@ class JudgedRuns(NamedTuple):
         best: Best value of the objective; NaN if unknown.
         is_min: Whether lower values are better.
         utmost: The best value that the objective can have; NaN if nobody says it.
+        has_checkpoints: Whether it recorded a checkpoint.
         has_deployable: Whether an evaluation has a checkpoint.
         ended_by_rules: Whether its own rules ended it.
     """
@@ -36,6 +37,7 @@ class JudgedRuns(NamedTuple):
     best: Floats | float
     is_min: Truths | bool
     utmost: Floats | float
+    has_checkpoints: Truths | bool
     has_deployable: Truths | bool
     ended_by_rules: Truths | bool
 
@@ -47,7 +49,8 @@ def losses_of(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Losses:
     The policy's checkpoints may have replaced better ones. In a run that its own rules ended, the policy would have
     replaced these, so what follows is unknown. A stop at the last step of a whole run loses nothing either.
 
-    The loss of another stop is known if an evaluation follows it, the run has ``FEWEST_EVALUATIONS``, and it ran as
+    A stop before the first checkpoint of a run that recorded some loses the run: it leaves no weights. The loss of
+    another stop is known if an evaluation follows it, the run has ``FEWEST_EVALUATIONS``, and it ran as
     long as planned. In a run that might have continued, the range of the metric may bound the regret.
 
     Args:
@@ -61,6 +64,8 @@ def losses_of(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Losses:
     if risk.is_deployable:
         is_bare = is_shown & np.isnan(outcomes.deployable_regret) & runs.has_deployable
         regrets = np.where(is_bare, np.inf, regrets)
+    leaves_nothing = is_stopped & (outcomes.checkpoints == 0) & runs.has_checkpoints
+    regrets = np.where(leaves_nothing, np.inf, regrets)
     is_judged = outcomes.evaluated_after & ~outcomes.has_few_evaluations & ~np.isnan(regrets)
     is_open = outcomes.is_right_censored | runs.ended_by_rules
     of_whole = np.where(is_judged, regrets, np.where(outcomes.steps_saved == 0, 0.0, np.nan))
@@ -68,6 +73,7 @@ def losses_of(risk: Risk, outcomes: Outcomes, runs: JudgedRuns) -> Losses:
     replaced = np.where(runs.has_deployable, regrets, 0.0) if risk.is_deployable else 0.0
     unstopped = np.where(outcomes.decisions == 0, 0.0, np.where(is_shown, replaced, np.nan))
     found = np.where(is_stopped, of_stops, np.where(runs.ended_by_rules, np.nan, unstopped))
+    found = np.where(leaves_nothing, np.inf, found)
     values = risk.loss_of(found)
     is_unknown = np.isnan(found) | (is_stopped & is_open & (values > risk.loss_of(regrets)))
     return Losses(values, is_unknown, found)
@@ -100,7 +106,8 @@ def losses_on(risk: Risk, policy: Policy, run: SweptRun, outcomes: Outcomes) -> 
     """
     objective = run.objective
     is_min = objective is None or objective.mode is Mode.MIN
-    facts = JudgedRuns(run.best, is_min, _utmost(policy, objective), run.has_deployable, run.ended_by_rules)
+    utmost, has_checkpoints = _utmost(policy, objective), run.checkpoints > 0
+    facts = JudgedRuns(run.best, is_min, utmost, has_checkpoints, run.has_deployable, run.ended_by_rules)
     return losses_of(risk, outcomes, facts)
 
 
@@ -112,6 +119,7 @@ def losses_of_results(risk: Risk, policy: Policy, results: Sequence[RunResult]) 
         best=np.array([math.nan if best is None else best for best in bests]),
         is_min=np.array([one.objective is None or one.objective.mode is Mode.MIN for one in results], np.bool_),
         utmost=np.array([utmost[result.objective] for result in results]),
+        has_checkpoints=np.array([result.recorded.checkpoints > 0 for result in results], np.bool_),
         has_deployable=np.array([result.recorded.deployable is not None for result in results], np.bool_),
         ended_by_rules=np.array([result.ended_by_rules for result in results], np.bool_),
     )

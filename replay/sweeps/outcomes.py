@@ -95,7 +95,7 @@ class Losses:
     Attributes:
         values: From 0 to 1: 1 where nothing bounds it.
         is_unknown: Whether the loss may be less than its value.
-        regrets: The regret that each rests on, in the risk's unit: infinite where nothing could be deployed, NaN where
+        regrets: The regret that each rests on, in the risk's unit: infinite where no weights are left, NaN where
             nothing bounds it.
     """
 
