@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 from steptape import Recorder, TelemetryError, open_run
 from steptape.cli.app import app
 from steptape.replay.backtests.backtesting import backtest
+from steptape.replay.backtests.baselines import BASELINES, baseline_policy
 from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.choosing.certifying import candidates_of, certification_of
-from steptape.replay.reports.result import Fate, ScoredRun
-from steptape.replay.reports.summary import scored_runs
+from steptape.replay.reports.result import Fate, LostShare, ScoredRun
+from steptape.replay.reports.summary import scored_runs, summarize
+from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.risk import Risk, risk_of
-from steptape.replay.sweeps.losses import losses_on
+from steptape.replay.sweeps.losses import losses_at, losses_on
 from steptape.replay.sweeps.sweeping import sweep
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -141,6 +143,30 @@ def averages(runs: list[ScoredRun]) -> tuple[float, float]:
     lost = [sum(run.loss == 1 for run in own) / len(own) for own in families.values()]
     unknown = [sum(run.loss is None for run in own) / len(own) for own in families.values()]
     return float(np.mean(lost)), float(np.mean(unknown))
+
+
+@pytest.mark.parametrize("text", RISKS)
+def test_a_baseline_loses_in_a_comparison_what_its_own_backtest_loses(text: str, history: list[Run]) -> None:
+    """By every risk; an imagined stop loses what a replayed one does."""
+    risk, declared = risk_of(text, "10%"), declared_objective("eval_loss", "min")
+    asked: dict[str, Any] = {"risk": risk, "objective": declared, "family": "family"}
+    rows = {
+        row.name: None if row.score is None else row.score.lost
+        for row in summarize(
+            backtest(parse_policy(POLICIES["stops"]), history, baselines=[*BASELINES.values()], **asked)
+        ).comparison
+    }
+    own, plain = backtest(baseline_policy(BASELINES["hf_early_stopping"], declared), history, **asked), risk.loss_of
+    lost, unknown = averages(scored_runs(own))
+    ended = [one.result.ended_by_rules for one in scored_runs(own) if one.result.objective is not None]
+
+    assert rows["hf_early_stopping"] == LostShare(lost, unknown)
+    assert rows["never"] == LostShare(0.0, sum(ended) / 16)
+    for one in scored_runs(own):
+        if one.result.ending is not None:
+            found = losses_at(risk, own.policy, one.result, [one.result.ending.step])
+            told = None if found.is_unknown[0] else plain(found.regrets)[0]
+            assert (one.result.name, told) == (one.result.name, one.loss)
 
 
 def test_every_kind_of_loss_is_among_those_compared(history: list[Run]) -> None:

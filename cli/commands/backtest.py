@@ -14,6 +14,7 @@ import typer
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, baseline_policy, baselines_named
 from ...replay.choosing.population import outside_of
+from ...replay.choosing.promise import certified_risk
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.result import BacktestResult, HowChosen
 from ...replay.reports.summary import summarize
@@ -65,7 +66,7 @@ def backtest(asked: BacktestArguments) -> None:
             chosen,
             on_progress=on_progress,
             delay_steps=asked.delay,
-            risk=risk_asked(asked.risk),
+            risk=risk_asked(asked.risk) if certified is None else certified_risk(certified.risk),
             confidence=confidence_asked(asked.risk),
             cost_per_hour=asked.cost_per_hour,
             labels=labelled,

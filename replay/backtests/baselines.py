@@ -16,10 +16,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby, pairwise, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
@@ -29,7 +31,10 @@ from ..runs.judging import facts_under, result_of
 from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best, relative
 from ..runs.replaying import Replayer
+from ..runs.risk import Risk
 from ..runs.run_result import BacktestSettings, RunResult
+from ..sweeps.losses import losses_at, losses_of_results
+from ..sweeps.outcomes import NO_STEP
 from .judged_runs import MERIT, Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
 
 _FOLDER: Final = Path(__file__).parent / "baseline_policies"
@@ -197,6 +202,7 @@ def reads_runs(baselines: Sequence[Baseline]) -> bool:
 
 
 def baseline_outcomes(
+    policy: Policy,
     baselines: Sequence[Baseline],
     runs: Sequence[Run],
     results: Sequence[RunResult],
@@ -207,6 +213,7 @@ def baseline_outcomes(
     """Score each baseline on the runs of a backtest, each run by its own objective.
 
     Args:
+        policy: The policy of the backtest.
         baselines: The baselines.
         runs: The runs that were judged.
         results: The policy's result on each.
@@ -217,19 +224,20 @@ def baseline_outcomes(
     Returns:
         The outcome of each baseline, and the number of events read.
     """
-    outcomes, read_events = _policy_outcomes(
-        [baseline for baseline in baselines if baseline.path is not None], runs, results, settings, readers, replayer
-    )
+    ordinary = [baseline for baseline in baselines if baseline.path is not None]
+    outcomes, read_events = _policy_outcomes(policy, ordinary, runs, results, settings, readers, replayer)
+    imagined = ImaginedStops(settings.risk, policy)
     for baseline in baselines:
         if baseline.pruner is not None:
-            outcomes[baseline] = _pruner_outcome(baseline, baseline.pruner, results, settings.delay_steps)
-    outcomes[NEVER] = BaselineOutcome(NEVER, None, tuple(map(_never, results)))
-    outcomes[ORACLE] = BaselineOutcome(ORACLE, None, tuple(map(_oracle, results)))
-    outcomes[RANDOM] = BaselineOutcome(RANDOM, None, _random(results))
+            outcomes[baseline] = _pruner_outcome(baseline, baseline.pruner, results, settings.delay_steps, imagined)
+    outcomes[NEVER] = BaselineOutcome(NEVER, None, tuple(map(imagined.never, results)))
+    outcomes[ORACLE] = BaselineOutcome(ORACLE, None, tuple(map(imagined.oracle, results)))
+    outcomes[RANDOM] = BaselineOutcome(RANDOM, None, imagined.random(results))
     return tuple(outcomes[baseline] for baseline in baselines), read_events
 
 
 def _policy_outcomes(
+    policy: Policy,
     baselines: Sequence[Baseline],
     runs: Sequence[Run],
     results: Sequence[RunResult],
@@ -253,7 +261,7 @@ def _policy_outcomes(
         return outcomes, 0
     by_objective = {each: tuple(policies.get(each) for _, policies in asked) for each in objectives}
     judged_by = [result.objective for result in results]
-    scores = _BaselineScores(by_objective, settings, replayer)
+    scores = _BaselineScores(policy, by_objective, settings, replayer)
     answers = list(readers.mapped(scores, list(zip(runs, judged_by, strict=True))))
     by_baseline = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
     for (baseline, policies), standings in zip(asked, by_baseline, strict=False):
@@ -277,7 +285,7 @@ def _policies(baseline: Baseline, objectives: Sequence[Objective | None]) -> tup
 
 
 def _pruner_outcome(
-    baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], delay_steps: int
+    baseline: Baseline, pruner: Pruner, results: Sequence[RunResult], delay_steps: int, imagined: ImaginedStops
 ) -> BaselineOutcome:
     """Return the outcome of a baseline that compares runs with each other: those that one objective judges."""
     objectives = {result.objective for result in results} - {None}
@@ -290,7 +298,7 @@ def _pruner_outcome(
         alike = [index for index, result in enumerate(results) if result.objective == objective]
         stops = pruned_at(pruner, [results[index] for index in alike])
         for index, stop in zip(alike, stops, strict=True):
-            standings[index] = _pruned(results[index], stop, delay_steps)
+            standings[index] = imagined.pruned(results[index], stop, delay_steps)
     return BaselineOutcome(baseline, None, tuple(standings))
 
 
@@ -301,6 +309,7 @@ class _BaselineScores:
     A baseline that has no policy for an objective has no score on the runs that it judges.
     """
 
+    judged: Policy
     policies: Mapping[Objective | None, tuple[Policy | None, ...]]
     settings: BacktestSettings
     replayer: Replayer
@@ -312,7 +321,13 @@ class _BaselineScores:
         if not policies:
             return (None,) * len(own), 0
         facts = facts_under(policies, run, self.settings, replayer=self.replayer, with_curves=False)
-        scores = (standing_of(result_of(each, objective)) for each in facts)
+        results, risk = [result_of(each, objective) for each in facts], self.settings.risk
+        # The policy of the backtest says which values the metric can have.
+        found = losses_of_results(risk, self.judged, results)
+        scores = (
+            standing_of(result, is_lost=not is_unknown and regret > risk.notable, is_unknown=is_unknown)
+            for result, regret, is_unknown in zip(results, found.regrets, found.is_unknown, strict=True)
+        )
         return tuple(None if policy is None else next(scores) for policy in own), facts[0].replayed.event_count
 
 
@@ -321,82 +336,107 @@ def _merit_of(objective: Objective) -> str:
     return series if objective.mode is Mode.MIN else f"(-{series})"
 
 
-def _never(result: RunResult) -> BaselineScore:
-    return BaselineScore(
-        0.0,
-        0.0 if result.recorded.steps else None,
-        None if result.recorded.best is None else 0.0,
-        None if result.recorded.deployable is None else 0.0,
-    )
+@dataclass(frozen=True, slots=True)
+class ImaginedStops:
+    """Scores baselines that are no policies, by the stops that they would make.
 
-
-def _pruned(result: RunResult, stop: Evaluation | None, delay_steps: int) -> BaselineScore | None:
-    """Score a stop at an evaluation: what is due at its step is still made, then ``delay_steps`` updates.
-
-    None for a run without a clock.
+    Attributes:
+        risk: What a stop may lose.
+        policy: The policy of the backtest, which may say the range of the metric.
     """
-    objective = result.objective
-    if objective is None or not says_when(result):
-        return None
-    if stop is None:
-        return _never(result)
-    recorded, last_step = result.recorded, stop.step + delay_steps
-    reached = [one for one in result.evaluations if one.step <= last_step]
-    top = best(reached, objective)
-    kept = best((one for one in reached if one.step in result.saved_steps), objective)
-    return BaselineScore(
-        1.0,
-        max(0.0, 1 - last_step / recorded.steps) if recorded.steps else None,
-        _relative_loss(objective, top, recorded.best),
-        _relative_loss(objective, kept, recorded.deployable),
-    )
+
+    risk: Risk
+    policy: Policy
+
+    def never(self, result: RunResult) -> BaselineScore:
+        """Score a run that is not stopped."""
+        return BaselineScore(
+            0.0,
+            0.0 if result.recorded.steps else None,
+            None if result.recorded.best is None else 0.0,
+            None if result.recorded.deployable is None else 0.0,
+            *self._lost(result, {NO_STEP: 1.0}),
+        )
+
+    def pruned(self, result: RunResult, stop: Evaluation | None, delay_steps: int) -> BaselineScore | None:
+        """Score a stop at an evaluation: what is due at its step is still made, then ``delay_steps`` updates.
+
+        None for a run without a clock.
+        """
+        objective = result.objective
+        if objective is None or not says_when(result):
+            return None
+        if stop is None:
+            return self.never(result)
+        recorded, last_step = result.recorded, stop.step + delay_steps
+        reached = [one for one in result.evaluations if one.step <= last_step]
+        top = best(reached, objective)
+        kept = best((one for one in reached if one.step in result.saved_steps), objective)
+        return BaselineScore(
+            1.0,
+            max(0.0, 1 - last_step / recorded.steps) if recorded.steps else None,
+            _relative_loss(objective, top, recorded.best),
+            _relative_loss(objective, kept, recorded.deployable),
+            *self._lost(result, {last_step: 1.0}),
+        )
+
+    def oracle(self, result: RunResult) -> BaselineScore | None:
+        """Score a stop at the best evaluation, with a checkpoint of it. It loses nothing."""
+        recorded, objective = result.recorded, result.objective
+        if objective is None or recorded.best is None or recorded.best_step is None:
+            return None
+        regret = None if recorded.deployable is None else objective.loss_of(recorded.best, recorded.deployable)
+        share = 1 - recorded.best_step / recorded.steps if recorded.steps else None
+        return BaselineScore(1.0, share, 0.0, relative(regret, recorded.deployable), 0.0, 0.0)
+
+    def random(self, results: Sequence[RunResult]) -> tuple[BaselineScore | None, ...]:
+        """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
+
+        They are expectations, not draws: luck plays no part. The rate is that of the runs in which the policy could
+        fire; steps of each unit have a rate of their own.
+        """
+        known = [result for result in results if result.predicted is not None and not result.could_not_fire]
+        spent: Counter[str] = Counter()
+        for result in known:
+            spent[result.step_unit] += 0 if result.predicted is None else result.predicted.steps
+        stops = Counter(result.step_unit for result in known if result.stop is not None)
+        rates = {unit: min(stops[unit] / steps, 1.0) for unit, steps in spent.items() if steps}
+        return tuple(self._at_random(result, rates.get(result.step_unit, 0.0)) for result in results)
+
+    def _at_random(self, result: RunResult, rate: float) -> BaselineScore | None:
+        steps = result.recorded.steps
+        if not steps or rate == 0:
+            return self.never(result)
+        # The expected length of a run of n steps is (1 - (1 - rate)^n) / rate.
+        share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
+        recorded, saved = result.recorded, result.saved_steps
+        kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
+        # A stop costs the same until the next evaluation or checkpoint.
+        places = {one.step for one in result.evaluations} | saved
+        begins = sorted({1, steps, *(place for place in places if 0 < place < steps)})
+        chances = {
+            begin: (1 - rate) ** (begin - 1) - (1 - rate) ** (following - 1)
+            for begin, following in pairwise([*begins, steps + 1])
+        }
+        return BaselineScore(
+            1 - (1 - rate) ** steps,
+            share,
+            _regret_at_random(result.evaluations, recorded.best, result.objective, rate),
+            _regret_at_random(kept, recorded.deployable, result.objective, rate),
+            *self._lost(result, {NO_STEP: (1 - rate) ** steps, **chances}),
+        )
+
+    def _lost(self, result: RunResult, chances: Mapping[int, float]) -> tuple[float, float]:
+        """Return how probable it is that a run is lost, and that it is unknown, by the chances of stops at steps."""
+        found, weights = losses_at(self.risk, self.policy, result, [*chances]), np.array([*chances.values()])
+        is_lost = (found.regrets > self.risk.notable) & ~found.is_unknown
+        return float(weights[is_lost].sum()), float(weights[found.is_unknown].sum())
 
 
 def _relative_loss(objective: Objective, reached: Evaluation | None, reference: float | None) -> float | None:
     if reached is None or reference is None:
         return None
     return relative(objective.loss_of(reached.value, reference), reference)
-
-
-def _oracle(result: RunResult) -> BaselineScore | None:
-    """Score a stop at the best evaluation, with a checkpoint of it."""
-    recorded, objective = result.recorded, result.objective
-    if objective is None or recorded.best is None or recorded.best_step is None:
-        return None
-    regret = None if recorded.deployable is None else objective.loss_of(recorded.best, recorded.deployable)
-    share = 1 - recorded.best_step / recorded.steps if recorded.steps else None
-    return BaselineScore(1.0, share, 0.0, relative(regret, recorded.deployable))
-
-
-def _random(results: Sequence[RunResult]) -> tuple[BaselineScore | None, ...]:
-    """Return the expected scores of a random stop after each step, at the policy's rate of stops per step.
-
-    They are expectations, not draws: luck plays no part. The rate is that of the runs in which the policy could fire;
-    steps of each unit have a rate of their own.
-    """
-    known = [result for result in results if result.predicted is not None and not result.could_not_fire]
-    spent: Counter[str] = Counter()
-    for result in known:
-        spent[result.step_unit] += 0 if result.predicted is None else result.predicted.steps
-    stops = Counter(result.step_unit for result in known if result.stop is not None)
-    rates = {unit: min(stops[unit] / steps, 1.0) for unit, steps in spent.items() if steps}
-    return tuple(_at_random(result, rates.get(result.step_unit, 0.0)) for result in results)
-
-
-def _at_random(result: RunResult, rate: float) -> BaselineScore | None:
-    steps = result.recorded.steps
-    if not steps or rate == 0:
-        return _never(result)
-    # The expected length of a run of n steps is (1 - (1 - rate)^n) / rate.
-    share = 1 - (1 - (1 - rate) ** steps) / (rate * steps)
-    recorded, saved = result.recorded, result.saved_steps
-    kept = [evaluation for evaluation in result.evaluations if evaluation.step in saved]
-    return BaselineScore(
-        1 - (1 - rate) ** steps,
-        share,
-        _regret_at_random(result.evaluations, recorded.best, result.objective, rate),
-        _regret_at_random(kept, recorded.deployable, result.objective, rate),
-    )
 
 
 def _regret_at_random(

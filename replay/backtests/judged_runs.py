@@ -107,15 +107,19 @@ class BaselineScore:
         stopped: Whether it would have ended the run; a probability for the one that stops at random.
         share_saved: Share of the recorded steps.
         relative_regret, relative_deployable_regret: As for a policy; None where unknown.
+        lost, unknown: Whether it loses the run by the backtest's risk, and whether that is unknown; probabilities
+            likewise.
     """
 
     stopped: float
     share_saved: float | None
     relative_regret: float | None
     relative_deployable_regret: float | None
+    lost: float
+    unknown: float
 
 
-def standing_of(result: RunResult) -> BaselineScore | None:
+def standing_of(result: RunResult, *, is_lost: bool, is_unknown: bool) -> BaselineScore | None:
     """Return a policy's result as a score; None where it is unknown."""
     if result.predicted is None:
         return None
@@ -124,6 +128,8 @@ def standing_of(result: RunResult) -> BaselineScore | None:
         result.share_saved,
         result.relative_regret,
         result.relative_deployable_regret,
+        float(is_lost),
+        float(is_unknown),
     )
 
 

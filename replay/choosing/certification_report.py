@@ -122,8 +122,8 @@ def _lines_without_certificate(found: Certification) -> Iterator[str]:
         yield f"No variant kept {asked}, on {families(have)}."
         totals, first = found.sweep.totals, found.order.chains[0][0]
         if bare := int(totals["without_weights"][first]):
-            of = counted(int(totals["stopped"][first]), "stop", ",")
-            yield f"{bare:,} of {of} of the first variant leave no weights, which loses the run. Order a save with the stop."
+            of = f"{bare:,} of {counted(int(totals['stopped'][first]), 'stop', ',')}"
+            yield f"{of} of the first variant leave no weights, and lose the run: order a save with the stop."
         return
     yield f"{asked} takes at least {families(least)}; these runs are of {families(have)}."
     if have <= 1:

@@ -99,6 +99,17 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if 0 < abs(share) < 0.01 else f"{share:.0%}"
 
 
+def share_range(share: float, unknown: float) -> str:
+    """Format a share, as a range where a part is unknown; ``-`` for NaN.
+
+    >>> share_range(0.1, 0.0), share_range(0.1, 0.15), share_range(math.nan, 0.0)
+    ('10%', '10% to 25%', '-')
+    """
+    if math.isnan(share):
+        return "-"
+    return f"{percent(share)} to {percent(share + unknown)}" if unknown else percent(share)
+
+
 def size(byte_count: float | None) -> str:
     """Format a byte count in decimal units."""
     if byte_count is None:

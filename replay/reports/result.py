@@ -22,7 +22,7 @@ from ..runs.objective import UPDATES
 from ..runs.risk import Risk, plain
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
-from .amounts import hours, percent
+from .amounts import hours, percent, share_range
 
 
 def meanings_of(risk: Risk) -> Mapping[str, str]:
@@ -506,6 +506,17 @@ class PolicyLess:
 
 
 @dataclass(frozen=True, slots=True)
+class LostShare:
+    """The share of runs that are lost, and of those where that is unknown, each family counting as one."""
+
+    lost: float
+    unknown: float
+
+    def __str__(self) -> str:
+        return share_range(self.lost, self.unknown)
+
+
+@dataclass(frozen=True, slots=True)
 class RowScore:
     """The numbers of a row of the comparison.
 
@@ -513,12 +524,14 @@ class RowScore:
         runs: Number of runs that the row scores.
         stopped: Number of runs that it stops, or their expectation.
         stops_judged: Number of stops in runs whose regret is known: without any, the regret says nothing of the stops.
+        lost: The runs that it loses, of the same as in all rows; None if no metric judges one, or another risk did.
         share_saved, relative_regret, relative_deployable_regret: Over the same runs as in all rows.
     """
 
     runs: int
     stopped: float
     stops_judged: float
+    lost: LostShare | None
     share_saved: Typical
     relative_regret: Typical
     relative_deployable_regret: Typical

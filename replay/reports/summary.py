@@ -40,6 +40,7 @@ from .result import (
     JudgedStops,
     Ledger,
     LedgerEntry,
+    LostShare,
     Middle,
     MiddleAndP90,
     Part,
@@ -61,9 +62,11 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         backtest: The judged runs.
         choice: How the policy was chosen.
     """
+    has_losses = True
     if choice.certificate is not None:  # Its own promise judges its rule.
         certified = choice.certificate.risk
         settings = replace(backtest.settings, risk=certified_risk(certified), confidence=certified.confidence)
+        has_losses = settings.risk == backtest.settings.risk
         backtest = replace(backtest, settings=settings)
     runs = scored_runs(backtest)
     totals, ledger = _totals(backtest, runs), _ledger(runs, backtest.cost_per_hour)
@@ -72,7 +75,7 @@ def summarize(backtest: Backtest, choice: HowChosen = UNTOLD) -> BacktestResult:
         totals=totals,
         ledger=ledger,
         largest_apart=tuple(_largest_apart(totals, ledger, runs)),
-        comparison=tuple(_comparison(backtest)),
+        comparison=tuple(_comparison(backtest, runs, has_losses=has_losses)),
         ranked=tuple(_ranked(runs, ledger)),
         few_evaluations=tuple(one for one in backtest.results if 0 < len(one.evaluations) < FEWEST_EVALUATIONS),
         without_regret=tuple(_without_regret(backtest.results)),
@@ -515,13 +518,18 @@ _STOPPED: Final = "stopped"
 _Column = Mapping[str, Sequence[float | None]]
 
 
-def _comparison(backtest: Backtest) -> Iterator[ComparisonRow]:
+def _comparison(backtest: Backtest, runs: Sequence[ScoredRun], *, has_losses: bool) -> Iterator[ComparisonRow]:
     """Yield a row for the policy, and one per baseline with the run-by-run difference from the policy.
 
     All rows are over the same runs in which the policy could fire: those that each row scores, and in each column those
     for which each row knows the number. A baseline that scores fewer than half of them has no numbers, and one whose
     regret is known in fewer than half has no regret: its few runs would be those of every row. Differences are the
     policy's value less the baseline's.
+
+    Args:
+        backtest: The backtest.
+        runs: Its runs with what their stops cost.
+        has_losses: Whether the baselines were judged by the same risk.
     """
     results = backtest.results
     able = sum(not result.could_not_fire for result in results)
@@ -531,7 +539,9 @@ def _comparison(backtest: Backtest) -> Iterator[ComparisonRow]:
         for one in backtest.baselines
         if one.standings and 2 * scored[one.baseline.name] >= able
     }
-    scores[POLICY] = [standing_of(result) for result in results]
+    scores[POLICY] = [
+        standing_of(run.result, is_lost=run.fate is Fate.LOST, is_unknown=run.fate is Fate.UNKNOWN) for run in runs
+    ]
     fields: dict[str, Callable[[BaselineScore], float | None]] = {_STOPPED: lambda one: one.stopped, **_COMPARED}
     table = {
         field: _common({row: _values(own, results, field, value_of) for row, own in scores.items()})
@@ -539,7 +549,10 @@ def _comparison(backtest: Backtest) -> Iterator[ComparisonRow]:
     }
     families = [result.family for result in results]
     title, digest = backtest.policy.name or "this policy", backtest.policy.digest
-    yield ComparisonRow(POLICY, title, digest, _row_score(POLICY, table, results, families))
+    shares = {
+        name: _lost_shares(own, table[_STOPPED][name], results) if has_losses else None for name, own in scores.items()
+    }
+    yield ComparisonRow(POLICY, title, digest, _row_score(POLICY, table, results, families, shares[POLICY]))
     for outcome in backtest.baselines:
         name, where = outcome.baseline.name, _scored_on(outcome, scored[outcome.baseline.name], able)
         row = ComparisonRow(name, outcome.baseline.title, outcome.digest, None, scored_on=where)
@@ -547,7 +560,8 @@ def _comparison(backtest: Backtest) -> Iterator[ComparisonRow]:
             yield replace(row, reason=outcome.reason or where or "no run was judged")
             continue
         less = [paired_interval(table[field][POLICY], table[field][name], families) for field in _COMPARED]
-        yield replace(row, score=_row_score(name, table, results, families), policy_less_this=PolicyLess(*less))
+        score = _row_score(name, table, results, families, shares[name])
+        yield replace(row, score=score, policy_less_this=PolicyLess(*less))
 
 
 def _scored_runs(outcome: BaselineOutcome, results: Sequence[RunResult]) -> int:
@@ -564,7 +578,11 @@ def _scored_on(outcome: BaselineOutcome, scored: int, able: int) -> str:
 
 
 def _row_score(
-    name: str, table: Mapping[str, _Column], results: Sequence[RunResult], families: Sequence[Family]
+    name: str,
+    table: Mapping[str, _Column],
+    results: Sequence[RunResult],
+    families: Sequence[Family],
+    lost: LostShare | None,
 ) -> RowScore:
     stops = table[_STOPPED][name]
     stopped = [value for value in stops if value is not None]
@@ -572,7 +590,22 @@ def _row_score(
     known = [(value or 0, result) for value, cost, result in costs if cost is not None]
     judged = [value for value, result in known if name != POLICY or result.evaluations_after]
     columns = [_typical(table[field][name], families) for field in _COMPARED]
-    return RowScore(len(stopped), sum(sorted(stopped)), sum(sorted(judged)), *columns)
+    return RowScore(len(stopped), sum(sorted(stopped)), sum(sorted(judged)), lost, *columns)
+
+
+def _lost_shares(
+    scores: Sequence[BaselineScore | None], shown: Sequence[float | None], results: Sequence[RunResult]
+) -> LostShare | None:
+    """Return the share of lost runs and of unknown ones, averaged over families, of the runs that rows share."""
+    by_family: dict[Family, list[BaselineScore]] = {}
+    for score, is_shown, result in zip(scores, shown, results, strict=True):
+        if score is not None and is_shown is not None and result.objective is not None:
+            by_family.setdefault(result.family, []).append(score)
+    if not by_family:
+        return None
+    lost = [statistics.fmean(one.lost for one in own) for own in by_family.values()]
+    unknown = [statistics.fmean(one.unknown for one in own) for own in by_family.values()]
+    return LostShare(statistics.fmean(lost), statistics.fmean(unknown))
 
 
 def _common(rows: _Column) -> _Column:

@@ -23,7 +23,7 @@ from ..runs.risk import percent_words
 from ..runs.run_result import SECONDS_PER_HOUR
 from ..runs.same_training import repeated_sentence
 from ..sweeps.totals import Sweep, lost_counts
-from .amounts import percent, regret_text
+from .amounts import regret_text, share_range
 from .basis import (
     families_text,
     family_notice,
@@ -211,7 +211,7 @@ def _cells(row: JsonObject) -> tuple[str, ...]:
         _number(row["share_saved"], ".0%"),
         _number(row["seconds_saved"] / SECONDS_PER_HOUR, ",.2f"),
         _number(row["checkpoints"], ",.0f"),
-        _lost(row["share_lost"], row["share_unknown"]),
+        share_range(row["share_lost"], row["share_unknown"]),
         regret_text(row["mean_regret"]),
         regret_text(row["mean_deployable_regret"]),
     )
@@ -222,18 +222,11 @@ def _judged_cells(row: JsonObject, point: FrontPoint) -> tuple[str, ...]:
         f"{row['stopped']} of {row['could_fire']}",
         _number(point.saved_share, ".1%"),
         _number(point.out_of_sample_saved_share, ".1%"),
-        _lost(row["share_lost"], row["share_unknown"]),
+        share_range(row["share_lost"], row["share_unknown"]),
         regret_text(point.regret),
         regret_text(point.out_of_sample_regret),
         _number(point.optimism_regret, "+.2%"),
     )
-
-
-def _lost(lost: float, unknown: float) -> str:
-    """Format the share of lost runs: as a range where some are unknown."""
-    if math.isnan(lost):
-        return "-"
-    return f"{percent(lost)} to {percent(lost + unknown)}" if unknown else percent(lost)
 
 
 def _number(value: float, form: str) -> str:
@@ -351,7 +344,7 @@ def _rows(sweep: Sweep, judged: Optimism | None) -> Iterator[list[str]]:
             *(str(sweep.variants[index].settings[name]) for name in sweep.axes),
             f"{totals['stopped'][index]:,.0f} of {totals['could_fire'][index]:,.0f}",
             _percent(mark.x, ".1f"),
-            _lost(float(totals["share_lost"][index]), float(totals["share_unknown"][index])),
+            share_range(float(totals["share_lost"][index]), float(totals["share_unknown"][index])),
             regret_text(mark.y / 100),
             *out,
             f"{winners[index]} of {len(sweep.winners)}" if sweep.winners else "-",

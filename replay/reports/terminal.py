@@ -38,7 +38,7 @@ TABLE_LEGEND: Final = (
 )
 
 #: Headings of the table that ``comparison_rows`` fills.
-COMPARISON_HEADINGS: Final = ("", "stops", "cut off", "regret", "median", "deploy", "Δ cut off", "Δ regret")
+COMPARISON_HEADINGS: Final = ("", "stops", "cut off", "lost", "regret", "median", "deploy", "Δ cut off", "Δ regret")
 
 #: Maximum length of a run's name.
 _LONGEST_NAME: Final = 20
@@ -224,6 +224,7 @@ def _comparison_cells(row: ComparisonRow, score: RowScore) -> tuple[str, ...]:
         row.title,
         f"{score.stopped:.3g}",
         _percent(score.share_saved.mean),
+        "-" if score.lost is None else str(score.lost),
         *(regret_text(value) if score.is_cost_known else "-" for value in (regret.mean, regret.median)),
         regret_text(score.relative_deployable_regret.mean),
         *(("", "") if less is None else (_difference(less.share_saved), _difference(less.relative_regret))),

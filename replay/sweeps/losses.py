@@ -14,9 +14,9 @@ import numpy as np
 
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.policy import Policy
-from ...rules.readings.vectors import Floats, Truths
+from ...rules.readings.vectors import Floats, Ints, Truths
 from ..runs.metric_names import Mode
-from ..runs.objective import NEAR_ZERO, Objective
+from ..runs.objective import FEWEST_EVALUATIONS, NEAR_ZERO, Evaluation, Objective
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult
 from .outcomes import NO_STEP, Losses, Outcomes, SweptRun, outcomes_of_results
@@ -113,9 +113,13 @@ def losses_on(risk: Risk, policy: Policy, run: SweptRun, outcomes: Outcomes) -> 
 
 def losses_of_results(risk: Risk, policy: Policy, results: Sequence[RunResult]) -> Losses:
     """Return what a policy loses on each run of a backtest."""
+    return losses_of(risk, outcomes_of_results(results), _facts_of(policy, results))
+
+
+def _facts_of(policy: Policy, results: Sequence[RunResult]) -> JudgedRuns:
     utmost = {result.objective: _utmost(policy, result.objective) for result in results}
     bests = (result.recorded.best for result in results)
-    facts = JudgedRuns(
+    return JudgedRuns(
         best=np.array([math.nan if best is None else best for best in bests]),
         is_min=np.array([one.objective is None or one.objective.mode is Mode.MIN for one in results], np.bool_),
         utmost=np.array([utmost[result.objective] for result in results]),
@@ -123,7 +127,47 @@ def losses_of_results(risk: Risk, policy: Policy, results: Sequence[RunResult]) 
         has_deployable=np.array([result.recorded.deployable is not None for result in results], np.bool_),
         ended_by_rules=np.array([result.ended_by_rules for result in results], np.bool_),
     )
-    return losses_of(risk, outcomes_of_results(results), facts)
+
+
+def losses_at(risk: Risk, policy: Policy, result: RunResult, stops: Sequence[int]) -> Losses:
+    """Return what a run of a backtest loses by a stop at the end of each of some steps; ``NO_STEP`` for no stop."""
+    at, objective, recorded = np.array(stops, np.int64), result.objective, result.recorded
+    is_min = objective is None or objective.mode is Mode.MIN
+    kept = [one for one in result.evaluations if one.step in result.saved_steps]
+    regret = _regrets_at(at, result.evaluations, recorded.best, is_min)
+    deployable = _regrets_at(at, kept, recorded.deployable, is_min)
+    count, unknown = len(at), np.full(len(at), math.nan)
+    last = result.evaluations[-1].step if result.evaluations else NO_STEP
+    outcomes = Outcomes(
+        at,
+        (at != NO_STEP).astype(np.int64),
+        np.maximum(recorded.steps - at, 0).astype(np.float64),
+        unknown,
+        np.searchsorted(sorted(result.saved_steps), at, side="right").astype(np.float64),
+        unknown,
+        regret,
+        _relative(regret, recorded.best),
+        deployable,
+        _relative(deployable, recorded.deployable),
+        np.full(count, bool(result.right_censored)),
+        np.full(count, len(result.evaluations) < FEWEST_EVALUATIONS),
+        at < last,
+        np.ones(count, np.bool_),
+    )
+    return losses_of(risk, outcomes, _facts_of(policy, [result]))
+
+
+def _regrets_at(stops: Ints, evaluations: Sequence[Evaluation], reference: float | None, is_min: bool) -> Floats:
+    """Return how much worse the best value up to each stop is than the reference; NaN where there is none."""
+    sign, known = 1.0 if is_min else -1.0, math.nan if reference is None else reference
+    best: Floats = np.fmin.accumulate([math.nan, *(sign * one.value for one in evaluations)])
+    return best[np.searchsorted([one.step for one in evaluations], stops, side="right")] - sign * known
+
+
+def _relative(regrets: Floats, reference: float | None) -> Floats:
+    """Divide regrets by the magnitude of their reference, as ``relative`` does for one."""
+    scale = 0.0 if reference is None else abs(reference)
+    return np.where(regrets == 0, 0.0, regrets / scale if scale >= NEAR_ZERO else math.nan)
 
 
 def savings(outcomes: Outcomes, steps: int) -> Floats:
