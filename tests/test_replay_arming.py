@@ -166,7 +166,7 @@ def test_runs_of_one_family_count_as_one_case(policy: Policy, record: Callable[.
 
     assert (found.arm, found.families, found.more) == (Arm.NOT_ENOUGH, 1, 22)
     assert "It stopped 1 family: too few to say what a stop costs." in found.because
-    assert "it takes about 23 families without a loss; these are 1 (by group)." in found.because
+    assert "it takes about 23 families without a loss; these are 1 family (by group)." in found.because
 
 
 def test_a_stop_of_unknown_cost_counts_as_a_loss_against_arming(
@@ -359,7 +359,7 @@ def test_families_are_told_by_configuration_before_a_project_and_other_choices_a
 
     assert (found.arm, found.families) == (Arm.NOT_ENOUGH, 10)
     assert found.grounds[0] == (
-        "Families are told by configuration: 10. By other keys there would be: group 1, run 30, lr 30 (--family KEY)."
+        "These runs are 10 families (by configuration). By other keys there would be: group 1, run 30, lr 30 (--family KEY)."
     )
     assert (chosen.arm, chosen.families) == (Arm.YES, 30)
     assert "as you chose; whether these are independent of each other, no log says" in chosen.grounds[0]

@@ -186,11 +186,11 @@ def test_intervals_draw_families_and_the_report_names_key_and_number(policy: Pol
     said = " ".join(summary_lines(summarize(report)))
     assert (found["runs"], found["families"], single["families"]) == (21, 10, 21)
     assert found["high"] - found["low"] > single["high"] - single["low"]
-    assert "Intervals draw 10 families (group)." in said
+    assert "Intervals draw 10 families (by group)." in said
     assert "12 of 21 runs are one family (group 'one')" in said
-    assert "Intervals draw 21 families (run)." in " ".join(summary_lines(summarize(alone)))
+    assert "Intervals draw 21 families (by run)." in " ".join(summary_lines(summarize(alone)))
     assert report_json(summarize(report))["runs"][0]["family"] == {"key": "group", "value": "one"}
-    assert "Intervals draw 10 families (group)." in report_page(summarize(report))
+    assert "Intervals draw 10 families (by group)." in report_page(summarize(report))
 
 
 def test_fewer_than_eight_families_have_no_interval_however_many_runs(policy: Policy, unequal: list[Run]) -> None:
@@ -198,7 +198,7 @@ def test_fewer_than_eight_families_have_no_interval_however_many_runs(policy: Po
     report = backtest(policy, unequal[:12])
 
     assert report_json(summarize(report))["aggregate"]["share_saved"]["low"] is None
-    assert "These runs are 1 family (group); fewer than 8 have no interval." in summary_lines(summarize(report))
+    assert "These runs are 1 family (by group); fewer than 8 have no interval." in summary_lines(summarize(report))
 
 
 def test_a_key_of_families_that_no_run_has_is_refused(policy: Policy, record: Callable[..., Run]) -> None:
@@ -434,14 +434,11 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
 
     assert verdict(summarize(report)) == [
         "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
-        "on would not have given a model more than 1% better (regret 0). "
-        "This saves 3 of 23 steps (13%).",
-        "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear). "
-        "Its compute up to the stop is lost: 2 steps (9%).",
-        "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations). "
-        "These cut off at least 4 steps (17%).",
+        "on would not have given a model more than 1% better (regret 0).",
+        "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear).",
+        "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations).",
         "1 of them comes at the run's last step, which saves nothing.",
-        "By group these runs are 5 families: count each as one case, as its runs are not independent. "
+        "These runs are 5 families (by group): count each as one case, as its runs are not independent. "
         "For others: --family KEY.",
     ]
     assert sum(kind["share_saved"] for kind in stops.values()) == pytest.approx(total["share_saved"]["mean"])

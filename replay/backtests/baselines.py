@@ -399,7 +399,7 @@ class ImaginedStops:
         spent: Counter[str] = Counter()
         for result in known:
             spent[result.step_unit] += 0 if result.predicted is None else result.predicted.steps
-        stops = Counter(result.step_unit for result in known if result.stop is not None)
+        stops = Counter(result.step_unit for result in known if result.is_stopped)
         rates = {unit: min(stops[unit] / steps, 1.0) for unit, steps in spent.items() if steps}
         return tuple(self._at_random(result, rates.get(result.step_unit, 0.0)) for result in results)
 

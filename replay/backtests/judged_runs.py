@@ -124,7 +124,7 @@ def standing_of(result: RunResult, *, is_lost: bool, is_unknown: bool) -> Baseli
     if result.predicted is None:
         return None
     return BaselineScore(
-        float(result.stop is not None),
+        float(result.is_stopped),
         result.share_saved,
         result.relative_regret,
         result.relative_deployable_regret,

@@ -31,7 +31,7 @@ from ..runs.mute_rules import LackedMetric, rename_flags
 from ..runs.risk import Risk, percent_words
 from ..runs.run_families import Family
 from ..runs.run_result import RunResult
-from .basis import choices_sentence, family_heading
+from .basis import change_words, choices_sentence, families_text
 from .result import Arm, Arming, FamilyCounts, Fate, HowChosen, Ledger, ScoredRun
 
 #: The fewest stopped families that say anything of what stops cost.
@@ -45,9 +45,6 @@ _NAMED: Final = 3
 
 #: What regret is, for readers who see the word first in a promise.
 _REGRET: Final = " (how far the model at the stop is from the run's best)"
-
-#: The effects that no record shows the consequences of, in words.
-_CHANGES: Final = {Effect.STEER: "changes the learning rate", Effect.ACT: "skips updates or goes back"}
 
 
 def rule_of(risk: Risk, confidence: float) -> str:
@@ -88,14 +85,13 @@ class _Case:
         self._risk, self._error = backtest.settings.risk, 1 - backtest.settings.confidence
         self._results = [run.result for run in runs]
         self._able = [run for run in runs if not run.result.could_not_fire]
-        self._stopped = [run for run in self._able if run.result.stop is not None]
+        self._stopped = [run for run in self._able if run.result.is_stopped]
         by_family: dict[Family, list[ScoredRun]] = {}
         for run in self._able:
             if run.result.objective is not None:
                 by_family.setdefault(run.result.family, []).append(run)
         self._families = {family: by_family[family] for family in digest_order(by_family)}
         self._are_runs = all(len(own) == 1 for own in self._families.values())
-        self._key = family_heading(FamilyCounts.of(list(self._families)))
 
     def answer(self) -> Arming:
         """Return the answer: what cannot be judged first, then refusals, then what is lacking."""
@@ -116,7 +112,8 @@ class _Case:
         if arm is Arm.NOT_ENOUGH and families and (needed := self._needed) is not None:
             more = max(needed - len(families), 0) or None
         grounds = () if certificate is None or arm is not Arm.YES else tuple(grounds_of(certificate))
-        if choices := choices_sentence(self._backtest):
+        is_counted = arm in (Arm.YES, Arm.NO, Arm.NOT_ENOUGH)
+        if is_counted and (choices := choices_sentence(self._backtest)):
             grounds = (choices, *grounds)
         return Arming(
             arm,
@@ -166,6 +163,8 @@ class _Case:
     def _without_stop(self) -> tuple[Arm, str] | None:
         """Return the answer if the policy neither stops a run nor changes one."""
         fired, runs = any(result.fired for result in self._results), _these(len(self._results))
+        if not any(run.result.stop for run in self._able) and (found := self._changes()):
+            return Arm.CANNOT_JUDGE, found
         if self._stopped or any(run.fate is not Fate.KEPT for run in self._able):
             return None
         if not fired:
@@ -176,17 +175,10 @@ class _Case:
 
     def _without_record(self) -> tuple[Arm, str] | None:
         """Return that nothing can be judged where no past run shows what the decisions cost, and what to do then."""
-        changed = [run for run in self._able if run.result.predicted is None]
         if float(self._doubts.means[0]) - float(self._losses.means[0]) <= self._risk.limit and self._families:
             return None
-        of = f"{_count(len(changed))} of {_these(len(self._able))}" if len(self._able) > 1 else "this run"
-        if changed:
-            effects = {self._policy.effects(name) for one in self._policy.controllers for name in one.operations}
-            what = next((words for effect, words in _CHANGES.items() if effect in effects), "changes the training")
-            return Arm.CANNOT_JUDGE, (
-                f"It {what} in {of}, and no record shows what follows: no number of past runs can tell. Train some "
-                "runs with it and some without it, a few of each with other seeds, then: steptape compare."
-            )
+        if changes := self._changes():
+            return Arm.CANNOT_JUDGE, changes
         if not self._families:
             return Arm.CANNOT_JUDGE, (
                 "No metric judges the runs, so the cost of a stop is unknown. Name one by --objective, or log an "
@@ -202,6 +194,18 @@ class _Case:
             f"What {_count(len(unknown))} of its {counted(len(self._stopped), 'stop', ',')} cost is unknown: "
             f"{_why_unknown(unknown)}. More runs of this kind would not tell. Log runs to their end, with evaluations "
             "after the place where it stops."
+        )
+
+    def _changes(self) -> str:
+        """Return in which runs it changes the training, and how to find out what that does; empty if in none."""
+        changed = sum(run.result.is_changed for run in self._able)
+        if not changed:
+            return ""
+        of = f"{changed:,} of {_these(len(self._able))}" if len(self._able) > 1 else "this run"
+        return (
+            f"It {change_words(self._policy)} in {of}, and no record shows what follows: no number of past runs can "
+            "tell. Train a few runs without it and a few with it, with the same seeds, then: steptape compare "
+            "WITHOUT WITH."
         )
 
     def _refusal(self) -> str:
@@ -271,7 +275,7 @@ class _Case:
 
     def _stops_sentence(self) -> str:
         """Return how many runs it stopped, how many of them lost by it, and whether the best models are among them."""
-        lost, unknown = self._ledger.runs(Fate.LOST), self._ledger.runs(Fate.UNKNOWN)
+        lost, unknown = self._ledger.runs(Fate.LOST), sum(run.loss is None for run in self._stopped)
         stopped, able = len(self._stopped), len(self._able)
         families = len({run.result.family for run in self._stopped})
         of = "" if self._are_runs else f", in {_families(families, are_runs=False)}"
@@ -281,8 +285,9 @@ class _Case:
         bare, better = sum(run.result.leaves_no_weights for run in self._stopped), self._risk.better_words
         late = f"training on would have given a model {better}" if lost > bare else ""
         parts = [(lost - bare, late), (bare, "no weights would be left" if bare else "")]
-        found = [f"in {_which(count, stopped)} of them {what}" for count, what in parts if what]
-        told = " and ".join(found) or f"in none of them would training on have given a model {better}"
+        them = "them" if self._are_runs else "these runs"
+        found = [f"in {_which(count, stopped)} of {them} {what}" for count, what in parts if what]
+        told = " and ".join(found) or f"in none of {them} would training on have given a model {better}"
         said = f"{said}. {told[0].upper()}{told[1:]}"
         doubt = f", and what {unknown:,} cost is unknown" if unknown else ""
         return f"{said}{doubt}.{self._best_lost()}"
@@ -351,7 +356,7 @@ class _Case:
         count = len(self._families)
         if self._are_runs:
             return f"{count:,}"
-        return f"{count:,} (by {self._key})"
+        return families_text(FamilyCounts.of(list(self._families)))
 
 
 def _best_of(runs: Sequence[ScoredRun]) -> ScoredRun:
@@ -373,7 +378,9 @@ def _families(count: int, are_runs: bool) -> str:
 def _why_unknown(runs: Sequence[ScoredRun]) -> str:
     """Return why nobody knows what stops cost, the commonest reason first."""
     reasons = Counter(
-        "the run is unfinished or was ended early"
+        "the log does not show the run under the policy"
+        if run.result.predicted is None
+        else "the run is unfinished or was ended early"
         if run.result.right_censored
         else "no metric judges the run"
         if run.result.objective is None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from ...rules.policy_file.policy import Policy
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ..backtests.judged_runs import Backtest
@@ -14,6 +15,7 @@ from ..intervals import FEWEST_FAMILIES
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
+from ..runs.run_result import DIVERTING
 from ..runs.same_training import repeated_sentence
 from .amounts import percent, regret_text, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Fate, Part
@@ -43,6 +45,25 @@ FAMILY_LEGEND: Final = (
 _MOST_FAMILIES: Final = FEWEST_FAMILIES
 
 
+#: What operations that change the training do, in words, by the beginnings of their names.
+_CHANGES: Final = MappingProxyType(
+    {
+        "lr.": "changes the learning rate",
+        "batch.skip": "skips updates",
+        "rollback.": "goes back to a checkpoint",
+        "epochs.": "changes the number of epochs",
+    }
+)
+
+
+def change_words(policy: Policy) -> str:
+    """Return what a policy does to the training but to stop it, in the third person; empty if nothing."""
+    names = [name for one in policy.controllers if not one.is_shadow for name in one.operations]
+    changing = [name for name in names if policy.effects(name) in DIVERTING]
+    found = (next((does for begin, does in _CHANGES.items() if name.startswith(begin)), "") for name in changing)
+    return " and ".join(dict.fromkeys(does or "changes the training" for does in found))
+
+
 def choices_sentence(backtest: Backtest) -> str:
     """Return how the families were formed, and how many there would be by other keys; empty where all are one run.
 
@@ -65,7 +86,7 @@ def keys_sentence(of_runs: Sequence[Family], choices: Mapping[str, int], asked: 
     others = {key: count for key, count in choices.items() if key not in families.keys and count != families.count}
     if len(of_runs) < 2 or (not others and asked is None):
         return ""
-    now = f"Families are told by {' and '.join(families.keys)}: {families.count:,}"
+    now = f"These runs are {families_text(families)}"
     if asked is not None:
         now += ", as you chose; whether these are independent of each other, no log says"
     named = [f"{key} {count:,}" for key, count in list(others.items())[:_LISTED]]
@@ -92,10 +113,10 @@ def family_sentence(families: FamilyCounts) -> str:
 
 
 def families_text(families: FamilyCounts) -> str:
-    """Return the number of families, and the keys that tell them."""
+    """Return the number of families, and the keys that tell them: ``4 families (3 by configuration, 1 by group)``."""
     keys, count = families.keys, families.count
-    by = next(iter(keys)) if len(keys) == 1 else ", ".join(f"{number} by {key}" for key, number in keys.items())
-    return f"{count:,} {'family' if count == 1 else 'families'} ({by})"
+    by = [f"{'' if len(keys) == 1 else f'{number:,} '}by {key}" for key, number in keys.items()]
+    return f"{count:,} {'family' if count == 1 else 'families'} ({', '.join(by)})"
 
 
 def family_warning(families: FamilyCounts, runs: int) -> str:

@@ -108,7 +108,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
     """
     backtest, totals, compared, answer = result.backtest, result.totals, result.comparison, result.arming
     decisions, classes = list(_listed_decisions(backtest)), _family_classes(backtest)
-    is_shown = answer.arm is not Arm.CANNOT_JUDGE or bool(decisions)
+    is_shown = answer.arm is not Arm.CANNOT_JUDGE or bool(totals.stopped)
     return _ENVIRONMENT.get_template("report.html").render(
         backtest=backtest,
         semantics_version=SEMANTICS_VERSION,
@@ -144,7 +144,7 @@ def report_page(result: BacktestResult, written: str = "") -> str:
         labels=[(label, NOTES[Validity(label)]) for label in totals.validity],
         compared=compared,
         savings=savings_plot(_marks(result, classes)),
-        figures=_figures(result) if is_shown else [],
+        figures=_figures(result) if is_shown or decisions else [],
         is_shown=is_shown,
         guess=guess_warning([one.objective for one in backtest.results]) if is_shown else "",
         metric=None if backtest.objective is None else backtest.objective.metric,

@@ -30,10 +30,10 @@ def meanings_of(risk: Risk) -> Mapping[str, str]:
     better = risk.better_words
     return {
         "spent": "what the runs recorded",
-        "saved": f"cut off by stops after which training on gave no model {better}",
+        "saved": "cut off by stops that spoil no run",
         "lost": (
-            f"compute up to stops that spoiled their run, which must be trained again in full: training on gave a "
-            f"model {better}, or no weights were left"
+            f"spent up to stops that spoil their run: training on gave a model {better}, or no weights were left, so "
+            "it is trained again"
         ),
         "unknown": "what follows stops and changes of the training that no record judges",
     }
@@ -406,7 +406,8 @@ class ControllerCounts:
 class BacktestTotals:
     """The sums over the runs in which the policy could fire, with a known outcome; None if no run supports one.
 
-    ``runs``, ``excluded``, ``not_known`` and ``fired`` count among all runs. Numbers of steps are None, too, where the
+    ``runs``, ``excluded``, ``not_known``, ``changed`` and ``fired`` count among all runs. ``changed_from`` is the
+    median share of a run's steps up to the first change of its training. Numbers of steps are None, too, where the
     runs count in several units: ``steps_by_unit`` has those of each.
     """
 
@@ -416,6 +417,8 @@ class BacktestTotals:
     families: FamilyCounts
     could_fire: int
     not_known: int
+    changed: int
+    changed_from: float | None
     right_censored: int
     fired: int
     stopped: int

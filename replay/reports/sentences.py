@@ -12,15 +12,18 @@ from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
+from ..runs.judging import CENSORED
 from ..runs.mute_rules import PLANS_BY_LENGTH
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
 from ..runs.risk import Risk, plain
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
 from ..runs.same_training import repeated_sentence
-from .amounts import hours, percent, regret_text, size
+from .amounts import percent, regret_text, size
 from .basis import (
     all_of,
+    change_words,
+    families_text,
     family_sentence,
     family_warning,
     objective_sentences,
@@ -28,6 +31,7 @@ from .basis import (
 )
 from .result import (
     AbsoluteSpread,
+    Arm,
     BacktestResult,
     BacktestTotals,
     ComparisonRow,
@@ -103,9 +107,11 @@ def verdict(result: BacktestResult) -> list[str]:
     if not totals.runs:
         return ["No run could be judged."]
     warning, added = [text] if (text := _dependence(totals)) else [], _price(result.backtest, totals)
+    if totals.changed and not totals.stopped:
+        return [*([f"{could_fire(totals)}."] if _is_limited(totals) else []), *_unknown(result)]
     if result.largest_apart:
-        return [f"{could_fire(totals)}.", *warning, *_apart(result), *added, *_unknown(totals)]
-    return [*_together(totals, result.ledger, result.backtest.settings.risk), *added, *warning, *_unknown(totals)]
+        return [f"{could_fire(totals)}.", *warning, *_apart(result), *added, *_unknown(result)]
+    return [*_together(totals, result.backtest.settings.risk), *added, *warning, *_unknown(result)]
 
 
 def _dependence(totals: BacktestTotals) -> str:
@@ -115,12 +121,12 @@ def _dependence(totals: BacktestTotals) -> str:
         return f"{warning} They are not independent: count them as one case. --family KEY tells families otherwise."
     if totals.could_fire < 2 or not totals.stopped or families.count >= FEWEST_FAMILIES:
         return ""
-    by, when = " and ".join(families.keys), "For others"
+    when = "For others"
     if SOURCE_FOLDER in families.keys:
         when = "Where a folder holds several projects, or a project several folders"
     return (
-        f"By {by} these runs are {families.count} families: count each as one case, as its runs are not "
-        f"independent. {when}: --family KEY."
+        f"These runs are {families_text(families)}: count each as one case, as its runs are not independent. {when}: "
+        "--family KEY."
     )
 
 
@@ -164,8 +170,8 @@ def _is_limited(totals: BacktestTotals) -> bool:
     return any(one.could_fire < totals.could_fire or one.series_end_early for one in totals.by_controller)
 
 
-def _together(totals: BacktestTotals, ledger: Ledger, risk: Risk) -> Iterator[str]:
-    """Yield how many runs the policy stops, what the stops save and what they cost, over all runs."""
+def _together(totals: BacktestTotals, risk: Risk) -> Iterator[str]:
+    """Yield how many runs the policy stops, and what the stops cost, over all runs. The bars say what they save."""
     is_part = totals.could_fire < totals.runs
     if not totals.could_fire:
         yield f"{could_fire(totals)}."
@@ -177,7 +183,7 @@ def _together(totals: BacktestTotals, ledger: Ledger, risk: Risk) -> Iterator[st
     else:
         the = "the " if stopped == "each" else ""
         said = f"The policy would have stopped {stopped} of {the}{counted(totals.runs, 'run', ',')}"
-    first, *others = [f"{said}{_by_controller(totals)}.", *_stop_sentences(totals, ledger, risk)]
+    first, *others = [f"{said}{_by_controller(totals)}.", *_stop_sentences(totals, None, risk)]
     yield f"{first} {others[0]}" if others else first
     yield from others[1:]
 
@@ -207,12 +213,12 @@ def _more(controllers: Sequence[ControllerCounts]) -> list[str]:
     return [counted(more, "other")] if more > 0 else []
 
 
-def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger, risk: Risk) -> Iterator[str]:
-    """Yield what the stops save and what that costs, those first that are known to cost little.
+def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger | None, risk: Risk) -> Iterator[str]:
+    """Yield what the stops cost, and what they save, those first that are known to cost little.
 
     Args:
         part: The aggregate of a backtest or of some of its runs.
-        ledger: The ledger of these runs.
+        ledger: The ledger of these runs; None where bars show it.
         risk: What a stop may lose.
     """
     is_first = True
@@ -222,7 +228,7 @@ def _stop_sentences(part: BacktestTotals | Part, ledger: Ledger, risk: Risk) -> 
         if bare:
             said.append(f"In {_of(bare, part)} no checkpoint had been written by the stop, so no weights are left")
         if said:
-            yield f"{'. '.join(said)}.{_amount(fate, found, ledger, is_first)}"
+            yield f"{'. '.join(said)}.{'' if ledger is None else _amount(fate, found, ledger, is_first)}"
             is_first = False
 
 
@@ -286,12 +292,18 @@ def _price(backtest: Backtest, totals: BacktestTotals) -> Iterator[str]:
         yield f"{who} would have written {counted(added, 'checkpoint', ',')}{than}."
 
 
-def _unknown(totals: BacktestTotals) -> Iterator[str]:
-    if totals.not_known:
+def _unknown(result: BacktestResult) -> Iterator[str]:
+    totals = result.totals
+    if totals.changed:
+        share = totals.changed_from
+        median = " (median)" if totals.changed > 1 else ""
+        when = "" if share is None else f", first after {percent(share)} of the run{median}"
         yield (
-            f"The outcome of {counted(totals.not_known, 'run', ',')} is unknown: the record does not show the "
-            "training under the policy."
+            f"It {change_words(result.backtest.policy)} in {totals.changed:,} of {counted(totals.runs, 'run', ',')}"
+            f"{when}. The logs show these trainings without that, so nothing is known of what comes after."
         )
+    if others := totals.not_known - totals.changed:
+        yield f"The outcome of {counted(others, 'run', ',')} is unknown: no log shows the run under the policy."
     if totals.excluded:
         yield f"{counted(totals.excluded, 'run', ',')} could not be judged."
 
@@ -299,20 +311,21 @@ def _unknown(totals: BacktestTotals) -> Iterator[str]:
 def sum_sentences(result: BacktestResult) -> list[str]:
     """Return the sums of a backtest in sentences."""
     backtest, totals = result.backtest, result.totals
-    lines = [f"Rules fired in {counted(totals.fired, 'run', ',')}."]
+    is_said = totals.fired in (totals.stopped, totals.changed)
+    lines = [] if is_said else [f"Rules fired in {counted(totals.fired, 'run', ',')}."]
     lines += renamed_sentences(backtest)
     lines += [PLANS_BY_LENGTH] if backtest.settings.plans_by_length else []
-    if any(one.steps for one in totals.steps_by_unit):
+    if totals.stopped or (totals.evaluations_saved or 0) < 0:
         lines.append(_cut_line(totals))
-    if totals.checkpoints or totals.checkpoints_saved:
+    if totals.checkpoints_saved:
         lines.append(_checkpoints_line(totals, backtest))
-    lines += _cost_lines(totals, backtest)
+    lines += _cost_lines(totals, backtest) if totals.stopped else []
     lines += _comparison_lines(result)
-    lines += _regret_lines(result)
+    lines += [] if result.arming.arm is Arm.CANNOT_JUDGE and not totals.stopped else _regret_lines(result)
     lines += [] if result.detection is None else _detection_lines(result.detection)
     lines += [] if result.human is None else [_human_line(result.human)]
     lines += _coverage_lines(backtest.coverage)
-    if totals.validity:
+    if totals.validity and totals.validity.keys() != {Validity.CENSORED}:
         labels = "; ".join(f"{count} {label} ({NOTES[Validity(label)]})" for label, count in totals.validity.items())
         lines.append(f"Decisions: {labels}.")
     return [*lines, *thinning_lines(backtest)]
@@ -323,6 +336,10 @@ def _notes_on_runs(result: BacktestResult) -> Iterator[str]:
     backtest = result.backtest
     thinned = {one.run_id: thinning_note(one.log_interval_steps) for one in backtest.results}
     notes = [(one.run_id, note) for one in backtest.results for note in one.notes if note != thinned[one.run_id]]
+    if result.totals.changed == result.totals.runs > _NAMED:  # The verdict says it of all of them.
+        notes = [(run_id, note) for run_id, note in notes if not note.startswith(CENSORED)]
+        yield from _note_lines(notes, {one.run_id: one.name for one in backtest.results} | result.places)
+        return
     unable = [(run.run_id, run.reason) for run in result.unable]
     noted = {run_id for run_id, _ in (*notes, *unable)} | {run.run_id for run in result.few_evaluations}
     notes += [
@@ -356,16 +373,12 @@ def _cut_line(totals: BacktestTotals) -> str:
         + (f" in {counted(one.runs, 'run', ',')}" if len(by_unit) > 1 else "")
         for one in by_unit
     )
-    of_the_time = ""
-    if totals.elapsed_s is not None and totals.seconds_saved is not None:
-        clocked = f" in the {counted(totals.timed_runs, 'run', ',')} with a clock"
-        where = clocked if totals.timed_runs < totals.could_fire else ""
-        of_the_time = f", {hours(totals.seconds_saved)} of {hours(totals.elapsed_s)}{where}"
     evaluations, fewer = totals.evaluations, totals.evaluations_saved or 0
     if fewer < 0:
         more = f"{counted(-fewer, 'evaluation', ',')} more than the {evaluations:,} recorded"
-        return f"Cut off: {saved}{of_the_time}. The policy asks for {more}."
-    return f"Cut off: {saved}{of_the_time}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}."
+        return f"Cut off: {saved}. The policy asks for {more}."
+    lost = ", those of lost runs included" if totals.stops_by_cost[Fate.LOST].stopped else ""
+    return f"Cut off: {saved}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}{lost}."
 
 
 def _checkpoints_line(totals: BacktestTotals, backtest: Backtest) -> str:

@@ -94,7 +94,7 @@ def scored_runs(backtest: Backtest) -> list[ScoredRun]:
     for result, value, is_unknown, regret in zip(
         results, losses.values.tolist(), losses.is_unknown.tolist(), losses.regrets.tolist(), strict=True
     ):
-        is_judged = result.stop is not None and result.evaluations_after > 0
+        is_judged = result.is_stopped and result.evaluations_after > 0
         of_stop = _counted_regret(result, result.relative_regret) if is_judged else None
         fate = Fate.UNKNOWN if is_unknown else _fate(result, regret, risk)
         found.append(ScoredRun(result, of_stop, fate, None if is_unknown else value))
@@ -138,9 +138,11 @@ def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
         families=FamilyCounts.of(result.family for result in able),
         could_fire=len(able),
         not_known=sum(result.predicted is None for result in results),
+        changed=sum(result.is_changed for result in results),
+        changed_from=_changed_from(results),
         right_censored=sum(bool(result.right_censored) for result in able),
         fired=sum(result.fired for result in results),
-        stopped=sum(result.stop is not None for result in results),
+        stopped=sum(result.is_stopped for result in results),
         steps=steps if by_unit else 0,
         steps_saved=steps_saved,
         steps_by_unit=by_unit,
@@ -174,6 +176,13 @@ def _totals(backtest: Backtest, runs: Sequence[ScoredRun]) -> BacktestTotals:
     )
 
 
+def _changed_from(results: Sequence[RunResult]) -> float | None:
+    """Return the median share of a run's steps up to its first change of the training; None without one."""
+    spans = [(one.certain, one.recorded.steps) for one in results if one.is_changed]
+    shares = [known.steps / steps for known, steps in spans if known is not None and steps]
+    return statistics.median(shares) if shares else None
+
+
 def _largest_apart(totals: BacktestTotals, ledger: Ledger, runs: Sequence[ScoredRun]) -> Iterator[tuple[Part, Ledger]]:
     """Yield the largest family and the other runs, if that has more than half of the runs, but not all."""
     largest, able = totals.families.largest, totals.could_fire
@@ -193,7 +202,7 @@ def _part(own: Sequence[ScoredRun]) -> Part:
     shares = [result.share_saved for result in judged if result.share_saved is not None]
     return Part(
         runs=len(results),
-        stopped=sum(result.stop is not None for result in results),
+        stopped=sum(result.is_stopped for result in results),
         right_censored=sum(bool(result.right_censored) for result in results),
         steps_by_unit=_steps_by_unit(judged),
         share_saved=_middle_of(shares),
@@ -217,7 +226,7 @@ def _by_family(able: Sequence[ScoredRun]) -> tuple[tuple[Family, Part], ...]:
 
 def _by_controller(backtest: Backtest, able: Sequence[RunResult]) -> tuple[ControllerCounts, ...]:
     """Return in how many runs each controller that decides could fire, and how many it stops."""
-    stops = Counter(result.stop.outcome.controller for result in able if result.stop is not None)
+    stops = Counter(one.stop.outcome.controller for one in able if one.stop is not None and one.is_stopped)
     found = []
     for index in deciding_controllers(backtest.policy):
         own, name = [one for one in able if one.unable[index] is None], backtest.policy.controllers[index].name
@@ -240,7 +249,7 @@ def _steps_by_unit(results: Sequence[RunResult]) -> tuple[UnitSteps, ...]:
 
 
 def _shares_of_stopped(results: Sequence[RunResult]) -> list[float]:
-    shares = [result.share_saved for result in results if result.stop is not None]
+    shares = [result.share_saved for result in results if result.is_stopped]
     return [share for share in shares if share is not None]
 
 
@@ -250,7 +259,7 @@ def _stops_by_cost(able: Sequence[ScoredRun]) -> Mapping[Fate, Stops]:
     ``share_saved`` of the kinds add up to the mean share over all these runs, stopped or not.
     """
     known = sum(run.result.share_saved is not None for run in able)
-    stopped = [run for run in able if run.result.stop is not None]
+    stopped = [run for run in able if run.result.is_stopped]
     fates = (Fate.SAVED, Fate.LOST, Fate.UNKNOWN, Fate.KEPT)
     return {fate: _stops([run for run in stopped if run.fate is fate], known) for fate in fates}
 
@@ -386,7 +395,7 @@ def _median_steps_to_stop(results: Iterable[RunResult]) -> int | None:
     A run that the policy does not stop shows only that it was not stopped until its end. None if the estimate never
     reaches half.
     """
-    spans = [(r.predicted.steps, r.stop is not None) for r in results if r.predicted is not None]
+    spans = [(r.predicted.steps, r.is_stopped) for r in results if r.predicted is not None]
     stopped = Counter(steps for steps, is_stopped in spans if is_stopped)
     ended = Counter(steps for steps, _ in spans)
     at_risk, surviving = len(spans), 1.0

@@ -14,7 +14,7 @@ from ..runs.mute_rules import mute_sentences, rename_hints
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult
 from .amounts import regret_text
-from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, guess_warning
+from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, objective_sentences
 from .result import Arm, BacktestResult, ComparisonRow, Ledger, RowScore, meanings_of
 from .sentences import summary_lines
 
@@ -33,7 +33,7 @@ _BAR: Final = 40
 
 #: The line below that table, for the headings that are too short to be clear.
 TABLE_LEGEND: Final = (
-    "of: recorded steps. cut off: their share after the stop. lost: spent up to a stop that came too early. "
+    "of: recorded steps. cut off: their share after the stop. lost: spent up to a stop that spoils the run. "
     "saves: checkpoints recorded→under the policy. deploy: regret of evaluations with a checkpoint."
 )
 
@@ -58,11 +58,12 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
     All of them if baselines or coverage were asked for, else what fits on a screen.
     """
     backtest, arming = result.backtest, result.arming
-    is_judged, is_whole = arming.arm is not Arm.CANNOT_JUDGE, bool(backtest.baselines or backtest.coverage)
+    is_judged = arming.arm not in (Arm.CANNOT_JUDGE, Arm.NOTHING)
+    is_whole = bool(backtest.baselines or backtest.coverage)
     answer = [*rename_hints(backtest.lacking), f"{arming.headline}. {arming.because}", *arming.grounds]
     answer += mute_sentences(backtest.mute_rules)
     if is_judged:
-        answer += filter(None, [guess_warning([one.objective for one in backtest.results])])
+        answer += objective_sentences([one.objective for one in backtest.results])
         answer += ["", *bar_lines(result.ledger, backtest.settings.risk)]
     yield from [*answer, ""]
     printed = lines_of([*answer, ""])
@@ -76,7 +77,8 @@ def terminal_report(result: BacktestResult) -> Iterator[str | Table]:
             yield Table(COMPARISON_HEADINGS, comparison_rows(result.comparison), COMPARISON_HEADINGS[1:])
             yield ""
     lines = summary_lines(result)
-    verdict, rest = lines[: lines.index("")], lines[lines.index("") + 1 :]
+    verdict = lines[: lines.index("")]
+    rest = [line for line in lines[lines.index("") + 1 :] if line not in answer]
     yield from [*verdict, ""]
     printed += lines_of([*verdict, ""])
     families = family_rows(result.totals)
@@ -154,7 +156,7 @@ def unlisted_sentence(result: BacktestResult) -> str:
     """Return what a table of ``MOST_ROWS`` runs leaves out, and where it is; empty if it has all."""
     left = result.ranked[MOST_ROWS:]
     unable = sum(bool(run.could_not_fire) for run in left)
-    stopped = sum(run.stop is not None for run in left)
+    stopped = sum(run.is_stopped for run in left)
     counts = ((stopped, "stopped"), (len(left) - stopped - unable, "not stopped"), (unable, "where it could not fire"))
     which = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     more = counted(len(left), "more run", ",")

@@ -42,9 +42,21 @@ from .metric_names import Renames, nearest_metric
 from .objective import UPDATES, Objective, objective_among, objective_of_study
 from .replaying import Replayer, replay_stream, stream_under
 from .run_families import UNKNOWN_FAMILY, Family, family_of, family_values
-from .run_result import DEFAULT_SETTINGS, BacktestSettings, Outlay, Replay, RunResult, Validity, drops_own_checkpoints
+from .run_result import (
+    DEFAULT_SETTINGS,
+    DIVERTING,
+    BacktestSettings,
+    Outlay,
+    Replay,
+    RunResult,
+    Validity,
+    drops_own_checkpoints,
+)
 from .same_training import Sketch, sketch_of, sketched
 from .scoring import RunScorer, identity_of, is_end_stated, is_terminated, lead_over, why_right_censored
+
+#: How the note of a run begins whose training the policy changes.
+CENSORED: Final = "censored"
 
 #: Most evaluation metrics that a note names.
 _NAMED: Final = 3
@@ -364,6 +376,7 @@ def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequenc
         renamed_at_import=background.renamed_at_import,
         source=background.source,
         ended_by_rules=background.is_ended_by_rules(stream),
+        is_changed=not replayed.is_point and any(replayed.effects(one) & DIVERTING for one in replayed.reached),
     )
 
 
@@ -426,7 +439,7 @@ def _notes(
         yield f"nothing says at which step {unplaced} was logged: import the log with --steps-per-epoch N"
     elif not replayed.is_point and replayed.horizon is not None:
         unknown = "the record does not show how this policy's run would have continued"
-        yield f"censored after step {replayed.horizon.step}: {unknown}"
+        yield f"{CENSORED} after step {replayed.horizon.step}: {unknown}"
     yield from _notes_of_approximations(replayed)
     if replayed.counting:
         yield thinning_note(replayed.step_interval)

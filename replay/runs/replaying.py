@@ -44,7 +44,7 @@ from .appearances import StreamAppearances, counting_controllers, step_interval
 from .event_stream import EventStream, RolledBack, event_stream, read_lineage
 from .metric_names import Renames
 from .objective import Saves
-from .run_result import Ending, LabelledOutcome, Replay, Validity, drops_own_checkpoints, effects_of
+from .run_result import DIVERTING, Ending, LabelledOutcome, Replay, Validity, drops_own_checkpoints, effects_of
 
 #: Kinds of events before the update of an iteration, and kinds after it within the iteration.
 BEFORE_A_STEP: Final = frozenset(
@@ -62,10 +62,6 @@ _STRETCH: Final = 512
 
 
 _FIRST_STRETCH: Final = 64
-
-
-#: Effects that change a run's trajectory other than by ending it.
-_DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.STEER, Effect.ACT))
 
 
 #: Effects that take run time: a different number of them shifts every later clock reading.
@@ -492,14 +488,14 @@ class ValidityLabeler:
         if decision.controller in self._on_unplaced:
             # It might come at any step, and what it orders with it.
             label, self.is_on_unplaced = Validity.CENSORED, True
-            if effects & {Effect.STOP, *_DIVERTING} and self._diverted_at is None:
+            if effects & {Effect.STOP, *DIVERTING} and self._diverted_at is None:
                 self._diverted_at = event_index
         # Nobody knows whether the run would have come this far.
         if event_index > self._unsure_from and label is not Validity.OBSERVED:
             label = Validity.CENSORED
         if label is Validity.CENSORED and Effect.STOP in effects:
             self._unsure_from = min(self._unsure_from, event_index)
-        if label is Validity.CENSORED and effects & _DIVERTING and self._diverted_at is None:
+        if label is Validity.CENSORED and effects & DIVERTING and self._diverted_at is None:
             self._diverted_at = event_index
         asks_in_vain = Effect.EVALUATE in effects and decision.step + decision.value_lag not in self._evaluated_steps
         if asks_in_vain and self._lacks_evaluation_from is None:
@@ -567,7 +563,7 @@ class ValidityLabeler:
     def _diverts(self, operation: str) -> bool:
         """Whether an operation that the recorded run decided may have changed its trajectory."""
         try:
-            return self._policy.effects(operation) in _DIVERTING
+            return self._policy.effects(operation) in DIVERTING
         except TelemetryError:
             return operation.partition(".")[2] not in _KNOWN_ACTIONS
 
@@ -597,7 +593,7 @@ class ValidityLabeler:
             (decision.attempt, decision.rank, decision.seq), ()
         ):
             return Validity.OBSERVED
-        if self._diverted_at is not None or effects & _DIVERTING:
+        if self._diverted_at is not None or effects & DIVERTING:
             return Validity.CENSORED
         if self._lacks_evaluation_from is not None and self._reads_evaluations(decision.controller):
             return Validity.CENSORED

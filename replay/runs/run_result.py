@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Final
 
 from ...rules.effects import Effect
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
@@ -184,6 +185,10 @@ class Replay:
     def effects(self, judged: LabelledOutcome) -> set[Effect]:
         """Return what a decision would have done to the loop."""
         return effects_of(self.policy, judged.outcome)
+
+
+#: Effects that change a run's trajectory other than by ending it.
+DIVERTING: Final = frozenset((Effect.STOP_EPOCH, Effect.STEER, Effect.ACT))
 
 
 def is_shown(stop: int | None, censored_from: int | None) -> bool:
@@ -456,6 +461,7 @@ class RunResult(Prediction):
         renamed_at_import: The metrics that its import was asked to rename.
         source: Path of the log that it was imported from; empty for a recorded run.
         ended_by_rules: Whether its own rules ended it.
+        is_changed: Whether the policy changes its training, so that no record shows the rest.
     """
 
     run_id: str
@@ -487,6 +493,7 @@ class RunResult(Prediction):
     renamed_at_import: Renames = ()
     source: str = ""
     ended_by_rules: bool = False
+    is_changed: bool = False
 
     @property
     def fired(self) -> bool:
@@ -494,10 +501,15 @@ class RunResult(Prediction):
         return bool(self.decisions)
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the policy stops it, as far as is known: after a change of the training no record shows a stop."""
+        return self.stop is not None and self.predicted is not None
+
+    @property
     def leaves_no_weights(self) -> bool:
         """Whether its stop comes before the first checkpoint of a run that recorded some."""
-        is_bare = self.predicted is not None and not self.predicted.checkpoints
-        return self.stop is not None and is_bare and self.recorded.checkpoints > 0
+        has_none = self.predicted is not None and not self.predicted.checkpoints
+        return self.is_stopped and has_none and self.recorded.checkpoints > 0
 
     @property
     def evaluations_after(self) -> int:

@@ -151,7 +151,7 @@ class TotalsFold:
 
     def _add(self, table: _Table, steps: Ints, checkpoints: Ints) -> None:
         able, saved = table.truths("could_fire"), table.of("steps_saved")
-        stopped = table.of("stop_step") != NO_STEP
+        stopped = (table.of("stop_step") != NO_STEP) & ~np.isnan(saved)
         found = {
             "could_fire": able,
             "stopped": stopped,
