@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,13 +18,14 @@ from typing import Final
 
 import typer
 
-from ..store.errors import RunNotFound, StoreNotFound, TelemetryError
+from ..store.errors import RunNotFound, StoreNotFound, TelemetryError, counted
 from ..store.event_json import events_from_lines
 from ..store.events import Event
 from ..store.objects.mirror_access import address_of
 from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import NO_FOLDER, Store, local_folder, open_store
+from .options import FilterOptions, RunsOptions
 from .streams import complain
 
 #: Maximum number of runs to suggest for an unknown name.
@@ -165,6 +168,54 @@ def runs_chosen(keys: list[str] | None, store: str | None) -> tuple[list[Run], l
         return [*{run.folder.resolve(): run for run in named}.values()], []
     entries, problems = open_store_named(store).entries()
     return [Run.of_entry(entry) for entry in entries], problems
+
+
+def runs_asked(options: RunsOptions) -> list[Run]:
+    """Return the runs that the options choose. Print on stderr problems with other runs, and how many are left out."""
+    if options.history is None:
+        chosen, problems = runs_chosen(options.runs, options.store)
+    elif options.runs or options.store is not None:
+        more = "With several logs, write --history before each"
+        raise typer.BadParameter(f"name a RUN or a STORE, or give --history PATH; not both. {more}")
+    else:
+        # Loaded late: the readers of other tools' logs take 50 ms.
+        from .imports import imported_history
+
+        chosen, problems = imported_history(options.history)
+    complain_of(problems)
+    return filtered(chosen, options.filters)
+
+
+def filtered(runs: list[Run], options: FilterOptions) -> list[Run]:
+    """Return the runs that the filters keep. Print on stderr how many they leave out.
+
+    Raises:
+        TelemetryError: They keep none of several runs.
+    """
+    kept = runs
+    if options.since is not None:
+        begin_s = time.time() - age(options.since).total_seconds()
+        starts_s = [run.info.attempts[0].started_ns / 1e9 for run in runs]
+        unknown = sum(not start_s for start_s in starts_s)
+        kept = [run for run, start_s in zip(runs, starts_s, strict=True) if start_s >= begin_s and start_s]
+        if earlier := len(runs) - len(kept) - unknown:
+            complain(f"note: {counted(earlier, 'run', ',')} left out, which started earlier than {options.since} ago")
+        if unknown:
+            complain(f"note: {counted(unknown, 'run', ',')} left out, whose log does not say when it started")
+        if runs and not kept:
+            raise TelemetryError(
+                "no run started in this time", got=f"--since {options.since}", fix="Give a longer time"
+            )
+    if options.statuses:
+        in_time, counts = kept, Counter(run.status for run in kept)
+        kept = [run for run in in_time if run.status in options.statuses]
+        told = " ".join(f"--status {status}" for status in options.statuses)
+        states = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
+        if in_time and not kept:
+            raise TelemetryError("no run has this status", got=told, fix=f"They are: {states}")
+        if len(kept) < len(in_time):
+            complain(f"note: {counted(len(in_time) - len(kept), 'run', ',')} left out by {told}; they are: {states}")
+    return kept
 
 
 def events_named(source: str, store: str | None) -> Run | list[Event]:

@@ -147,6 +147,37 @@ LogFormatOption = Annotated[
 _GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
 
 
+class FilterOptions(NamedTuple):
+    """The options that leave runs out by their start or their state."""
+
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Only runs that started in the last, such as 30d, 12h or 8w.")
+    ] = None
+    statuses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status",
+            parser=one_of("running", "completed", "stopped", "failed", "interrupted", "crashed"),
+            metavar="STATUS",
+            help="Only runs in this state, such as completed, as 'runs' lists it; repeatable.",
+        ),
+    ] = None
+
+
+class RunsOptions(NamedTuple):
+    """The arguments that choose the runs on which policies are judged."""
+
+    runs: RunsArgument = None
+    store: StoreOption = None
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", readable=False, help="Take other tools' logs instead, imported into a cache; repeatable."
+        ),
+    ] = None
+    filters: FilterOptions = FilterOptions()
+
+
 class JudgingOptions(NamedTuple):
     """The options of commands that judge runs: by what, how runs belong together, and what reads them."""
 
@@ -208,16 +239,9 @@ class BacktestArguments(NamedTuple):
         str,
         typer.Argument(metavar="POLICY", help="A policy file, the name of a shipped policy, or baseline:NAME."),
     ]
-    runs: RunsArgument = None
-    store: StoreOption = None
+    chosen: RunsOptions = RunsOptions()
     replaying: ReplayingOptions = ReplayingOptions()
     risk: RiskOptions = RiskOptions()
-    history: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH", readable=False, help="Replay it over other tools' logs, imported into a cache; repeatable."
-        ),
-    ] = None
     settings: SetOption = None
     baselines: Annotated[
         list[str] | None,
@@ -254,9 +278,8 @@ class SweepArguments(NamedTuple):
     """
 
     policy: PolicyArgument
-    runs: RunsArgument = None
+    chosen: RunsOptions = RunsOptions()
     settings: ValuesOption = None
-    store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
     risk: RiskOptions = RiskOptions()
     split: Annotated[
@@ -286,14 +309,13 @@ class CertifyArguments(NamedTuple):
             help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
         ),
     ] = None
-    runs: RunsArgument = None
+    chosen: RunsOptions = RunsOptions()
     settings: ValuesOption = None
     risk: RiskOptions = RiskOptions()
     cap: Annotated[
         str | None,
         typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),
     ] = None
-    store: StoreOption = None
     replaying: ReplayingOptions = ReplayingOptions()
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the certificate to this file.")
@@ -325,6 +347,7 @@ class RecommendArguments(NamedTuple):
         ),
     ] = None
     store: StoreOption = None
+    filters: FilterOptions = FilterOptions()
     objective: ObjectiveOption = None
     family: FamilyOption = None
     risk: RiskOptions = RiskOptions()
@@ -332,9 +355,6 @@ class RecommendArguments(NamedTuple):
         bool,
         typer.Option("--search", help="Also judge halving by rank within each family, as a search of it would do."),
     ] = False
-    since: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Only runs that started in the last, such as 30d, 12h or 8w.")
-    ] = None
     cost_per_hour: Annotated[
         float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")
     ] = None

@@ -20,8 +20,8 @@ from ..rules.policy_file.policy import Policy
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
-from .lookup import complain_of, runs_chosen
-from .options import JudgingOptions, ReplayingOptions, RiskOptions
+from .lookup import runs_asked
+from .options import JudgingOptions, ReplayingOptions, RiskOptions, RunsOptions
 from .output import check_output
 from .policy_lookup import policy_named, setting_value
 from .streams import complain
@@ -139,15 +139,13 @@ class Variants(NamedTuple):
     runs: list[Run]
 
 
-def variants_asked(
-    policy: str, settings: Sequence[str] | None, runs: list[str] | None, store: str | None, out: Path | None
-) -> Variants:
+def variants_asked(policy: str, settings: Sequence[str] | None, options: RunsOptions, out: Path | None) -> Variants:
     """Load a policy, the values to try and the runs. Print problems with other runs on stderr.
 
     Args:
         policy: The policy, as the user named it.
         settings: The values of ``--set``.
-        runs, store: The runs, as the user named them.
+        options: Which runs.
         out: The file to write; None for none. It is checked before the runs are read.
     """
     if not settings:
@@ -157,9 +155,7 @@ def variants_asked(
         check_output(out)
     loaded = policy_named(policy, None)
     check_numbers(axes, loaded.params)
-    chosen, problems = runs_chosen(runs, store)
-    complain_of(problems)
-    return Variants(loaded, axes, chosen)
+    return Variants(loaded, axes, runs_asked(options))
 
 
 def axes_of(settings: Sequence[str]) -> dict[str, list[Param]]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, open_store
-from steptape.cli.lookup import run_named, the_run_named
+from steptape.cli.app import app
+from steptape.cli.lookup import filtered, run_named, the_run_named
+from steptape.cli.options import FilterOptions
+from steptape.store.events import Event
+from steptape.store.run import Run
+from steptape.store.run_info import STATUSES
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +110,57 @@ def test_a_store_without_runs_has_nothing_to_suggest(tmp_path: Path) -> None:
         run_named("digits", str(tmp_path))
 
     assert caught.value.fix == "There are no runs"
+
+
+@pytest.fixture
+def dated(store_record: Callable[..., Path]) -> list[Run]:
+    """Five runs, of which one failed: three of today, one of long ago, and one whose log does not say when it began."""
+    kinds = [(0, "completed"), (0, "completed"), (0, "failed"), (90, "completed"), (None, "completed")]
+    runs = []
+    for number, (age_days, status) in enumerate(kinds):
+        events = [Event("evaluate", 1, metrics={"eval_loss": 1.0 + number})]
+        folder = store_record(events, run_id=f"run-{number}", status=status)
+        document = json.loads((folder / "run.json").read_text())
+        began_ns = 0 if age_days is None else time.time_ns() - age_days * 86_400 * 10**9
+        document["attempts"][0]["started_ns"] = began_ns
+        (folder / "run.json").write_text(json.dumps(document))
+        runs.append(Run(folder))
+    return runs
+
+
+def test_runs_are_chosen_by_their_start_and_their_state(dated: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    """How many are left out, and why, is on stderr."""
+    recent = filtered(dated, FilterOptions(since="30d"))
+    said = capsys.readouterr().err
+    whole = filtered(dated, FilterOptions(since="30d", statuses=["completed"]))
+
+    assert [run.run_id for run in recent] == ["run-0", "run-1", "run-2"]
+    assert "note: 1 run left out, which started earlier than 30d ago" in said
+    assert "note: 1 run left out, whose log does not say when it started" in said
+    assert [run.run_id for run in whole] == ["run-0", "run-1"]
+    assert "1 run left out by --status completed; they are: 2 completed, 1 failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["backtest", "overfitting"],
+        ["sweep", "overfitting", "--set", "patience=1,2"],
+        ["certify", "overfitting", "--set", "patience=1,2"],
+        ["recommend"],
+    ],
+)
+def test_each_command_that_judges_takes_the_same_filters(command: list[str], dated: list[Run]) -> None:
+    """Runs that are all left out are an error that says what there is."""
+    asked = [*command, "--store", str(dated[0].folder.parent), "--since", "30d", "--status", "crashed"]
+    found = CliRunner().invoke(app, asked).exception
+
+    assert str(found) == "no run has this status; got '--status crashed'. They are: 2 completed, 1 failed"
+
+
+def test_the_states_that_a_filter_takes_are_those_that_a_run_has(dated: list[Run]) -> None:
+    """Another one is refused."""
+    said = CliRunner().invoke(app, ["backtest", "overfitting", "--status", "other"]).output
+
+    assert all(f"'{status}'" in said for status in STATUSES)
+    assert filtered(dated, FilterOptions(statuses=[*STATUSES])) == dated

@@ -25,7 +25,7 @@ from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..lookup import complain_of, open_store_named, runs_chosen
+from ..lookup import open_store_named, runs_asked
 from ..options import BacktestArguments
 from ..output import check_output, output_file, print_blocks, print_json_with_list, reading_runs, say
 from ..policy_lookup import params_of, policy_named
@@ -50,9 +50,9 @@ def backtest(asked: BacktestArguments) -> None:
         raise typer.BadParameter(
             "a certificate's own risk judges its rule: give --certificate, or --risk, --at-most and --confidence"
         )
-    chosen = _chosen(asked.runs, asked.store, asked.history)
+    chosen = runs_asked(asked.chosen)
     if not chosen and not asked.as_json and asked.html is None:
-        say(f"no runs in {open_store_named(asked.store).address}, so nothing to replay the policy over")
+        say(f"no runs in {open_store_named(asked.chosen.store).address}, so nothing to replay the policy over")
         return
     replaying["renames"] = renames_over(asked.replaying.judging.renames, [loaded], chosen)
     labelled = _labels(asked, chosen)
@@ -86,23 +86,7 @@ def backtest(asked: BacktestArguments) -> None:
 
 def _reads_store(asked: BacktestArguments) -> bool:
     """Whether the runs are those of a store, or are named by what the store calls them."""
-    return asked.history is None and any("/" not in key for key in asked.runs or [""])
-
-
-def _chosen(runs: list[str] | None, store: str | None, history: list[Path] | None) -> list[Run]:
-    """Return the runs to judge a policy on. Print problems with other runs on stderr."""
-    if runs and history:
-        more = "With several logs, write --history before each"
-        raise typer.BadParameter(f"name a RUN, or give --history PATH; not both. {more}")
-    if history is None:
-        chosen, problems = runs_chosen(runs, store)
-    else:
-        # Loaded late: the readers of other tools' logs take 50 ms.
-        from ..imports import imported_history
-
-        chosen, problems = imported_history(history)
-    complain_of(problems)
-    return chosen
+    return asked.chosen.history is None and any("/" not in key for key in asked.chosen.runs or [""])
 
 
 def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | None:
@@ -113,7 +97,7 @@ def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | Non
     labels = read_labels(path)
     known = {name for run in chosen for name in (run.info.run_id, run.info.name)}
     if _reads_store(asked):
-        summaries = [entry.summary for entry in open_store_named(asked.store).entries()[0]]
+        summaries = [entry.summary for entry in open_store_named(asked.chosen.store).entries()[0]]
         known |= {name for summary in summaries for name in (summary.run_id, summary.name)}
     if strange := [name for name in labels.runs if name not in known]:
         more = f" and {len(strange) - _STRANGE} more" if len(strange) > _STRANGE else ""
@@ -152,11 +136,11 @@ def _report(result: BacktestResult, html: Path | None, as_json: bool) -> None:
 
 
 def _how_to_check(asked: BacktestArguments) -> str:
-    where = "RUN" if asked.runs else "--store STORE"
+    where = "RUN" if asked.chosen.runs else "--store STORE"
     if _reads_store(asked):
-        where = f"--store {open_store_named(asked.store).address}"
+        where = f"--store {open_store_named(asked.chosen.store).address}"
     command = f"'steptape check {asked.policy} {where}'"
-    first = "" if asked.history is None else "import the logs; then "
+    first = "" if asked.chosen.history is None else "import the logs; then "
     return f"No rule fired: {first}{command} says whether the runs have what the rules read."
 
 

@@ -11,7 +11,7 @@ from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
 from ...rules.certificate import read_certificate
 from ...store.errors import counted
-from ..lookup import complain_of, runs_chosen
+from ..lookup import runs_asked
 from ..options import CertifyArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
 from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked, variants_asked
@@ -27,7 +27,7 @@ def certify(asked: CertifyArguments) -> None:
         raise typer.BadParameter("name a POLICY")
     limited, wanted = risk_asked(asked.risk, asked.cap), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
-    variants = variants_asked(asked.policy, asked.settings, asked.runs, asked.store, asked.output)
+    variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.output)
     replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)
     with reading_runs() as on_progress:
         found = certify_runs(
@@ -60,9 +60,8 @@ def _check(asked: CertifyArguments, path: Path) -> None:
     """Print what has changed since a certificate was made, and exit with 1 if anything has."""
     certificate = read_certificate(path)
     chosen = None
-    if asked.runs or asked.store is not None:
-        chosen, problems = runs_chosen(asked.runs, asked.store)
-        complain_of(problems)
+    if any(asked.chosen[:3]):
+        chosen = runs_asked(asked.chosen)
     source = asked.policy or certificate.policy.source
     changes = changes_since(certificate, source, chosen)
     if asked.as_json:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import typer
 
 from ...replay.reports.recommendation import RuleAdvice, advice_json, advice_lines, advise
-from ...store.errors import TelemetryError, counted
-from ...store.run import Run
-from ..lookup import age, complain_of, runs_chosen
-from ..options import RecommendArguments
+from ...store.errors import TelemetryError
+from ..lookup import runs_asked
+from ..options import RecommendArguments, RunsOptions
 from ..output import check_output, output_file, print_blocks, print_json, reading_runs
 from ..policy_options import confidence_asked, objectives_of, ray_pool, risk_asked
 from ..streams import FINDINGS, complain
@@ -26,12 +23,11 @@ def recommend(asked: RecommendArguments) -> None:
     """Say which rule is worth arming, what it saves and what it risks."""
     risk, confidence = risk_asked(asked.risk), confidence_asked(asked.risk)
     objectives, pool = objectives_of(asked.objective), ray_pool(asked.ray, asked.processes)
-    since = None if asked.since is None else age(asked.since)
     if asked.output is not None:
         _check_outputs(asked.output)
-    runs = _chosen(asked.logs, asked.store)
-    if since is not None:
-        runs = _started_since(runs, time.time() - since.total_seconds(), asked.since or "")
+    if asked.logs and asked.store is not None:
+        raise typer.BadParameter("name LOGS, or give --store STORE; not both")
+    runs = runs_asked(RunsOptions(None, asked.store, asked.logs or None, asked.filters))
     with reading_runs() as on_progress:
         advice = advise(
             runs,
@@ -54,39 +50,6 @@ def recommend(asked: RecommendArguments) -> None:
         print_blocks(advice_lines(advice, files))
     if not advice.is_recommended:
         raise typer.Exit(FINDINGS)
-
-
-def _chosen(logs: list[Path] | None, store: str | None) -> list[Run]:
-    """Return the runs of logs or of a store. Print problems with other runs on stderr."""
-    if logs and store is not None:
-        raise typer.BadParameter("name LOGS, or give --store STORE; not both")
-    if logs:
-        # Loaded late: the readers of other tools' logs take 50 ms.
-        from ..imports import imported_history
-
-        runs, problems = imported_history(logs)
-    else:
-        runs, problems = runs_chosen(None, store)
-    complain_of(problems)
-    return runs
-
-
-def _started_since(runs: Sequence[Run], begin_s: float, told: str) -> list[Run]:
-    """Return the runs that started since then. Print on stderr how many are left out.
-
-    Raises:
-        TelemetryError: None did.
-    """
-    starts_s = [run.info.attempts[0].started_ns / 1e9 for run in runs]
-    unknown = sum(not start_s for start_s in starts_s)
-    kept = [run for run, start_s in zip(runs, starts_s, strict=True) if start_s >= begin_s and start_s]
-    if earlier := len(runs) - len(kept) - unknown:
-        complain(f"note: {counted(earlier, 'run', ',')} left out, which started earlier than {told} ago")
-    if unknown:
-        complain(f"note: {counted(unknown, 'run', ',')} left out, whose log does not say when it started")
-    if not kept:
-        raise TelemetryError("no run started in this time", got=f"--since {told}", fix="Give a longer time")
-    return kept
 
 
 def _check_outputs(path: Path) -> None:
