@@ -207,7 +207,7 @@ class RiskOptions(NamedTuple):
         typer.Option(
             metavar="RISK",
             show_default="regret > 1%",
-            help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or for certify 'mean regret'.",
+            help="What a run may not lose: 'regret > 1%', 'deployable_regret > 2%', or 'mean regret' with --cap.",
         ),
     ] = None
     at_most: Annotated[
@@ -217,6 +217,10 @@ class RiskOptions(NamedTuple):
             show_default="10%",
             help="Share of runs in which it may, each family as one; for 'mean regret', the mean itself.",
         ),
+    ] = None
+    cap: Annotated[
+        str | None,
+        typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),
     ] = None
     confidence: Annotated[
         str | None,
@@ -312,10 +316,6 @@ class CertifyArguments(NamedTuple):
     chosen: RunsOptions = RunsOptions()
     settings: ValuesOption = None
     risk: RiskOptions = RiskOptions()
-    cap: Annotated[
-        str | None,
-        typer.Option(metavar="REGRET", help="For 'mean regret': the most regret that one run counts with."),
-    ] = None
     replaying: ReplayingOptions = ReplayingOptions()
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the certificate to this file.")

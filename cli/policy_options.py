@@ -51,9 +51,9 @@ def replaying_of(options: ReplayingOptions) -> Replaying:
     return Replaying(**judging, saves=Saves(options.saves), pool=pool)
 
 
-def risk_asked(options: RiskOptions, cap: str | None = None) -> Risk:
+def risk_asked(options: RiskOptions) -> Risk:
     """Return what a stop may lose: as the options say, else by default."""
-    return risk_of(options.risk or RISK_TEXT, options.at_most or AT_MOST_TEXT, cap)
+    return risk_of(options.risk or RISK_TEXT, options.at_most or AT_MOST_TEXT, options.cap)
 
 
 def confidence_asked(options: RiskOptions) -> float:

@@ -13,12 +13,13 @@ from markupsafe import escape
 
 from steptape import Policy, backtest, open_run
 from steptape.replay.choosing.certifying import certify
+from steptape.replay.reports.basis import change_words
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
 from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
 from steptape.replay.reports.sentences import verdict
 from steptape.replay.reports.summary import summarize
-from steptape.replay.reports.terminal import bar_lines, screenful, table_rows
+from steptape.replay.reports.terminal import bar_lines, screenful, table_rows, terminal_report
 from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.risk import DEFAULT_RISK, risk_of
 from steptape.rules.policy_file.policy import parse_policy
@@ -115,13 +116,12 @@ def test_the_headline_and_the_text_have_the_params_that_were_judged(record: Call
 def test_all_amounts_of_a_ledger_have_the_unit_of_what_was_spent(
     policy: Policy, record: Callable[..., list[Run]]
 ) -> None:
-    """A small amount has no smaller unit beside it, and text and bar have the same number."""
+    """A small amount has no smaller unit beside it, and no sentence repeats the numbers of the bars."""
     report = backtest(policy, record([CHEAP, WHOLE], hours=0.1))
     amounts = [bar.amount for bar in summarize(report).ledger.bars()]
 
     assert amounts == ["1.0 h", "0.3 h (30%)", "0 h (0%)"]
-    assert "These save" not in " ".join(verdict(summarize(report)))
-    assert "This saves 0.3 of 1.0 h (30%)." in " ".join(verdict(summarize(report)))
+    assert " h " not in " ".join(verdict(summarize(report)))
 
 
 def test_a_guessed_metric_is_said_next_to_the_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
@@ -330,8 +330,79 @@ def test_a_rule_that_changes_the_learning_rate_cannot_be_judged(trained: Callabl
 
     assert found.arm is Arm.CANNOT_JUDGE
     assert found.because.startswith("It changes the learning rate in 30 of these 30 runs, and no record shows what")
-    assert "steptape compare" in found.because
-    assert found.more is None
+    assert found.because.endswith("then: steptape compare WITHOUT WITH.")
+    assert (found.more, found.grounds) == (None, ())
+
+
+@pytest.mark.parametrize(("changed", "of"), [(30, "30 of 30 runs"), (2, "2 of 30 runs")])
+@pytest.mark.parametrize(
+    ("operation", "does"),
+    [
+        ("lr.scale(0.5, over=5)", "changes the learning rate"),
+        ("rollback.to(last)", "goes back to a checkpoint"),
+        ("epochs.set(3)", "changes the number of epochs"),
+    ],
+)
+def test_a_report_on_a_rule_that_only_changes_the_training_says_nothing_of_stops(
+    operation: str, does: str, changed: int, of: str, trained: Callable[..., list[Run]]
+) -> None:
+    """It says in which runs it does what, from when on, and how to find out what that does."""
+    falling = [[2 - 0.05 * i + k * 1e-6 for i in range(20)] for k in range(30 - changed)]
+    report = summarize(
+        backtest(patient(operation=f'"{operation}"'), trained([flat(k) for k in range(changed)] + falling))
+    )
+    lines = [line for line in terminal_report(report) if isinstance(line, str)]
+
+    assert report.arming.because.startswith(f"It {does} in {of.replace('of', 'of these')}, and no record shows what")
+    assert f"It {does} in {of}, first after 45% of the run (median). The logs show these" in " ".join(lines)
+    assert not any("stop" in line or "saved" in line for line in lines)
+
+
+def test_a_rule_that_skips_updates_is_said_to_skip_them() -> None:
+    """The words follow from the operations, each once."""
+    operations = "operations: ['batch.skip()', 'lr.scale(1)']"
+    policy = parse_policy(f"controllers: [{{name: a, triggers: [on_step_begin], rule: loss > 2, {operations}}}]")
+
+    assert change_words(policy) == "skips updates and changes the learning rate"
+    assert change_words(patient()) == ""
+
+
+def test_a_stop_that_follows_a_change_of_the_training_is_not_counted(trained: Callable[..., list[Run]]) -> None:
+    """No record shows it: without the change the run might have been stopped, or not."""
+    steering = patient(operation='"lr.scale(0.5, over=5)"').text
+    stop = patient().text.replace("patience: 3", "patience: 6").partition("controllers:")[2]
+    both = parse_policy(f"{steering}{stop.replace('no_better', 'halt').replace('patience}', '6}')}")
+    report = summarize(backtest(both, trained([flat(k) for k in range(30)])))
+
+    assert any(one.stop for one in report.backtest.results)
+    assert (report.totals.stopped, report.ledger.runs(Fate.UNKNOWN)) == (0, 30)
+    assert not any("would have stopped" in text for text in verdict(report))
+
+
+def test_families_of_several_keys_are_counted_by_key(trained: Callable[..., list[Run]]) -> None:
+    """In the answer and in the sentence on how they were formed."""
+    runs = trained(
+        [flat(k) for k in range(8)],
+        [*"gggggghh"],
+        configs=[{"data": f"set {k // 2}"} if k < 6 else {} for k in range(8)],
+    )
+    found = answer(patient(), runs)
+
+    assert "these are 4 families (3 by configuration, 1 by group)." in found.because
+    assert found.grounds[0].startswith("These runs are 4 families (3 by configuration, 1 by group). By other keys")
+
+
+def test_arming_on_logs_without_checkpoints_depends_on_what_the_loop_keeps(trained: Callable[..., list[Run]]) -> None:
+    """Whether a stopped run leaves weights is unknown there, unless the rule orders a save."""
+    runs = trained([flat(k) for k in range(30)])
+
+    assert answer(patient(), runs).because.endswith(
+        "and if the loop keeps the weights when it is stopped: no log records a checkpoint."
+    )
+    assert (
+        "no log records a checkpoint"
+        not in answer(patient(), trained([flat(40 + k) for k in range(30)], saved=[3])).because
+    )
 
 
 def test_another_risk_gives_another_answer(trained: Callable[..., list[Run]]) -> None:
@@ -359,7 +430,8 @@ def test_families_are_told_by_configuration_before_a_project_and_other_choices_a
 
     assert (found.arm, found.families) == (Arm.NOT_ENOUGH, 10)
     assert found.grounds[0] == (
-        "These runs are 10 families (by configuration). By other keys there would be: group 1, run 30, lr 30 (--family KEY)."
+        "These runs are 10 families (by configuration). By other keys there would be: group 1, run 30, lr 30 "
+        "(--family KEY)."
     )
     assert (chosen.arm, chosen.families) == (Arm.YES, 30)
     assert "as you chose; whether these are independent of each other, no log says" in chosen.grounds[0]

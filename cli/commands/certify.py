@@ -25,7 +25,7 @@ def certify(asked: CertifyArguments) -> None:
         return
     if asked.policy is None:
         raise typer.BadParameter("name a POLICY")
-    limited, wanted = risk_asked(asked.risk, asked.cap), confidence_asked(asked.risk)
+    limited, wanted = risk_asked(asked.risk), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.output)
     replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)

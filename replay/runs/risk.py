@@ -22,7 +22,7 @@ _RISK: Final = re.compile(
 )
 
 
-_FORMS: Final = "Write 'regret > 1%', 'deployable_regret > 2%', or 'mean regret' with a cap"
+_FORMS: Final = "Write 'regret > 1%', 'deployable_regret > 2%', or 'mean regret' with --cap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +227,15 @@ def risk_of(text: str, at_most: str, cap: str | None = None) -> Risk:
         over = amount_of(f"{found['over']}{found['percent']}", "the regret of a broken run")
         return Risk(is_deployable, over.value, None, limit.value, over.is_percent)
     if cap is None:
-        fix = "Give 'certify' the most regret that a run counts with, such as --cap 10%"
+        fix = "Give the most regret that a run counts with, such as --cap 10%"
         raise TelemetryError("a mean regret has no bound without a cap", fix=fix)
     top = amount_of(cap, "--cap")
     if top.is_percent != limit.is_percent:
         fix = "Write both in percent of a run's best value, or both in the metric's units"
         raise TelemetryError("--cap and --at-most differ in their unit", got=f"{cap}, {at_most}", fix=fix)
     if not 0 < limit.value < top.value:
-        raise TelemetryError("the limit of a mean regret is above 0 and below its cap", got=f"{at_most}, {cap}")
+        fix = "Give the mean by --at-most, such as 1%"
+        raise TelemetryError(
+            "the limit of a mean regret is above 0 and below its cap", got=f"{at_most}, {cap}", fix=fix
+        )
     return Risk(is_deployable, None, top.value, limit.value, top.is_percent)
