@@ -72,7 +72,7 @@ SUBROOMS: dict[str, dict[str, set[str]]] = {
         "runs": {"."},
         "policies": {".", "runs"},
         "health": {".", "policies", "runs"},
-        "backtests": {".", "columns", "policies", "runs"},
+        "backtests": {".", "columns", "policies", "runs", "sweeps"},
         "columns": {"runs"},
         "sweeps": {".", "columns", "runs"},
         "choosing": {".", "columns", "runs", "sweeps"},

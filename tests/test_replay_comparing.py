@@ -220,7 +220,7 @@ def test_a_candidate_that_spreads_unlike_the_baseline_is_kept_no_more_often_than
 def test_groups_spread_alike_within_limits_once_they_have_enough_runs(
     ours: list[float], theirs: list[float], spreads: str
 ) -> None:
-    """B at most 1.4 times and at least half as wide; a lost run has no place in a spread."""
+    """B at most 1.4 times and at least half as wide; a run without a value has no place in a spread."""
     assert spreads_of(np.array(ours, float), np.array(theirs, float), 40) == Spreads(spreads)
 
 
@@ -508,18 +508,18 @@ def test_runs_are_compared_at_the_last_step_that_every_finished_run_evaluated(tm
 
     states = [[member.state for member in group.members] for group in (found.baseline, found.candidate)]
     assert found.point == 10
-    assert states == [[Standing.COUNTED, Standing.COUNTED, Standing.LOST], [Standing.COUNTED, Standing.LOST]]
+    assert states == [[Standing.COUNTED, Standing.COUNTED, Standing.NO_VALUE], [Standing.COUNTED, Standing.NO_VALUE]]
     assert found.e_better < 1
 
 
-def test_a_diverged_run_is_lost(tmp_path: Path) -> None:
+def test_a_diverged_run_has_no_value(tmp_path: Path) -> None:
     """NaN and infinity are the worst values of a candidate, not missing ones."""
     record(tmp_path, "base", [1.0, 1.1, 1.2, 1.3, 1.05, 1.15])
     record(tmp_path, "new", [math.nan, math.inf, math.nan, math.inf, math.nan])
 
     found = compared(tmp_path)
 
-    assert found.candidate.count(Standing.LOST) == 5
+    assert found.candidate.count(Standing.NO_VALUE) == 5
     assert found.verdict is KeepVerdict.DISCARD
     assert comparison_json(found)["effect"]["estimate"] is None
 
@@ -539,7 +539,7 @@ def test_a_live_run_counts_once_it_has_passed_the_point(tmp_path: Path) -> None:
 
 
 def test_a_candidate_that_has_evaluated_nothing_yet_is_waited_for(tmp_path: Path) -> None:
-    """One that failed before its first evaluation is lost."""
+    """One that failed before its first evaluation has no value."""
     record(tmp_path, "base", [1.0])
     with Recorder(tmp_path, name="new", quiet=True) as rec:
         rec.step(loss=1.0)
@@ -551,7 +551,7 @@ def test_a_candidate_that_has_evaluated_nothing_yet_is_waited_for(tmp_path: Path
     lost = compared(tmp_path, candidate="broken")
 
     assert [found.candidate.count(Standing.WAITING) for found in (waiting, declared, lost)] == [1, 1, 0]
-    assert lost.candidate.count(Standing.LOST) == 1
+    assert lost.candidate.count(Standing.NO_VALUE) == 1
 
 
 def test_runs_are_compared_at_equal_tokens(tmp_path: Path) -> None:

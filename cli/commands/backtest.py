@@ -13,8 +13,7 @@ import typer
 
 from ...replay.backtests.backtesting import backtest as backtest_runs
 from ...replay.backtests.baselines import BASELINES, baseline_policy, baselines_named
-from ...replay.choosing.population import outside_of
-from ...replay.choosing.promise import certified_risk
+from ...replay.choosing.population import certified_risk, outside_of
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.result import BacktestResult, HowChosen
 from ...replay.reports.summary import summarize

@@ -17,6 +17,7 @@ from ...rules.certificate import (
     MOST_VALUES,
     Certificate,
     CertifiedPopulation,
+    CertifiedRisk,
     Evaluations,
     KeyRange,
     MetricRange,
@@ -33,6 +34,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import RunInfo, flattened
 from ..runs.objective import FEWEST_EVALUATIONS, Objective
+from ..runs.risk import Risk
 from ..runs.run_families import Family, family_of, is_of_one_run
 from ..runs.run_result import Excluded
 from ..sweeps.outcomes import MemberFacts, SweptRun
@@ -215,6 +217,11 @@ def _range_of(values: Sequence[Any], is_in_all: bool) -> KeyRange:
     others = sorted({json_text(value) for value in values if not is_number(value)})
     listed = tuple(others) if len(others) <= MOST_VALUES else None
     return KeyRange(min(known, default=None), max(known, default=None), listed, is_in_all)
+
+
+def certified_risk(found: CertifiedRisk) -> Risk:
+    """Return the risk that a certificate bounds."""
+    return Risk(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
 
 def outside_of(certificate: Certificate, runs: Iterable[Run]) -> dict[str, tuple[str, ...]]:

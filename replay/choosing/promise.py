@@ -10,7 +10,7 @@ from ...rules.certificate import Certificate, CertifiedRisk
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..runs.risk import Risk, percent_words, plain
+from ..runs.risk import percent_words, plain
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -25,11 +25,6 @@ _REGRET: Final = (
 #: The bound of the chosen variant leaves out that it was chosen; the promise does not.
 _ALONE: Final = "the upper bound of this variant alone is"
 _DEPLOYABLE: Final = "Deployable regret compares only evaluations at steps that have a checkpoint."
-
-
-def certified_risk(found: CertifiedRisk) -> Risk:
-    """Return the risk that a certificate bounds."""
-    return Risk(found.is_deployable, found.over, found.cap, found.at_most, found.is_relative)
 
 
 def promise_lines(certificate: Certificate) -> Iterator[str]:

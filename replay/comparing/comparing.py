@@ -254,7 +254,7 @@ def _is_paired(baseline: Group, candidate: Group, settings: ComparisonSettings) 
 def _pairs(baseline: Group, candidate: Group, sign: float) -> tuple[tuple[float, float], ...]:
     """Return the values of runs of one seed, in the order of runs where a seed repeats.
 
-    A candidate's run that was lost is the worse one; a pair whose baseline was lost does not count.
+    A candidate's run without a value is the worse one; a pair whose baseline has none does not count.
     """
     rest: dict[str | None, list[GroupMember]] = {}
     for member in baseline.members:
@@ -270,7 +270,7 @@ def _pairs(baseline: Group, candidate: Group, sign: float) -> tuple[tuple[float,
 
 
 def _gain(member: GroupMember, sign: float) -> float:
-    """Return a candidate's value with higher ones better; minus infinity for a run that was lost."""
+    """Return a candidate's value with higher ones better; minus infinity for a run without one."""
     return sign * member.value if member.state is Standing.COUNTED else -math.inf
 
 
@@ -413,7 +413,7 @@ def spreads_of(baseline: Floats, candidate: Floats, needed: float) -> Spreads:
 
     Args:
         baseline: Values of the baseline. Shape (m,).
-        candidate: Values of the candidate; minus infinity for a run that was lost. Shape (n,).
+        candidate: Values of the candidate; minus infinity for a run without one. Shape (n,).
         needed: The e-value that counts as proof: the more it is, the more runs must show the spread.
     """
     finite = candidate[np.isfinite(candidate)]

@@ -49,12 +49,12 @@ class Standing(StrEnum):
 
     Attributes:
         COUNTED: A value.
-        LOST: No finite value: the run ended before the point, or diverged.
+        NO_VALUE: No finite value: the run ended before the point, or diverged.
         WAITING: Nothing yet: the run has not passed the point.
     """
 
     COUNTED = "counted"
-    LOST = "lost"
+    NO_VALUE = "no_value"
     WAITING = "waiting"
 
 
@@ -309,7 +309,7 @@ class GroupComparison:
 
     @property
     def candidate_runs(self) -> int:
-        """Runs of the candidate that count, with those that were lost."""
+        """Runs of the candidate that count, with those without a value."""
         return len(self.candidate.members) - self.candidate.count(Standing.WAITING)
 
     @property
@@ -373,7 +373,7 @@ def _wider(ratio: float) -> tuple[str, str, str]:
 
 def headings(found: GroupComparison) -> tuple[str, ...]:
     """Return the headings of the table of groups."""
-    return "", "group", "runs", "counted", "lost", "waiting", f"median {found.objective.metric}", "spread"
+    return "", "group", "runs", "counted", "no value", "waiting", f"median {found.objective.metric}", "spread"
 
 
 def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
@@ -382,7 +382,7 @@ def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
 
 
 def _row(letter: str, group: Group) -> tuple[object, ...]:
-    counts = [group.count(state) for state in (Standing.COUNTED, Standing.LOST, Standing.WAITING)]
+    counts = [group.count(state) for state in (Standing.COUNTED, Standing.NO_VALUE, Standing.WAITING)]
     return letter, group.selector, len(group.members), *counts, group.median, group.spread
 
 
@@ -392,7 +392,7 @@ def explanations(found: GroupComparison) -> Iterator[str]:
     better = "lower" if objective.mode is Mode.MIN else "higher"
     guessed = ", guessed; change with --objective" if objective.guessed else ""
     yield f"Judged by {objective.metric} ({better} is better{guessed}), {_point(found)}."
-    yield from _lost(found)
+    yield from _without_value(found)
     yield _spread(found)
     yield _effect(found)
     yield _evidence(found)
@@ -431,16 +431,18 @@ def position(point: float, axis: Axis) -> str:
     return f"{point:,.0f} tokens" if axis is Axis.TOKENS else f"{point:,.6g} s of training"
 
 
-def _lost(found: GroupComparison) -> Iterator[str]:
+def _without_value(found: GroupComparison) -> Iterator[str]:
     for group, what in (
         (found.candidate, "counts as worse than all others"),
         (found.baseline, "is left out, which favours A"),
     ):
-        lost = [member.name for member in group.members if member.state is Standing.LOST]
-        if lost:
-            named = ", ".join(lost[:_NAMED]) + (f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
+        without = [member.name for member in group.members if member.state is Standing.NO_VALUE]
+        if without:
+            named = ", ".join(without[:_NAMED]) + (
+                f" and {len(without) - _NAMED} more" if len(without) > _NAMED else ""
+            )
             side = "B" if group is found.candidate else "A"
-            yield f"Lost in {side}: {named}. A run that ended before the point or has no finite value there {what}."
+            yield f"No value in {side}: {named}. A run that ended before the point or has no finite value there {what}."
 
 
 def _spread(found: GroupComparison) -> str:

@@ -207,11 +207,11 @@ class MetricCourse:
         """
         before = int(np.searchsorted(self.positions, point, side="right"))
         if self.reached < point:
-            return (Standing.WAITING if self.is_live else Standing.LOST), math.nan
+            return (Standing.WAITING if self.is_live else Standing.NO_VALUE), math.nan
         if self.is_live and self.reached == point and not (before and self.positions[before - 1] == point):
             return Standing.WAITING, math.nan
         if before == 0 or not math.isfinite(self.values[before - 1]):
-            return Standing.LOST, math.nan
+            return Standing.NO_VALUE, math.nan
         return Standing.COUNTED, float(self.values[before - 1])
 
 

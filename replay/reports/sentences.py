@@ -320,7 +320,7 @@ def sum_sentences(result: BacktestResult) -> list[str]:
     if totals.checkpoints_saved:
         lines.append(_checkpoints_line(totals, backtest))
     lines += _cost_lines(totals, backtest) if totals.stopped else []
-    lines += _comparison_lines(result)
+    lines += _comparison_lines(result) if totals.could_fire > totals.not_known else []
     lines += [] if result.arming.arm is Arm.CANNOT_JUDGE and not totals.stopped else _regret_lines(result)
     lines += [] if result.detection is None else _detection_lines(result.detection)
     lines += [] if result.human is None else [_human_line(result.human)]

@@ -14,7 +14,7 @@ from typing import Final
 
 from ...rules.checks.possible_firings import deciding_controllers
 from ..backtests.judged_runs import Backtest, BaselineOutcome, BaselineScore, standing_of
-from ..choosing.promise import certified_risk
+from ..choosing.population import certified_risk
 from ..intervals import interval, paired_interval, trimmed_mean
 from ..runs.incidents import middle_and_p90, together
 from ..runs.objective import FEWEST_EVALUATIONS
