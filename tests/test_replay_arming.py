@@ -13,7 +13,6 @@ from markupsafe import escape
 
 from steptape import Policy, backtest, open_run
 from steptape.replay.choosing.certifying import certify
-from steptape.replay.reports.basis import change_words
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
 from steptape.replay.reports.result import Arm, Arming, Fate, HowChosen
@@ -356,15 +355,6 @@ def test_a_report_on_a_rule_that_only_changes_the_training_says_nothing_of_stops
     assert report.arming.because.startswith(f"It {does} in {of.replace('of', 'of these')}, and no record shows what")
     assert f"It {does} in {of}, first after 45% of the run (median). The logs show these" in " ".join(lines)
     assert not any("stop" in line or "saved" in line for line in lines)
-
-
-def test_a_rule_that_skips_updates_is_said_to_skip_them() -> None:
-    """The words follow from the operations, each once."""
-    operations = "operations: ['batch.skip()', 'lr.scale(1)']"
-    policy = parse_policy(f"controllers: [{{name: a, triggers: [on_step_begin], rule: loss > 2, {operations}}}]")
-
-    assert change_words(policy) == "skips updates and changes the learning rate"
-    assert change_words(patient()) == ""
 
 
 def test_a_stop_that_follows_a_change_of_the_training_is_not_counted(trained: Callable[..., list[Run]]) -> None:

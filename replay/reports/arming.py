@@ -203,9 +203,9 @@ class _Case:
             return ""
         of = f"{changed:,} of {_these(len(self._able))}" if len(self._able) > 1 else "this run"
         return (
-            f"It {change_words(self._policy)} in {of}, and no record shows what follows: no number of past runs can "
-            "tell. Train a few runs without it and a few with it, with the same seeds, then: steptape compare "
-            "WITHOUT WITH."
+            f"It {change_words(self._policy, self._results)} in {of}, and no record shows what follows: no number of "
+            "past runs can tell. Train a few runs without it and a few with it, with the same seeds, then: steptape "
+            "compare WITHOUT WITH."
         )
 
     def _refusal(self) -> str:

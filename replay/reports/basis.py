@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
 from ...store.errors import counted
 from ...store.events import JsonObject
@@ -15,7 +16,7 @@ from ..intervals import FEWEST_FAMILIES
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
-from ..runs.run_result import DIVERTING
+from ..runs.run_result import DIVERTING, RunResult
 from ..runs.same_training import repeated_sentence
 from .amounts import percent, regret_text, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Fate, Part
@@ -56,12 +57,17 @@ _CHANGES: Final = MappingProxyType(
 )
 
 
-def change_words(policy: Policy) -> str:
-    """Return what a policy does to the training but to stop it, in the third person; empty if nothing."""
-    names = [name for one in policy.controllers if not one.is_shadow for name in one.operations]
-    changing = [name for name in names if policy.effects(name) in DIVERTING]
-    found = (next((does for begin, does in _CHANGES.items() if name.startswith(begin)), "") for name in changing)
-    return " and ".join(dict.fromkeys(does or "changes the training" for does in found))
+def change_words(policy: Policy, results: Sequence[RunResult]) -> str:
+    """Return by what a policy first changes the trainings that it changes, in the third person; empty if none."""
+    firsts = [_first_change(policy, one) for one in results if one.is_changed]
+    found = [next((does for begin, does in _CHANGES.items() if name.startswith(begin)), "") for name in firsts]
+    return " or ".join(does or "changes the training" for does, _ in Counter(found).most_common())
+
+
+def _first_change(policy: Policy, result: RunResult) -> str:
+    decisions = (one.outcome for one in result.decisions)
+    names = (name for one in decisions if isinstance(one, Decision) and one.acts for name in one.operations)
+    return next(name for name in names if policy.effects(name) in DIVERTING)
 
 
 def choices_sentence(backtest: Backtest) -> str:

@@ -19,8 +19,9 @@ from ..choosing.recommending import TOLERANCES, WORTHWHILE, Recommendation, reco
 from ..documents import document
 from ..runs.run_families import family_choices, family_values
 from ..runs.same_training import repeated_sentence
+from .basis import families_text as kinds_of_families
 from .basis import keys_sentence, objective_sentences
-from .result import Arm, BacktestResult, Fate, HowChosen
+from .result import Arm, BacktestResult, FamilyCounts, Fate, HowChosen
 from .summary import summarize
 from .terminal import Table
 
@@ -223,16 +224,15 @@ def _basis(found: Recommendation) -> Iterator[str]:
     """Yield the metric, the runs and their families, the noise, the tests."""
     yield from objective_sentences([found.objective])
     members = found.members
-    keys = " and ".join(dict.fromkeys(family.key for family in found.families))
-    yield f"{counted(len(members), 'run', ',')} of {families_text(len(found.families))} (by {keys})."
+    choices = family_choices([family_values(one.facts.info) for one in members])
+    of_runs = [family for family, own in found.families.items() for _ in own]
+    runs, families = counted(len(members), "run", ","), FamilyCounts.of(of_runs)
+    told = keys_sentence(of_runs, choices, found.tried[0].family_key)
+    yield f"{runs} count. {told}" if told else f"{runs} of {kinds_of_families(families)}."
     if sentence := repeated_sentence(found.repeated):
         yield sentence
     if found.others:
         yield _others_sentence(found)
-    choices = family_choices([family_values(one.facts.info) for one in members])
-    of_runs = [family for family, own in found.families.items() for _ in own]
-    if sentence := keys_sentence(of_runs, choices, found.tried[0].family_key):
-        yield sentence
     yield from _odd_runs(found)
     yield _noise_sentence(found)
     variants = sum(len(one.sweep.variants) for one in found.tried)

@@ -299,8 +299,8 @@ def _unknown(result: BacktestResult) -> Iterator[str]:
         median = " (median)" if totals.changed > 1 else ""
         when = "" if share is None else f", first after {percent(share)} of the run{median}"
         yield (
-            f"It {change_words(result.backtest.policy)} in {totals.changed:,} of {counted(totals.runs, 'run', ',')}"
-            f"{when}. The logs show these trainings without that, so nothing is known of what comes after."
+            f"It {change_words(result.backtest.policy, result.backtest.results)} in {totals.changed:,} of "
+            f"{counted(totals.runs, 'run', ',')}{when}. The logs show these trainings without that, so nothing is known of what comes after."
         )
     if others := totals.not_known - totals.changed:
         yield f"The outcome of {counted(others, 'run', ',')} is unknown: no log shows the run under the policy."
