@@ -298,9 +298,10 @@ def _unknown(result: BacktestResult) -> Iterator[str]:
         share = totals.changed_from
         median = " (median)" if totals.changed > 1 else ""
         when = "" if share is None else f", first after {percent(share)} of the run{median}"
+        does, of = change_words(result.backtest.policy, result.backtest.results), counted(totals.runs, "run", ",")
         yield (
-            f"It {change_words(result.backtest.policy, result.backtest.results)} in {totals.changed:,} of "
-            f"{counted(totals.runs, 'run', ',')}{when}. The logs show these trainings without that, so nothing is known of what comes after."
+            f"It {does} in {totals.changed:,} of {of}{when}. The logs show these trainings without that, so nothing is "
+            "known of what comes after."
         )
     if others := totals.not_known - totals.changed:
         yield f"The outcome of {counted(others, 'run', ',')} is unknown: no log shows the run under the policy."
