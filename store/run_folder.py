@@ -39,6 +39,10 @@ MOST_SMALL_BYTES: Final = 64 << 20
 
 MOVE_AWAY: Final = "Move it away, and restore the file from a copy"
 
+#: Said of a file whose header is that of another one.
+MISNAMED: Final = "its name is not that of the log that it holds"
+NAME_BACK: Final = "A copy or a rename did this: move it away, or give it its own name back"
+
 
 #: A file vanishes only when the sealer renamed or merged it after the listing; each retry sees the newer listing.
 ATTEMPTS_TO_READ: Final = 100
@@ -89,6 +93,11 @@ class SealedFile(NamedTuple):
     def overlaps(self, other: SealedFile) -> bool:
         """Whether both files cover common events of one (attempt, rank), whatever their tables."""
         return self.stream == other.stream and self.first <= other.last and other.first <= self.last
+
+    def header(self, run_id: str) -> dict[str, str | int]:
+        """What the file says of itself, if it is what its name says."""
+        _, _, attempt, rank, first, last = self
+        return {"run_id": run_id, "attempt": attempt, "rank": rank, "first_seq": first, "last_seq": last}
 
 
 #: Sort key of files: every field but the path.
@@ -186,11 +195,10 @@ def listing_of(folder: Path, names: Iterable[str], irregular: Iterable[Path] = (
     sealed: list[SealedFile] = []
     journals: list[JournalFile] = []
     for name in sorted(names):
-        if name.endswith(".parquet") and (match := _SEALED.fullmatch(name)):
-            table, *numbers = match.groups()
-            sealed.append(SealedFile(folder / name, table, *map(int, numbers)))
-        elif name.startswith("journal-") and (match := _JOURNAL.fullmatch(name)):
-            journals.append(JournalFile(folder / name, *map(int, match.groups())))
+        if name.endswith(".parquet") and (file := sealed_at(folder / name)):
+            sealed.append(file)
+        elif name.startswith("journal-") and (journal := journal_at(folder / name)):
+            journals.append(journal)
     sealed.sort(key=_PLACE)
     journals.sort(key=_PLACE)
     superseded = [file for file in sealed if any(other.holds(file) for other in sealed)] if len(sealed) > 1 else []
@@ -237,6 +245,18 @@ def retrying(read: Callable[[], _Result]) -> _Result:
             if missing[str(error)] == _MOST_TIMES_MISSING:
                 break
     raise RunChanging("files of the run were replaced while they were read", where=where, fix="Try again")
+
+
+def journal_at(path: Path) -> JournalFile | None:
+    """Return the segment that a path names; None for other names."""
+    match = _JOURNAL.fullmatch(path.name)
+    return match and JournalFile(path, *map(int, match.groups()))
+
+
+def sealed_at(path: Path) -> SealedFile | None:
+    """Return the sealed table that a path names; None for other names."""
+    match = _SEALED.fullmatch(path.name)
+    return match and SealedFile(path, match[1], *map(int, match.groups()[1:]))
 
 
 def is_journal(name: str) -> bool:

@@ -15,7 +15,7 @@ from .plan import Plan
 from .run_folder import RUN_JSON, read_file, replace_file
 
 #: The version of FORMAT.md. It counts on when what a run folder holds changes.
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 _Value = TypeVar("_Value")
 

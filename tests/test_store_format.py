@@ -352,7 +352,7 @@ def test_the_sample_can_be_sealed(tmp_path: Path) -> None:
         assert not list(run.folder.glob("journal-*"))
 
 
-@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, str(FORMAT), True, 6.0])
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, str(FORMAT), True, float(FORMAT)])
 def test_a_run_of_another_format_is_refused_and_the_others_are_read(tmp_path: Path, version: object) -> None:
     """Nothing of it changes, whatever is asked of the store; it is listed with its reason."""
     store = open_store(shutil.copytree(SAMPLE, tmp_path / "runs"))

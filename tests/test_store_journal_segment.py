@@ -37,6 +37,7 @@ from steptape.store.journal.format import (
 from steptape.store.journal.segment_reading import read_segment
 from steptape.store.parquet.from_journal import events_table, samples_table, vectors_table
 
+HEADER = header_record({"attempt": 0, "rank": 0, "run_id": "run-1", "first_seq": 0})
 ENVELOPE_READ = ("kind", "seq", "step", "micro_step", "value_lag", "time_ns", "elapsed_ns", "epoch")
 
 #: Few shapes and many repetitions, so that long runs of equal records alternate with single ones.
@@ -277,8 +278,7 @@ def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
 ) -> None:
     """Lengths that exceed the record, and invalid JSON, never read bytes of the next record."""
     path = store_folder() / "journal-0-0-000000000000"
-    header = header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})
-    records = header + layout_record(0, "step_end", ["loss"]) + framed(payload) + framed(b"\x63" + bytes(200))
+    records = HEADER + layout_record(0, "step_end", ["loss"]) + framed(payload) + framed(b"\x63" + bytes(200))
     path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
 
     with pytest.raises(DamagedLog, match="checksum is correct"):
@@ -289,8 +289,7 @@ def test_what_does_not_fit_into_its_record_is_an_error_of_ours(
 def test_samples_without_their_losses_are_called_that(store_folder: Callable[..., Path], rest: bytes) -> None:
     """The message says what is cut short, and not what comes after it."""
     path = store_folder() / "journal-0-0-000000000000"
-    header = header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})
-    records = header + layout_record(0, "step_end", ["loss"]) + framed(payload_of(HAS_SAMPLES, rest))
+    records = HEADER + layout_record(0, "step_end", ["loss"]) + framed(payload_of(HAS_SAMPLES, rest))
     path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + records)
 
     with pytest.raises(DamagedLog, match="its samples are cut short"):
@@ -313,7 +312,7 @@ def test_a_segment_is_split_by_its_numbers(store_record: Callable[..., Path]) ->
 def test_a_segment_without_events_has_columns_without_rows(store_folder: Callable[..., Path]) -> None:
     """Also one whose header is torn."""
     path = store_folder() / "journal-0-0-000000000000"
-    for content in (b"", PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0, "run_id": "run-1"})):
+    for content in (b"", PREAMBLE.pack(MAGIC, VERSION) + HEADER):
         path.write_bytes(content)
         segment = read_segment(path)
 

@@ -239,7 +239,9 @@ def test_a_journal_of_another_version_is_refused_and_stays(
 def test_a_record_with_a_right_checksum_and_wrong_content_is_an_error_of_ours(tmp_path: Path, payload: bytes) -> None:
     """A foreign writer made it; it is neither read nor skipped."""
     path = tmp_path / "journal-0-0-000000000000"
-    path.write_bytes(PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0}) + framed(payload))
+    path.write_bytes(
+        PREAMBLE.pack(MAGIC, VERSION) + header_record({"attempt": 0, "rank": 0, "first_seq": 0}) + framed(payload)
+    )
 
     with pytest.raises(DamagedLog, match="although its checksum is correct"):
         read_segment(path)

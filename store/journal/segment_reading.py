@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
-from ..run_folder import read_file
+from ..run_folder import MISNAMED, NAME_BACK, journal_at, read_file
 from .format import (
     EVENT,
     FRAME,
@@ -37,17 +37,18 @@ from .segment import NOTHING, Codes, EventLayout, Flags, Integers, Segment, fiel
 MOST_SEGMENT_BYTES: Final = 4 << 30
 
 
-def read_segment(path: Path, *, checks: bool = True) -> Segment:
+def read_segment(path: Path, run_id: str | None = None, *, checks: bool = True) -> Segment:
     """Read all whole records of a segment. Bytes from the first torn or damaged record on are counted, not returned.
 
     Args:
         path: The segment.
+        run_id: The run that it must be of; any run when None.
         checks: Whether to verify all checksums. A caller that skips this must call ``is_sound`` before it relies on a
             record.
 
     Raises:
         FileNotFoundError: The segment was sealed meanwhile.
-        DamagedLog: The file is not a journal, or is larger than ``MOST_SEGMENT_BYTES``.
+        DamagedLog: The file is not a journal, is one of another run or name, or is larger than ``MOST_SEGMENT_BYTES``.
         UnsupportedVersion: The journal has another version.
     """
     data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
@@ -63,7 +64,21 @@ def read_segment(path: Path, *, checks: bool = True) -> Segment:
             fix="Its name says that it is one; check the program that wrote it",
         )
     require_version("journal version", version, VERSION, where=str(path))
-    return segment_of(data, str(path), checks=checks)
+    segment = segment_of(data, str(path), checks=checks)
+    _require_own(segment.header, path, run_id)
+    return segment
+
+
+def _require_own(header: JsonObject, path: Path, run_id: str | None) -> None:
+    """Raise DamagedLog if a segment's header is not that of the segment that its name says."""
+    named = journal_at(path)
+    if not header or named is None:
+        return
+    own: JsonObject = {"attempt": named.attempt, "rank": named.rank, "first_seq": named.first}
+    own |= {} if run_id is None else {"run_id": run_id}
+    said = {key: header.get(key) for key in own}
+    if said != own:
+        raise DamagedLog(MISNAMED, where=str(path), got=said, fix=NAME_BACK)
 
 
 def is_sound(segment: Segment) -> bool:

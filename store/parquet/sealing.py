@@ -47,6 +47,7 @@ from ..run_folder import (
     list_files,
     publish,
     remove_files,
+    sealed_at,
     sealed_name,
 )
 from ..run_info import RunInfo, read_run_info
@@ -64,7 +65,9 @@ from .tables import (
     events_schema,
     joint_samples_schema,
     read_schema,
+    require_own,
     row_groups_of,
+    with_header,
     with_ids_of,
     write_tables,
 )
@@ -107,6 +110,8 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         sealer = _Sealer(folder, info, other_hosts, thread)
         listing = list_files(folder)
         listing.require_files()
+        # A file under another one's name would count as the events of that log, whose own files would be deleted.
+        require_own((*listing.sealed, *listing.superseded), info.run_id)
         streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
@@ -240,7 +245,7 @@ class _Sealer:
                 digests = dict(self._digests)
                 try:
                     # Checksums are verified during the writing, which takes longer and waits for them in the end.
-                    segment = read_segment(journal.path, checks=False)
+                    segment = read_segment(journal.path, self._run_id, checks=False)
                     if not (self._other_hosts or _is_of_this_machine(segment)):
                         break
                     sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
@@ -249,7 +254,8 @@ class _Sealer:
                     # leftovers, so that nothing of the first try is still running.
                     self._thread.submit(_remove_leftovers, self._folder).result()
                     self._digests = digests
-                    sealed += self._seal_segment(journal, read_segment(journal.path), is_all=len(journals) == 1)
+                    segment = read_segment(journal.path, self._run_id)
+                    sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
         return sealed
 
     def seal_columns(self, segment: Segment) -> None:
@@ -311,7 +317,8 @@ class _Sealer:
             tables = itertools.chain([next(tables)], tables)
             # Only now, because the thread would otherwise do this before its half of the first table.
             readiness()
-            aside = _written_aside(self._watched(table, tables, path) if is_all else tables, schema, always, path)
+            watched = self._watched(table, tables, path) if is_all else tables
+            aside = self._written_aside(watched, schema, always, path)
             readiness().result()
             publish(aside, path)
 
@@ -374,7 +381,18 @@ class _Sealer:
             by_metric = read_columns(self._folder).by_metric
             schema = events_schema(Columns({m: c for m, c in by_metric.items() if c in present}))
         always = set.intersection(*({field.name for field in schema if not field.nullable} for schema in own))
-        publish(_written_aside(self._watched(table, groups, path) if is_all else groups, schema, always, path), path)
+        watched = self._watched(table, groups, path) if is_all else groups
+        publish(self._written_aside(watched, schema, always, path), path)
+
+    def _written_aside(
+        self, tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path
+    ) -> Path:
+        """Write the tables durably to a temporary file and return its path, ready to be renamed to ``path``."""
+        aside, named = path.with_name(f".{path.name}.tmp"), sealed_at(path)
+        assert named is not None
+        with durable_file(aside) as file:
+            write_tables(tables, with_header(schema, named, self._run_id), file, always=always)
+        return aside
 
     def _watched(self, table: str, pieces: Iterable[pa.Table], path: Path) -> Iterator[pa.Table]:
         """Yield the pieces of a table unchanged, and compute their digests while they are written."""
@@ -411,14 +429,6 @@ def _first_to_merge(sizes: Sequence[int]) -> int:
         if size < 2 * newer:
             return index
     return len(sizes) - 1
-
-
-def _written_aside(tables: Iterable[pa.Table], schema: pa.Schema, always: Collection[str], path: Path) -> Path:
-    """Write the tables durably to a temporary file and return its path, ready to be renamed to ``path``."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with durable_file(aside) as file:
-        write_tables(tables, schema, file, always=always)
-    return aside
 
 
 def _remove_leftovers(folder: Path) -> None:

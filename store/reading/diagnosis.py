@@ -23,7 +23,7 @@ from ..journal.segment_reading import is_being_written, read_segment
 from ..objects.mirror_access import fetch, is_live
 from ..own_process import WriterIdentity, is_of_this_machine
 from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
-from ..parquet.tables import read_parquet, row_groups_of
+from ..parquet.tables import read_parquet, require_own, row_groups_of
 from ..run_folder import (
     MOVE_AWAY,
     JournalFile,
@@ -140,15 +140,16 @@ def _faults_of(folder: Path, kept: Digests | StoreFault, info: RunInfo, listing:
     found = [*_irregular(listing), *_notes(folder)]
     if found:
         return found
-    found = [*_journals(folder, listing, _has_just_ended(info)), *_leftovers(folder, listing)]
-    read = _read_files(listing, _unchanged(folder, kept, listing))
+    found = [*_journals(folder, listing, info.run_id, _has_just_ended(info)), *_leftovers(folder, listing)]
+    read = _read_files(listing, info.run_id, _unchanged(folder, kept, listing))
     found += read.faults
     if any(one.code in UNREADABLE for one in found):
         return found
     snapshot = read_snapshot(folder) if listing.journals else sealed_snapshot(folder, info, listing)
     if not set(snapshot.listing.table("events")) <= set(listing.sealed):
         raise FileNotFoundError(f"{folder} was sealed meanwhile")
-    return [*found, *_missing(snapshot), *_lost(snapshot, read), *_changed(folder, kept, snapshot, read)]
+    found += [*_unnamed(snapshot), *_missing(snapshot), *_lost(snapshot, read)]
+    return [*found, *_changed(folder, kept, snapshot, read)]
 
 
 def folders_to_look_at(store: Path) -> list[Path]:
@@ -200,12 +201,12 @@ def _has_just_ended(info: RunInfo) -> bool:
     return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
 
 
-def _journals(folder: Path, listing: Listing, has_just_ended: bool) -> Iterator[StoreFault]:
+def _journals(folder: Path, listing: Listing, run_id: str, has_just_ended: bool) -> Iterator[StoreFault]:
     for journal in listing.journals:
         where = str(journal.path)
         try:
             fetch([journal.path])
-            segment = read_segment(journal.path)
+            segment = read_segment(journal.path, run_id)
         except FileNotFoundError:
             continue  # Sealed meanwhile.
         except TelemetryError as error:
@@ -279,10 +280,19 @@ def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> It
                 yield stream
 
 
-def _read_files(listing: Listing, unchanged: Iterable[Stream]) -> _FilesRead:
+def _read_files(listing: Listing, run_id: str, unchanged: Iterable[Stream]) -> _FilesRead:
     """Read every sealed file, and decode those that have changed."""
     read = _FilesRead(frozenset(unchanged))
-    for file in listing.sealed:
+    for file in (*listing.sealed, *listing.superseded):
+        try:
+            require_own([file], run_id)
+        except TelemetryError as error:
+            read.faults.append(StoreFault("unreadable-parquet", error.where or str(file.path), error.fact, error.fix))
+            continue
+        except FileNotFoundError:
+            continue  # Merged meanwhile.
+        if file in listing.superseded:
+            continue
         if file.stream in read.unchanged:
             if file.table == "events":
                 read.noted.extend(_noted_in(file.path))
@@ -318,6 +328,21 @@ def _noted_in(path: Path) -> Iterator[pa.Table]:
     if any(map(_SAYS_LOST.search, attrs.to_pylist())):
         rows = read_parquet(path, _NOTED, threads=False)
         yield rows.filter(rows["attrs"].is_valid())
+
+
+def _unnamed(snapshot: Snapshot) -> Iterator[StoreFault]:
+    """Yield logs of attempts that ``run.json`` does not name, and of ranks beyond the number of processes."""
+    attempts = {attempt.attempt: attempt for attempt in snapshot.info.attempts}
+    for number, rank in sorted(snapshot.listing.streams):
+        attempt = attempts.get(number)
+        size = None if attempt is None else attempt.newest_plan.world_size
+        if attempt is None:
+            what = f"run.json names no attempt {number}, of which there is a log"
+        elif size is not None and rank >= size:
+            what = f"attempt {number} has a world size of {size}, and there is a log of rank {rank}"
+        else:
+            continue
+        yield StoreFault("unnamed", str(snapshot.folder), what, "If it is of another run, move its files away")
 
 
 def _missing(snapshot: Snapshot) -> Iterator[StoreFault]:

@@ -35,6 +35,7 @@ from ..parquet.tables import (
     read_metrics,
     read_parquet,
     read_samples,
+    require_own,
     with_ids_of,
 )
 from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
@@ -216,10 +217,11 @@ def _read_snapshot(folder: Path) -> Snapshot:
         # A writer opens its next segment before it releases the last. So a new segment shows that the writer was alive,
         # and the first listing is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
+    require_own(listing.sealed, info.run_id)
     if not listing.journals:
         return sealed_snapshot(folder, info, listing, is_live=is_live)
     fetch(journal.path for journal in listing.journals)
-    segments = [(journal, read_segment(journal.path)) for journal in listing.journals]
+    segments = [(journal, read_segment(journal.path, info.run_id)) for journal in listing.journals]
 
     def tail_of(table: str) -> Tail:
         ends = {stream: listing.sealed_until(table, stream) for stream in {journal.stream for journal, _ in segments}}

@@ -21,7 +21,7 @@ from ..errors import NotARun, QueryRefused
 from ..events import CUSTOM, LOOP_KINDS
 from ..lineage import DECIDING_RANK, Cut
 from ..objects.mirror_access import fetch
-from ..parquet.tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, VECTORS_SCHEMA, events_schema
+from ..parquet.tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, VECTORS_SCHEMA, events_schema, require_own
 from ..reading.snapshot import Snapshot, effective_lineage, rolled_back
 from ..reading.summary import Entry, RunSummary, runs_table, summarize
 from ..run_folder import Listing, SealedFile
@@ -66,6 +66,7 @@ def connect(
 
     Raises:
         FileNotFoundError: A Parquet file was merged away meanwhile; take a new snapshot.
+        DamagedLog: A Parquet file has another one's name.
         QueryRefused: A Parquet file is damaged, or the statement names a metric that DuckDB would take for another one.
     """
     runs = viewed_runs([viewed_snapshot(snapshot) for snapshot in snapshots])
@@ -97,8 +98,12 @@ def connect_to(
     import duckdb  # Takes 50 ms to load, and a server runs its queries in separate processes.
 
     wanted = SOURCES.keys() if views is None else views
-    paths = [file.path for table, view in _VIEW_OF_FILES.items() if view in wanted for file in runs.files(table)]
+    tables = [table for table, view in _VIEW_OF_FILES.items() if view in wanted]
+    files = [(run, [file for file in run.listing.sealed if file.table in tables]) for run in runs.runs if tables]
+    paths = [file.path for _, own in files for file in own]
     fetch(paths)
+    for run, own in files:
+        require_own(own, run.summary.run_id)
     connection = duckdb.connect(config={"python_enable_replacements": False, "autoinstall_known_extensions": False})
     with translated():
         _create_views(connection, runs, wanted, exposed)
