@@ -255,7 +255,12 @@ class BacktestArguments(NamedTuple):
         Path | None, typer.Option(metavar="FILE", help="CSV of labelled incidents: run, first_step, last_step, name.")
     ] = None
     delay: Annotated[
-        int, typer.Option(metavar="STEPS", min=0, help="Optimizer updates between the decision to stop and the stop.")
+        int,
+        typer.Option(
+            metavar="STEPS",
+            min=0,
+            help="Further updates between the decision to stop and the stop. Late values delay the decision anyway.",
+        ),
     ] = 0
     cost_per_hour: Annotated[
         float | None, typer.Option(metavar="AMOUNT", min=0, help="Cost of one hour of one rank.")

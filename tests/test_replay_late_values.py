@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import call
 
 from steptape import Recorder, backtest, open_run, sweep, verify
 from steptape.recorder.device_values import COPIES
 from steptape.replay.policies.findings_on_runs import compared_with
+from steptape.replay.reports.sentences import sum_sentences
+from steptape.replay.reports.summary import summarize
+from steptape.replay.reports.terminal import TABLE_HEADINGS, table_rows
 from steptape.replay.runs.replaying import replay
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
@@ -88,6 +92,25 @@ def test_a_stop_ends_the_run_at_the_step_that_the_loop_had_reached(record: Calla
     assert late.stop is not None
     assert (on_host.ending.step, late.stop.outcome.step, late.stop.outcome.value_lag, late.ending.step) == (4, 4, 1, 5)
     assert late.stop.to_json()["value_lag"] == 1
+
+
+def test_a_backtest_stops_a_run_without_rules_where_its_loop_would_have_stopped(
+    record: Callable[..., Run], tmp_path: Path
+) -> None:
+    """The record of the loop has the delay of its values. The report says which one it used, and which was given."""
+    rules = tmp_path / "stop.yaml"
+    rules.write_text(POLICY.replace("OPERATION", "hfcontrols.should_training_stop"))
+    live, plain = record(OnDevice, "hfcontrols.should_training_stop"), record(OnDevice)
+    report, later = (backtest(parse_policy(rules.read_text()), [plain], delay_steps=delay) for delay in (0, 2))
+
+    stops = [table_rows(summarize(each))[0][TABLE_HEADINGS.index("stop")] for each in (report, later)]
+    assert stops == [str(live.info.last.steps), str((live.info.last.steps or 0) + 2)] == ["5", "7"]
+    assert "stop at step 5 (" in call("replay", rules, plain.folder).stdout
+    as_recorded = "Delay, as recorded: 1 stop came 1 update after the step of the values, which were late."
+    assert report.delay == as_recorded
+    assert later.delay == f"{as_recorded} Delay, as given: a stop takes effect 2 updates after its decision."
+    assert as_recorded in sum_sentences(summarize(report))
+    assert backtest(parse_policy(rules.read_text()), [record(float)]).delay == ""
 
 
 def test_a_backtest_counts_each_step_once_and_the_steps_that_were_run(record: Callable[..., Run]) -> None:

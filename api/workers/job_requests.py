@@ -106,7 +106,7 @@ class BacktestRequest(PolicyJobRequest):
     params: dict[str, Param] = Field(default_factory=dict, max_length=100)
     """Values that replace the policy's own."""
     delay_steps: int = Field(default=0, ge=0, le=1_000_000_000)
-    """Updates between the decision to stop and the stop."""
+    """Further updates between the decision to stop and the stop. Late values delay the decision anyway."""
     tolerance_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Distance from an incident, in updates, at which an alarm still counts."""
     cost_per_hour: float | None = Field(default=None, ge=0)

@@ -109,8 +109,8 @@ def _print_replay(replayed: Replay) -> None:
         for judged in replayed.outcomes
     ]
     print_table(("step", "event", "controller", "operations", "validity", "values"), rows, numeric=("step",))
-    stop = replayed.stop
-    end = "no stop" if stop is None else f"stop at step {stop.outcome.step} ({stop.validity})"
+    stop, ending = replayed.stop, replayed.ending
+    end = "no stop" if stop is None or ending is None else f"stop at step {ending.step} ({stop.validity})"
     say(f"{counted(replayed.event_count, 'event')}, {counted(len(replayed.decisions), 'decision')}, {end}")
 
 

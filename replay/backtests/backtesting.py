@@ -60,7 +60,8 @@ def backtest(
             If not given, each run is judged by what its study optimises, or by the metric whose name clearly says it.
         renames: New names of metrics, as the rules call them, by the names that runs recorded.
         on_progress: Called after each run that is read: once for the policy, once for all baselines, once for coverage.
-        delay_steps: Updates that the loop still makes between the decision to stop and the stop.
+        delay_steps: Updates that the loop still makes between the decision to stop and the stop. Values that a run
+            recorded late delay the decision anyway.
         cost_per_hour: Cost of an hour of one rank.
         labels: Incidents by run; if None, those that annotations label.
         tolerance_steps: Steps around an incident within which an alarm still counts as true.

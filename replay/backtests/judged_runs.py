@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
+from ...store.errors import counted
 from ..runs.mute_rules import PLANS_BY_LENGTH, LackedMetric, MuteRule, mute_rules
 from ..runs.objective import FEWEST_EVALUATIONS, Objective, Saves, shared_objective
 from ..runs.run_result import DEFAULT_SETTINGS, BacktestSettings, Conduct, ControllerCoverage, Excluded, RunResult
@@ -215,11 +216,24 @@ class Backtest:
         return self.read_events / self.took_s if self.took_s else None
 
     @property
+    def delay(self) -> str:
+        """How many updates the loops still make before a stop takes effect, in sentences; empty if none."""
+        said, given = [], self.settings.delay_steps
+        lags = [lag for one in self.results if one.stop is not None and (lag := one.stop.outcome.value_lag)]
+        if lags:
+            least, most = min(lags), max(lags)
+            span = counted(most, "update") if least == most else f"{least} to {most} updates"
+            stops = counted(len(lags), "stop", ",")
+            said.append(f"Delay, as recorded: {stops} came {span} after the step of the values, which were late.")
+        if given:
+            said.append(f"Delay, as given: a stop takes effect {counted(given, 'update', ',')} after its decision.")
+        return " ".join(said)
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions behind the numbers."""
         first, *others = ASSUMPTIONS
-        if self.settings.delay_steps:
-            first = f"A stop takes effect {self.settings.delay_steps} updates after the step of its decision."
+        first = self.delay or first
         planned = [PLANS_BY_LENGTH] if self.settings.plans_by_length else []
         return (first, SAVES_ASSUMPTIONS[self.settings.saves], *planned, *others)
 

@@ -316,6 +316,7 @@ def sum_sentences(result: BacktestResult) -> list[str]:
     lines = [] if is_said else [f"Rules fired in {counted(totals.fired, 'run', ',')}."]
     lines += renamed_sentences(backtest)
     lines += [PLANS_BY_LENGTH] if backtest.settings.plans_by_length else []
+    lines += [backtest.delay] if backtest.delay else []
     if totals.stopped or (totals.evaluations_saved or 0) < 0:
         lines.append(_cut_line(totals))
     if totals.checkpoints_saved:

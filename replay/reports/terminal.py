@@ -205,7 +205,7 @@ def _cells(result: RunResult, ledger: Ledger) -> tuple[str, ...]:
     bound = "≥" if result.right_censored else ""
     regret, deployable = result.relative_regret, result.relative_deployable_regret
     return (
-        "-" if stop is None else f"{stop.outcome.step:,}",
+        "-" if stop is None else f"{predicted.steps:,}",
         f"{recorded.steps:,}",
         "-" if result.share_saved is None else f"{bound}{result.share_saved:.0%}",
         ledger.lost(result.run_id),

@@ -190,7 +190,7 @@ function runsTable() {
     const able = known && !one.could_not_fire;
     return [
       element("a", { href: `${root}/runs/${encodeURIComponent(one.run_id)}` }, one.name),
-      one.stop ? shown(one.stop.step) : known ? "–" : "unknown",
+      one.stop ? shown(endOf(one)) : known ? "–" : "unknown",
       shown(one.recorded.steps),
       able && one.recorded.steps ? bound + percent(one.saved.steps / one.recorded.steps, 0) : "–",
       shown(one.decisions.length),
@@ -231,11 +231,16 @@ function limits() {
   return element("details", {}, element("summary", {}, "Assumptions and excluded runs"), element("ul", {}, [...report.assumptions, ...left].map((text) => element("li", {}, text))));
 }
 
+/** The step at which a run ends that a rule stops: after the decision's if values came late. */
+function endOf(entry) {
+  return entry.predicted?.steps ?? entry.stop.step;
+}
+
 function figureOf(entry) {
   const div = element("div", { class: "plot" });
   plots.set(entry.run_id, div);
-  const stop = entry.stop ? `stop at step ${shown(entry.stop.step)}` : entry.could_not_fire ? `could not fire: ${entry.could_not_fire}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
-  return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(entry.stop.step) : "" },
+  const stop = entry.stop ? `stop at step ${shown(endOf(entry))}` : entry.could_not_fire ? `could not fire: ${entry.could_not_fire}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
+  return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(endOf(entry)) : "" },
     element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
 }
 
@@ -266,10 +271,10 @@ async function drawRun(entry) {
     const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
     const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
     if (marks.length) traces.push(marksOf("decision", main, marks));
-    const stops = entry.stop ? [{ step: entry.stop.step }] : [];
+    const stops = entry.stop ? [{ step: endOf(entry) }] : [];
     traces.push(...firingsOf(main, stops));
     const longest = items.reduce((long, item) => (item.step.at(-1) > long.step.at(-1) ? item : long));
-    const shapes = shapesOf(longest, { decisions: stops, spared: entry.stop?.step ?? null });
+    const shapes = shapesOf(longest, { decisions: stops, spared: entry.stop ? endOf(entry) : null });
     draw(plots.get(entry.run_id), traces, { shapes });
   } catch (error) {
     plots.get(entry.run_id)?.replaceChildren(element("p", { class: "faint" }, error.message));
