@@ -39,20 +39,20 @@ class SteptapeTracker(GeneralTracker):
         recorder: The recorder. Construct it after the ``Accelerator``, which makes the process group.
         step_key: The name among the logged values that holds the step, which is the number of finished updates. If not
             given: the ``step`` of ``log``.
-        on_log: What a call records: ``log`` (default) a ``log`` event; ``step`` an update; ``auto`` an evaluation of
-            the values whose names say so, such as ``eval_loss``, as in imports, and an update of the others. While
-            gradients are accumulated, the values of micro-batches are averaged into those of their update.
+        on_log: What a call records: ``log`` (default) a ``log`` event; ``auto`` an evaluation of the values whose names
+            say so, such as ``eval_loss``, as in imports, and an update of the others. While gradients are accumulated,
+            the values of micro-batches are averaged into those of their update.
     """
 
     name = "steptape"
     requires_logging_directory = False
 
     def __init__(
-        self, recorder: Recorder, *, step_key: str | None = None, on_log: Literal["step", "log", "auto"] = "log"
+        self, recorder: Recorder, *, step_key: str | None = None, on_log: Literal["log", "auto"] = "log"
     ) -> None:
         super().__init__()
-        if on_log not in ("step", "log", "auto"):
-            raise TelemetryError("on_log must be 'step', 'log' or 'auto'", got=on_log)
+        if on_log not in ("log", "auto"):
+            raise TelemetryError("on_log must be 'log' or 'auto'", got=on_log)
         self._recorder, self._step_key, self._on_log = recorder, step_key, on_log
         self._accelerator: Any = None
         self._micro_batches: list[Mapping[str, Any]] = []
@@ -89,7 +89,7 @@ class SteptapeTracker(GeneralTracker):
         """Record the config of ``init_trackers``. A checkpoint's state can still be loaded."""
         self._recorder.declare(config=values)
         if self._on_log != "log" and PartialState().num_processes > 1:
-            what = f"Accelerate logs on the main process alone: on_log={self._on_log!r} counts no steps elsewhere"
+            what = "Accelerate logs on the main process alone: on_log='auto' counts no steps elsewhere"
             logger.warning("%s. Call rec.step on every process, and keep on_log='log'", what)
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:

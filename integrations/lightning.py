@@ -18,6 +18,7 @@ from typing import Any, Final
 from ..recorder.advice import LIGHTNING
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
+from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from .guard import Guard, State, guarded
 from .torch import handle_skips, leave_out, steer_learning_rate, watch_steps
@@ -53,6 +54,8 @@ class SteptapeCallback(Callback):
     Args:
         store: Folder of runs.
         grad_norm: Record the norm of the gradients before they are clipped.
+        keep: How many of the checkpoints that rules ordered to leave: older ones that this callback wrote are deleted,
+            and nothing else is. None keeps all.
         **arguments: Further arguments of ``Recorder``.
 
     Attributes:
@@ -61,8 +64,11 @@ class SteptapeCallback(Callback):
         config: Hyper-parameters that were logged.
     """
 
-    def __init__(self, store: str | Path, *, grad_norm: bool = True, **arguments: Any) -> None:
+    def __init__(self, store: str | Path, *, grad_norm: bool = True, keep: int | None = None, **arguments: Any) -> None:
         super().__init__()
+        if keep is not None and not (type(keep) is int and keep > 0):
+            raise TelemetryError("keep must be a whole number from 1", got=keep)
+        self._keep, self._ordered = keep, list[Path]()
         self._store, self._grad_norm, self._arguments = store, grad_norm, arguments
         self.recorder: Recorder | None = None
         self.is_validating = False
@@ -343,9 +349,18 @@ class SteptapeCallback(Callback):
             self._validate_next(trainer, rec)
         if control.should_save:
             folder = getattr(trainer.checkpoint_callback, "dirpath", None) or trainer.default_root_dir
+            path = Path(folder) / f"steptape-step={trainer.global_step}.ckpt"
             with self._guard.passing():  # In a job, a rank that cannot save must not leave the others waiting for it.
-                trainer.save_checkpoint(Path(folder) / f"steptape-step={trainer.global_step}.ckpt")
+                trainer.save_checkpoint(path)
+            self._delete_older(trainer, path)
         return control
+
+    @guarded
+    def _delete_older(self, trainer: Any, newest: Path) -> None:
+        """Delete checkpoints that this callback wrote before its newest ``keep``."""
+        self._ordered = [*(path for path in self._ordered if path != newest), newest]
+        while self._keep is not None and len(self._ordered) > self._keep:
+            trainer.strategy.remove_checkpoint(self._ordered.pop(0))
 
     def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Any) -> None:
         if control.should_stop:
@@ -452,7 +467,8 @@ class SteptapeLogger(Logger):
     @rank_zero_only  # type: ignore[untyped-decorator]
     def _log_alone(self, metrics: Mapping[str, float], step: int | None) -> None:
         if self._alone is None or self._alone.is_closed:
-            arguments = completed({"config": self._callback.config, **self._arguments}, Ranks, rank=0)
+            own = {name: value for name, value in self._arguments.items() if name not in ("grad_norm", "keep")}
+            arguments = completed({"config": self._callback.config, **own}, Ranks, rank=0)
             if arguments.pop("rules", None) is not None:
                 self._guard.warn("rules steer nothing without Trainer(callbacks=[tape.callback()])")
             self._alone = self._guard.opened(self._store, self._state, arguments)

@@ -91,6 +91,23 @@ def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path, root: str) -
     assert (run.status, run.info.config, run.info.last.plan.total_steps) == ("completed", {"lr": 0.1}, 42)
 
 
+def test_of_the_checkpoints_that_rules_order_the_newest_are_left_and_nothing_else_is_deleted(tmp_path: Path) -> None:
+    """Neither those of Lightning nor one that an earlier process has left under such a name."""
+    (tmp_path / "steptape-step=1.ckpt").write_text("of an earlier process")
+    callback = SteptapeCallback(tmp_path / "runs", rules=policy(tmp_path, rule("step % 4 == 0", "should_save")), keep=2)
+    lightnings = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10, save_top_k=-1)
+    trainer = tiny_trainer(tmp_path, [lightnings, callback], max_epochs=1, enable_checkpointing=True)
+    trainer.fit(tiny_module(), loader(), loader(4))
+
+    assert [event.step for event in events(newest(tmp_path), "save") if "steptape" in event.attrs["path"]] == [4, 8, 12]
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == [
+        "step=10.ckpt",
+        *(f"steptape-step={step}.ckpt" for step in (1, 12, 8)),
+    ]
+    with pytest.raises(TelemetryError, match="keep must be a whole number from 1"):
+        SteptapeCallback(tmp_path / "runs", keep=0)
+
+
 def test_of_two_callbacks_of_a_trainer_the_newest_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Lightning refuses two when a Trainer is made; one that is added later takes the place of the first."""
     trainer = tiny_trainer(tmp_path, [SteptapeCallback(tmp_path / "runs")], max_epochs=1)
@@ -639,14 +656,14 @@ def test_a_logger_alone_ends_its_run_as_failed_with_the_training(tmp_path: Path)
 
 
 def test_the_example_trains_until_a_rule_stops_it(tmp_path: Path) -> None:
-    """It takes the policy as its argument, and has at most 40 lines. Its folder can run further programs."""
+    """It takes the policy as its argument, and has at most 45 lines. Its folder can run further programs."""
     script = TESTS.parent / "examples" / "scripts" / "lightning_training.py"
     command = [sys.executable, "-W", "ignore", str(script), str(policy(tmp_path, rule("step == 20")))]
     subprocess.run(command, cwd=tmp_path, timeout=PATIENCE_S, check=True)
     subprocess.run([sys.executable, "-c", "from steptape import open_store"], cwd=tmp_path, check=True)
 
     (run,) = open_store(tmp_path / "runs")
-    assert (run.status, run.info.last.steps, len(script.read_text().splitlines()) <= 40) == ("stopped", 20, True)
+    assert (run.status, run.info.last.steps, len(script.read_text().splitlines()) <= 45) == ("stopped", 20, True)
     assert len(list(tmp_path.glob("steptape_logs/*/checkpoints/*.ckpt"))) == 1
 
 

@@ -517,6 +517,15 @@ def test_an_order_that_the_trainer_cannot_serve_is_named_in_words_of_the_trainer
     assert "rec." not in caplog.text
 
 
+def test_the_trainer_rotates_the_checkpoints_that_rules_order(tmp_path: Path) -> None:
+    """By its own limit."""
+    text = STOP_AT_7.replace("step >= 7", "step % 3 == 0").replace("should_training_stop", "should_save")
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text))
+    trained(tmp_path, callback, save_strategy="no", save_total_limit=2)
+
+    assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == ["checkpoint-15", "checkpoint-18"]
+
+
 def test_without_attach_the_losses_are_those_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One warning says so; a callback may be given as a class, which records to ``runs``."""
     with pytest.MonkeyPatch.context() as patch:
