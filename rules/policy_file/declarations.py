@@ -26,7 +26,7 @@ from .metrics import METRIC_CLASSES, Metric
 from .operations import OPERATION_CLASSES, Operation
 
 #: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 4
+SEMANTICS_VERSION: Final = 5
 
 #: The severities of a decision, the lowest first.
 SEVERITIES: Final = ("info", "warning", "critical")
