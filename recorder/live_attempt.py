@@ -30,7 +30,14 @@ from .loop_values import as_text
 from .opening import Opening
 from .process.pushing_process import PUSHING, PushSettings
 from .process.sealing_process import SEALING
-from .process.termination import Terminated, raise_on_sigterm, restore_sigterm, stop_watching, watch_for_sigterm
+from .process.termination import (
+    Terminated,
+    raise_on_sigterm,
+    restore_sigterm,
+    signals_held,
+    stop_watching,
+    watch_for_sigterm,
+)
 from .ranks.agreement import Agreement, Emit, Requests
 from .ranks.rank import Rank
 from .run_document import RunDocument
@@ -323,9 +330,12 @@ class LiveAttempt:
     def _leave_at_exit(self) -> None:
         """End an unclosed run, with the status that the program's end implies.
 
-        The interpreter keeps the exception that ended the program, but not the exit status of ``sys.exit``.
+        The interpreter keeps the exception that ended the program, but not the exit status of ``sys.exit``. A launcher
+        sends SIGTERM to a rank that is about to exit. The end is written first, and nothing is raised: the interpreter
+        would print the traceback of an exit handler.
         """
-        self.leave(Terminated.latest or getattr(sys, "last_value", None))
+        with contextlib.suppress(Terminated, KeyboardInterrupt), signals_held():
+            self.leave(Terminated.latest or getattr(sys, "last_value", None))
 
     # --- its journal --------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("steptape")
 
+#: The ``resume`` that continues the run of ``run_id``, or begins it.
+ALLOW: Final = "allow"
+
 #: What ``Recorder(resume=...)`` takes.
 Resume: TypeAlias = str | tuple[str, int] | Mapping[str, Any]
 
@@ -154,18 +157,17 @@ def open_run(
     Raises:
         TelemetryError: The run cannot be opened, or an argument is wrong.
     """
-    if resume is not None and run_id is not None:
-        raise TelemetryError("run_id is only for a new run, and resume= names the run", got=run_id)
+    point = None if resume is None else _resume_point(store, run_id, resume)
     if not rank.decides:
         if rank.has_group:
             shared: _SharedOpening | str = rank.broadcast(None)
             return _followed_run(store, shared, info)
         return _joined_run(store, run_id, info, rank)
     try:
-        if resume is None:
+        if point is None:
             opening = _fresh_run(store, run_id, info, policy)
         else:
-            opening = _resumed_run(store, ResumePoint.from_argument(resume), info.last, policy)
+            opening = _resumed_run(store, point, info.last, policy, is_sure=resume != ALLOW)
         if opening.engine is not None:
             opening = opening._replace(calls=opening.engine.policy.calls)
     except BaseException as error:
@@ -180,6 +182,23 @@ def open_run(
     return opening
 
 
+def _resume_point(store: Path, run_id: str | None, resume: Resume) -> ResumePoint | None:
+    """Return where a run continues; None if it may begin, and does not exist.
+
+    Raises:
+        TelemetryError: The arguments contradict each other, or one is wrong.
+    """
+    if resume == ALLOW:
+        if run_id is None:
+            raise TelemetryError("resume='allow' needs the id of the run", fix="Give run_id=, the same at each restart")
+        is_there = RUN_ID.fullmatch(str(run_id)) and (store / run_id / RUN_JSON).exists()
+        return ResumePoint(run_id) if is_there else None
+    point = ResumePoint.from_argument(resume)
+    if run_id not in (None, point.run_id):
+        raise TelemetryError(f"run_id and resume name two runs, and resume= names {point.run_id!r}", got=run_id)
+    return point
+
+
 def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:
     """Build the opening of a new run.
 
@@ -188,7 +207,7 @@ def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | 
     """
     opening = _new_run(store, run_id, info, policy)
     if (opening.folder / RUN_JSON).exists():
-        fix = "Choose another id, or continue that run with resume="
+        fix = "Choose another id, or continue that run with resume='allow'"
         raise TelemetryError("a run with this id already exists", where=str(store), got=run_id, fix=fix)
     return opening
 
@@ -226,7 +245,7 @@ def _engine(policy: Policy, plan: Plan) -> Engine:
     return Engine(policy, plan)
 
 
-def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None) -> Opening:
+def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None, *, is_sure: bool) -> Opening:
     """Build the opening of an attempt that resumes from an earlier one.
 
     Args:
@@ -234,6 +253,7 @@ def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Poli
         point: The place to resume from.
         attempt: The new attempt, still without number and parent.
         policy: Its rules.
+        is_sure: Whether there must be a checkpoint. Otherwise, the attempt resumes from the beginning without one.
 
     Raises:
         TelemetryError: The run does not exist, is still being written, or has no such checkpoint.
@@ -252,7 +272,7 @@ def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Poli
     if snapshot.is_live:
         what = "the run is still being written; an attempt must end before the next can begin"
         raise TelemetryError(what, where=str(folder), fix="Wait until its process ends, or end it")
-    parent, parent_seq, from_step, epoch = _checkpoint(snapshot, point)
+    parent, parent_seq, from_step, epoch = _checkpoint(snapshot, point, is_sure=is_sure)
     # A recorder that died before writing run.json has left the journal of an attempt that run.json does not list.
     journaled = max((journal.attempt for journal in snapshot.listing.journals), default=0)
     number = max(info.last.attempt, journaled) + 1
@@ -303,7 +323,7 @@ def _refuse_name(store: Path, name: str) -> None:
         raise TelemetryError("resume takes a run's id", where=str(store), got=name, fix=fix)
 
 
-def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None, int, float | None]:
+def _checkpoint(snapshot: Snapshot, point: ResumePoint, *, is_sure: bool) -> tuple[int, int | None, int, float | None]:
     """Return attempt, ``seq``, step and epoch of the checkpoint to resume from."""
     attempts = snapshot.info.attempts
     where = str(snapshot.folder)
@@ -318,6 +338,8 @@ def _checkpoint(snapshot: Snapshot, point: ResumePoint) -> tuple[int, int | None
         last = saves[-1]
         return last.attempt, last.seq, last.step, last.epoch
     reached = max((event.step for event in events), default=0)
+    if point.step is None and not is_sure:
+        return attempts[-1].attempt, None, 0, None
     if point.step is None:
         fix = f"Give the step to continue from, as resume=(run_id, step); the run reached step {reached}"
         raise TelemetryError("the run recorded no checkpoint", where=where, fix=fix)

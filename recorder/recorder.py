@@ -119,9 +119,10 @@ class Recorder:
             ``num_params``.
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
         resume: Resume a run of this store as its next attempt, from the ``state_dict`` that the checkpoint kept. Or
-            give a run id, for its newest recorded checkpoint, or ``(run_id, step)``. Events recorded after the
-            checkpoint are rolled back: they stay on disk and no longer belong to the run. The run keeps its name,
-            group, tags and config; a config that differs is recorded as a note.
+            give a run id, for its newest recorded checkpoint, or ``(run_id, step)``. Or ``"allow"``: continue the run
+            of ``run_id`` from its newest recorded checkpoint, or else from its beginning, or begin it. Events recorded
+            after the checkpoint are rolled back: they stay on disk and no longer belong to the run. The run keeps its
+            name, group, tags and config; a config that differs is recorded as a note.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
         callbacks: Functions that are called when a rule asks for ``save``, ``evaluate`` or ``stop``, by these names.
             The loop then need not check the flags.

@@ -197,6 +197,28 @@ def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, statu
     until(lambda: not list(run.folder.glob("journal-*")))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_to_a_program_that_is_exiting_prints_nothing(tmp_path: Path, number: int) -> None:
+    """Launchers send SIGTERM to the other ranks when one has failed. The run has its end all the same."""
+    policy = tmp_path / "save.yaml"
+    policy.write_text(
+        "controllers: [{name: a, triggers: [on_train_end], rule: step > 0, operations: [hfcontrols.should_save]}]"
+    )
+    process = run_script(
+        tmp_path / "runs",
+        f"""
+        def save():
+            os.kill(os.getpid(), {int(number)})
+        rec = Recorder(sys.argv[1], rules={str(policy)!r}, callbacks={{"save": save}}, quiet=True)
+        rec.step(loss=1.0)
+        """,
+    )
+    _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert b"Exception ignored" not in errors
+    assert only_run(tmp_path / "runs").status == "completed"
+
+
 def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> None:
     """Schedulers and launchers have their own handlers."""
     process = run_script(

@@ -184,6 +184,35 @@ def test_a_killed_run_can_be_resumed(tmp_path: Path) -> None:
     assert open_run(rec.folder).status == "completed"
 
 
+def test_allow_begins_a_run_and_continues_it_from_the_beginning_then_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    """A job that is restarted has one line for its recorder, whether or not it has saved anything yet."""
+    began = []
+    for _ in range(4):
+        with Recorder(tmp_path, run_id="job-1", resume="allow") as rec:
+            began.append(rec.progress.updates)
+            rec.step(loss=1.0)
+            if len(began) > 1:
+                rec.save("newest.pt", size_bytes=1)
+            rec.step(loss=2.0)
+
+    run = open_run(tmp_path / "job-1")
+    assert began == [0, 0, 1, 2]
+    assert [attempt.from_step for attempt in run.info.attempts] == [None, 0, 1, 2]
+    assert steps(run) == [(1, 1), (2, 2), (3, 3), (3, 4)]
+
+
+def test_a_state_may_be_given_with_the_id_of_its_run(tmp_path: Path) -> None:
+    """A restarted job gives its id in any case, and the state once its checkpoint has one."""
+    with Recorder(tmp_path, run_id="job-1", resume="allow") as rec:
+        rec.step(loss=1.0)
+        state = rec.state_dict()
+        rec.step(loss=2.0)
+    with Recorder(tmp_path, run_id="job-1", resume=state) as rec:
+        rec.step(loss=3.0)
+
+    assert open_run(tmp_path / "job-1").series("loss")["value"].to_pylist() == [1.0, 3.0]
+
+
 def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
     """Two writers of one run would each take themselves for the last."""
     with Recorder(tmp_path) as rec:
@@ -211,7 +240,9 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
         ({"resume": ("a-run", "1")}, "the step to resume from must be a whole number; got '1'"),
         ({"resume": ("a-run", True)}, "the step to resume from must be a whole number.*; got True"),
         ({"resume": ("a-run", 1, 2)}, "resume must be a run id, "),
-        ({"resume": "RUN", "run_id": "another"}, "run_id is only for a new run"),
+        ({"resume": "RUN", "run_id": "another"}, "run_id and resume name two runs, and resume= names 'a-run'; got 'an"),
+        ({"resume": "allow"}, "resume='allow' needs the id of the run. Give run_id="),
+        ({"resume": "allow", "run_id": "../escape"}, "a run id starts with"),
         ({"run_id": "RUN"}, "a run with this id already"),
         ({"run_id": ".hidden"}, "a run id starts with"),
     ],

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import steered_ranks
+import torch
 from steered_loops import GUARD, SKIP, rollback
-from torchrun import run_job
+from torchrun import run_job, run_ranks
 
 from steptape import open_run, verify
 from steptape.replay.policies.run_accounts import learning_rates
@@ -190,3 +191,24 @@ def test_no_rank_obeys_what_one_of_them_cannot(done: dict[str, Done]) -> None:
         assert expected <= {(step, operation.partition("(")[0]) for step, operation, _ in receipts}
         assert {reason for _, _, reason in receipts} == {"the loop of rank 1 has no handler for it"}
     assert verify(training.run).identical
+
+
+def test_a_requeued_job_continues_its_run_and_trains_the_weights_of_an_unbroken_one(tmp_path: Path) -> None:
+    """It is killed before its first snapshot, and again after it. Each restart has the same command line."""
+    program = str(Path(__file__).with_name("requeued_ranks.py"))
+    recorded, plain = tmp_path / "recorded", tmp_path / "plain"
+    recorded.mkdir()
+    plain.mkdir()
+    for killed_at in (5, 13, 0):
+        output, status = run_ranks(2, [program, str(recorded), "recorded", str(killed_at)])
+        assert (status == 0) == (killed_at == 0), output
+    run_ranks(2, [program, str(plain), "plain", "0"])
+
+    run = open_run(recorded / "runs" / "job")
+    weights, unbroken = (torch.load(folder / "weights.pt") for folder in (recorded, plain))
+    decided = [event.step for event in run.events() if event.kind == "decision"]
+    assert all(torch.equal(weights[name], unbroken[name]) for name in unbroken)
+    assert sorted(run.series("loss")["step"].to_pylist()) == sorted([*range(1, 21)] * 2)
+    assert [attempt.from_step for attempt in run.info.attempts] == [None, 0, 8]
+    assert decided == [5, 11, 17]
+    assert verify(run).identical

@@ -27,11 +27,19 @@ def run_job(
     """
     given = folder / "trainings.jsonl"
     given.write_text("\n".join(map(json.dumps, trainings)))
+    output, status = run_ranks(world_size, [str(program), str(given)])
+    assert status == 0, output
+    ranks = [json.loads(given.with_suffix(f".{rank}").read_text()) for rank in range(world_size)]
+    return [list(each) for each in zip(*ranks, strict=True)]
+
+
+def run_ranks(world_size: int, program: Sequence[str]) -> tuple[str, int]:
+    """Run a program on several processes, and return what they printed and torchrun's exit status."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     # Ranks of gloo train on the CPU, also where the machine has a GPU for fewer of them.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     job = subprocess.Popen(
-        [*command, str(program), str(given)],
+        [*command, *program],
         env=environment,
         start_new_session=True,
         stdout=subprocess.PIPE,
@@ -43,6 +51,4 @@ def run_job(
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
-    assert job.returncode == 0, output
-    ranks = [json.loads(given.with_suffix(f".{rank}").read_text()) for rank in range(world_size)]
-    return [list(each) for each in zip(*ranks, strict=True)]
+    return output, job.returncode
