@@ -92,10 +92,11 @@ class VariantTests:
         axes: The params that were varied, with their values.
         order: The order of the tests, in words.
         why: Where the order comes from.
-        variants: Number of variants that might have been chosen: the tries.
+        variants: Number of variants that might have been chosen.
         tested: Number of variants that were tested before their chains failed.
         passed: Number of variants that passed.
         error: Probability of error that each chain of tests used.
+        tries: Number of choices that were made on these runs until then, with this one; None if nobody counted.
     """
 
     axes: Mapping[str, tuple[Param, ...]]
@@ -105,6 +106,7 @@ class VariantTests:
     tested: int
     passed: int
     error: float
+    tries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,10 @@ class Certificate:
     evidence: CertifiedEvidence
     population: CertifiedPopulation
 
+    def with_tries(self, tries: int | None) -> Self:
+        """Return it with the number of choices that were made on its runs."""
+        return dataclasses.replace(self, tests=dataclasses.replace(self.tests, tries=tries))
+
     @property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of everything that it says."""
@@ -343,6 +349,13 @@ class Certificate:
             yield f"its length is {steps:,} steps, the population has {lengths}"
         if metrics is not None and (lacking := [name for name in population.metrics if name not in metrics]):
             yield f"it recorded no {', '.join(_some(lacking))}, which all runs of the population did"
+
+
+def tries_sentence(tries: int | None) -> str:
+    """Return what several choices on the same runs mean for a promise; empty for one, and if nobody counted."""
+    if tries is None or tries < 2:
+        return ""
+    return f"This is try {tries:,} on these runs: the promise holds for one choice that is made before looking."
 
 
 def read_certificate(path: str | Path) -> Certificate:

@@ -1,6 +1,6 @@
 """Locates steptape's folder in the user's cache, and recognizes mirrors there: copies of stores in object storage.
 
-Everything in the folder is derived and may be deleted at any time.
+All of the folder may be deleted at any time. It is derived, but for the count of tries on the same runs.
 """
 
 from __future__ import annotations

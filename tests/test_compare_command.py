@@ -69,7 +69,7 @@ def test_the_answer_fits_a_screen_and_explains_its_words(store: Path) -> None:
     lines = printed.splitlines()
     assert sum(1 + len(line) // 80 for line in lines) <= SCREEN
     assert "Judged by eval_loss (lower is better, guessed; change with --objective)" in printed
-    assert "+0.02 (+1.90% of A's median), the median difference between pairs; above 0, B is better" in printed
+    assert "+0.02 (+1.905% of A's median), the median difference between pairs; above 0, B is better" in printed
     assert "Evidence: 6 pairs of runs with one seed. B is better in 6, worse in 0, equal in 0." in printed
     assert "how many times a fair bet on B has multiplied its stake" in printed
     assert "Spread: the median difference between two runs of one group, about the same in A and B." in printed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import pytest
 from command_line import call
 
 from steptape import Recorder, backtest, load_policy, open_run, open_store
+from steptape.replay.choosing.certification_report import certification_lines
+from steptape.replay.choosing.certifying import certify
 from steptape.replay.choosing.halving import PLANS, halving_of
 from steptape.replay.choosing.recommending import FORMS, Recommendation, recommend
-from steptape.replay.reports.recommendation import RuleAdvice, advice_lines, advise
+from steptape.replay.reports.recommendation import RuleAdvice, advice_lines, advise, answer_sentences
 from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Origin
-from steptape.replay.runs.risk import DEFAULT_RISK
+from steptape.replay.runs.risk import DEFAULT_RISK, risk_of
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
@@ -237,22 +241,51 @@ def test_runs_of_one_family_promise_nothing(make_runs: MakeRuns) -> None:
     assert "By other keys there would be: " in said(advice)
 
 
-def test_curves_that_never_change_lose_nothing(make_runs: MakeRuns) -> None:
-    """A stop is right there, and the share is told."""
-    advice = advise(make_runs([[0.25] * 20] * 40), family="project")
+@pytest.mark.parametrize("is_risk_given", [False, True])
+def test_a_metric_whose_evaluations_are_noise_arms_nothing(make_runs: MakeRuns, is_risk_given: bool) -> None:
+    """A patience rule would keep the risk, since the tolerance is larger than most differences. The answer says why."""
+    rng = random.Random(3)
+    runs = make_runs([[2 + rng.gauss(0, 0.04) for _ in range(30)] for _ in range(40)])
+    risk = replace(DEFAULT_RISK, over=0.05)
+    advice = advise(runs, family="project", risk=risk, is_risk_given=is_risk_given)
 
-    assert advice.is_recommended
-    assert "In all 40 runs eval_loss never changes: no stop loses anything there." in said(advice)
+    assert any(one.choice.passed for one in advice.found.tried)
+    assert not advice.is_recommended
+    assert advice.rule_text == ""
+    assert next(answer_sentences(advice)) == (
+        "Nothing to arm: eval_loss does not show what training does. In these 40 runs its evaluations come in an order "
+        "as good as random, so a stop would lose nothing by it, and that says nothing of the training. --objective "
+        "names another metric."
+    )
 
 
-def test_an_accuracy_that_stays_at_zero_loses_nothing(make_runs: MakeRuns) -> None:
-    """Nothing is divided by the best value of 0, and no noise can be stated."""
-    advice = advise(make_runs([[0.0] * 20] * 40, "eval_accuracy"), family="project")
+def test_a_history_in_which_some_runs_are_noise_is_judged_by_its_risk(make_runs: MakeRuns) -> None:
+    """Half of the runs learn, so the metric shows what training does."""
+    rng = random.Random(3)
+    curves = [flat(n) if n % 2 else [1 + rng.gauss(0, 0.002) for _ in range(30)] for n in range(40)]
+
+    assert advise(make_runs(curves), family="project").is_recommended
+
+
+def test_a_metric_that_never_changes_in_any_run_arms_nothing(make_runs: MakeRuns) -> None:
+    """An accuracy of 0 throughout is one, too: nothing is divided by it, and no noise can be stated."""
+    constant = advise(make_runs([[0.25] * 20] * 40), family="project")
+    zero = advise(make_runs([[0.0] * 20] * 40, "eval_accuracy"), family="project")
+
+    assert [constant.is_recommended, zero.is_recommended] == [False, False]
+    assert "In these 40 runs it never changes, so a stop would lose nothing by it" in said(constant)
+    assert "In all 40 runs eval_loss never changes: no stop loses anything there." in said(constant)
+    assert "How noisy eval_accuracy is, no run says." in said(zero)
+
+
+def test_runs_that_stay_at_zero_among_others_lose_nothing(make_runs: MakeRuns) -> None:
+    """Failed runs are what stops are for."""
+    curves = [[0.0] * 30 if n % 2 else [3 - value for value in flat(n)] for n in range(40)]
+    advice = advise(make_runs(curves, "eval_accuracy"), family="project")
 
     assert advice.is_recommended
     assert advice.report is not None
     assert advice.report.arming.lost == 0
-    assert "How noisy eval_accuracy is, no run says." in said(advice)
 
 
 def test_runs_without_an_evaluation_are_refused_with_the_way_to_name_one(make_runs: MakeRuns, store_path: Path) -> None:
@@ -350,6 +383,21 @@ def test_a_form_over_a_metric_of_any_name_is_a_rule_file(metric: str, mode: Mode
         assert {key.name for key in keys if not key.is_derived} == {"train/loss" if form.name == "spike" else metric}
         assert policy.digest == form.policy(Objective(metric, mode), "train/loss", params).digest
         assert parse_policy(form.text(Objective(metric, mode), "train/loss", is_shadow=True)).controllers[0].is_shadow
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1e8, 1e30])
+def test_no_answer_has_an_exponent_whatever_the_magnitude_of_the_metric(scale: float, make_runs: MakeRuns) -> None:
+    """Absolute regrets of a recommendation and of a certificate, and the values of params, are written in digits."""
+    runs = make_runs([[scale * value for value in flat(number)] for number in range(40)])
+    risk = risk_of(f"regret > {scale / 100}", "10%")
+    advice = advise(runs, family="project", risk=risk, is_risk_given=True)
+    axes = {"min_gain": (scale / 1e6, scale / 1e5), "patience": (2, 3)}
+    policy = parse_policy(FORMS[0].text(advice.found.objective, "loss").replace("* abs(", "+ 0 * abs("))
+    certified = certify(policy, axes, runs, risk, family="project")
+    tables = [*advice_lines(advice), *certification_lines(certified, certified.certificate(), "c.json")]
+
+    assert certified.params is not None
+    assert not re.search(r"\de[-+]?\d", "\n".join(map(str, tables)))
 
 
 def test_halving_keeps_or_loses_the_best_model_of_a_search(make_runs: MakeRuns) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from steptape.replay.comparing.group_comparison import (
     UnpairedEvidence,
     comparison_json,
     explanations,
+    group_rows,
     spread,
     verdict_sentence,
 )
@@ -671,3 +673,15 @@ def test_what_cannot_be_compared_is_named(
         compared(tmp_path, baseline, candidate, **settings)
 
     assert any(part in str(raised.value) for part in message.split("|"))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1e8, 1e30])
+def test_no_sentence_and_no_row_has_an_exponent(scale: float, tmp_path: Path) -> None:
+    """Values and differences of any magnitude, and e-values above a million, are written in digits."""
+    record(tmp_path, "base", [scale * (2 + number / 100) for number in range(30)])
+    record(tmp_path, "better", [scale * (1 + number / 100) for number in range(30)])
+    found = compared(tmp_path, candidate="better", min_effect=MinEffect(absolute=scale / 1e6))
+    told = "\n".join([verdict_sentence(found), *explanations(found), *map(str, group_rows(found))])
+
+    assert found.e_better > 1e6
+    assert not re.search(r"\de[-+]?\d", told)

@@ -9,13 +9,14 @@ import typer
 from ...replay.choosing.certification_report import Certification, certification_json, certification_lines
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
-from ...rules.certificate import read_certificate
+from ...rules.certificate import read_certificate, tries_sentence
 from ...store.errors import counted
 from ..lookup import runs_asked
 from ..options import CertifyArguments
 from ..output import output_file, print_blocks, print_json, reading_runs, say
 from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked, variants_asked
 from ..streams import FINDINGS, complain
+from ..tries import counted_try
 
 
 def certify(asked: CertifyArguments) -> None:
@@ -44,14 +45,19 @@ def certify(asked: CertifyArguments) -> None:
 
 def _report(found: Certification, out: Path | None, *, as_json: bool) -> None:
     """Write the certificate, if a variant has one, and print the result."""
-    certificate = None if found.params is None else found.certificate()
+    question = [found.policy.digest, dict(found.sweep.axes), str(found.risk), found.risk.at_most, found.confidence]
+    question += [found.family_key, str(found.declared), str(found.sweep.renames), str(found.sweep.saves)]
+    tries = counted_try(question, [one.facts.log_digest for one in found.members])
+    certificate = None if found.params is None else found.certificate().with_tries(tries)
     if certificate is not None and out is not None:
         with output_file(out) as file:
             file.write(certificate.text)
     if not as_json:
         print_blocks(certification_lines(found, certificate, None if out is None else str(out)))
+        if sentence := tries_sentence(tries):
+            say(sentence)
         return
-    print_json(certification_json(found, certificate))
+    print_json(certification_json(found, certificate) | {"tries": tries})
     for run in found.outside:
         complain(f"Outside of the population, {run.name} ({run.run_id}): {run.reason}.")
 

@@ -14,6 +14,7 @@ from ..options import RecommendArguments, RunsOptions
 from ..output import check_output, output_file, print_blocks, print_json, reading_runs
 from ..policy_options import confidence_asked, objectives_of, ray_pool, risk_asked
 from ..streams import FINDINGS, complain
+from ..tries import counted_try
 
 #: Where the rule file would be, if nobody names a file.
 _UNNAMED: Final = Path("recommended.yaml")
@@ -43,6 +44,9 @@ def recommend(asked: RecommendArguments) -> None:
             processes=asked.processes,
             pool=pool,
         )
+    found = advice.found
+    question = ["recommend", str(found.risk), found.risk.at_most, confidence, asked.family, str(found.objective)]
+    advice = advice.with_tries(counted_try(question, [one.facts.log_digest for one in found.members]))
     files = [] if asked.output is None else _write(advice, asked.output)
     if asked.as_json:
         print_json(advice_json(advice, files))

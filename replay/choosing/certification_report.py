@@ -20,7 +20,7 @@ from ...store.events import JsonObject
 from ..documents import document
 from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import NEAR_ZERO, Objective
-from ..runs.risk import Risk, percent_words
+from ..runs.risk import Risk, percent_words, plain_param, plain_probability
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..runs.same_training import repeated_sentence
@@ -105,7 +105,7 @@ def certification_lines(
 def _headline(found: Certification) -> str:
     """Return the result in one line: the certified params, or how many more families would be needed."""
     if found.params is not None:
-        return f"Certified: {', '.join(f'{name}={value}' for name, value in found.params.items())}"
+        return f"Certified: {', '.join(f'{name}={plain_param(value)}' for name, value in found.params.items())}"
     needed = found.families_needed
     if needed is None:
         return "Certified: none; at the losses seen here no number of families would be enough."
@@ -149,8 +149,9 @@ def _row(found: Certification, index: int) -> tuple[object, ...]:
     mean = float(choice.means[index])
     lost = percent(mean) if risk.is_share else risk.shown(round(mean * (risk.cap or 1.0), 6))
     passed = "no" if index not in choice.passed else "chosen" if index == choice.chosen else "yes"
-    saved, p_value = percent(float(choice.saved[index])), f"{choice.p_values[index]:.2g}"
-    return (*found.sweep.variants[index].settings.values(), passed, lost, saved, p_value)
+    saved, p_value = percent(float(choice.saved[index])), plain_probability(float(choice.p_values[index]))
+    settings = map(plain_param, found.sweep.variants[index].settings.values())
+    return (*settings, passed, lost, saved, p_value)
 
 
 def _testing_lines(found: Certification) -> Iterator[str]:
@@ -160,7 +161,7 @@ def _testing_lines(found: Certification) -> Iterator[str]:
     yield f"{counted(variants, 'variant', ',')}, of which {len(choice.passed):,} passed{more}."
     yield f"Order of the tests: {found.order} ({found.order.why})."
     if found.order.direction is None and variants > 1:
-        yield f"Each had to pass at {choice.error:.2g}."
+        yield f"Each had to pass at {plain_probability(choice.error)}."
 
 
 def _population_lines(found: Certification) -> Iterator[str]:
@@ -199,7 +200,11 @@ def _arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:
         yield "--out FILE writes the certificate, with which a recorder says when a run is outside of it."
         return
     yield f"The certificate is in {out}. To arm it:"
-    yield f"  rules = load_policy({certificate.policy.source!r}, params={dict(certificate.policy.params)!r})"
+    params = ", ".join(
+        f"{name!r}: {value!r}" if isinstance(value, str) else f"{name!r}: {plain_param(value)}"
+        for name, value in certificate.policy.params.items()
+    )
+    yield f"  rules = load_policy({certificate.policy.source!r}, params={{{params}}})"
     yield f"  Recorder(..., rules=rules, certificate={out!r})"
 
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ...rules.certificate import Certificate, CertifiedRisk
+from ...rules.certificate import Certificate, CertifiedRisk, tries_sentence
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
-from ..runs.risk import percent_words, plain
+from ..runs.risk import percent_words, plain, plain_param
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10
@@ -93,6 +93,8 @@ def grounds_of(certificate: Certificate) -> Iterator[str]:
         f"{percent_words(risk.confidence)} confidence allows an error of {error}."
     )
     yield _tests_sentence(certificate)
+    if tries := tries_sentence(certificate.tests.tries):
+        yield tries
 
 
 def _tests_sentence(certificate: Certificate) -> str:
@@ -115,7 +117,7 @@ def _tests_sentence(certificate: Certificate) -> str:
 
 def _listed(values: Sequence[Param]) -> list[str]:
     """Return the values, or the first and the last of many."""
-    return [*map(str, values if len(values) <= MOST_ROWS else (values[0], "...", values[-1]))]
+    return [*map(plain_param, values if len(values) <= MOST_ROWS else (values[0], "...", values[-1]))]
 
 
 def outside_lines(

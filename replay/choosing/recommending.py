@@ -23,6 +23,7 @@ import numpy as np
 from ...rules.certificate import Certificate
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
+from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 from ...store.run import Run
 from ..runs.metric_names import Mode, is_held_out, is_loss, is_plain_loss
@@ -52,6 +53,9 @@ _SPARE: Final = 2
 #: The share of a run's last evaluations that its noise is taken from, and the fewest of them.
 _LAST: Final = 0.1
 _FEWEST_LAST: Final = 5
+
+#: Standard errors by which the order of evaluations must differ from a random one.
+_STANDARD_ERRORS: Final = 3.0
 
 #: Most reasons for which no run can be judged that an error names.
 _NAMED: Final = 3
@@ -200,6 +204,8 @@ class Recommendation:
         families_needed: How many families a certificate takes at least.
         reported: The runs to report on: of the families that choose no rule, or all if none is held out.
         are_held_out: Whether these are other families than those that choose.
+        shows_training: Whether the order of the metric's evaluations differs from a random one. If not, it says nothing
+            of the training, and no rule is chosen by it.
         halving: What halving by rank would do to each family; None if it was not asked for.
     """
 
@@ -217,6 +223,7 @@ class Recommendation:
     families_needed: int
     reported: tuple[Run, ...]
     are_held_out: bool
+    shows_training: bool
     halving: Halving | None
 
     @property
@@ -280,11 +287,16 @@ def recommend(
         for one, form in zip(candidates, forms, strict=True)
     ]  # fmt: skip
     best = max(range(len(tried)), key=lambda index: _saving(tried[index]))
-    chosen = tried[best] if _saving(tried[best]) >= WORTHWHILE else None
+    shows_training = _shows_training(families)
+    chosen = tried[best] if shows_training and _saving(tried[best]) >= WORTHWHILE else None
     rule = None
     if chosen is not None:
         rule = ChosenRule(forms[best], objective, loss, chosen.params or {})
-    elif len(families) < fewest and (params := _candidate(candidates[0], used, confidence)) is not None:
+    elif (
+        shows_training
+        and len(families) < fewest
+        and (params := _candidate(candidates[0], used, confidence)) is not None
+    ):
         rule = ChosenRule(forms[0], objective, loss, params)
     ids = {one.swept.run_id for family in held_out or families for one in families[family]}
     return Recommendation(
@@ -302,6 +314,7 @@ def recommend(
         fewest,
         tuple(run for run in read if run.run_id in ids),
         bool(held_out),
+        shows_training,
         halving_of(families, objective, used, confidence) if with_search else None,
     )
 
@@ -413,6 +426,28 @@ def _noise(families: Iterable[Sequence[PopulationMember]]) -> float | None:
         if len(last) >= _FEWEST_LAST and best > 0:
             moves.append(float(np.median(np.abs(np.diff(last, 2)))) / math.sqrt(3) / best)
     return statistics.median(moves) if moves else None
+
+
+def _shows_training(families: Mapping[Family, Sequence[PopulationMember]]) -> bool:
+    """Return whether evaluations come in another order than a random one, over all families; of one, nobody can say.
+
+    The mean serial correlation of a family's runs is 0 in a random order, whatever the values' distribution. The mean
+    over the families counts as more if it is above three of its standard errors.
+    """
+    found = [statistics.fmean(_serial_correlation(one.facts.values) for one in own) for own in families.values()]
+    mean = statistics.fmean(found)
+    return len(found) < 2 or mean > max(0.0, _STANDARD_ERRORS * statistics.stdev(found) / math.sqrt(len(found)))
+
+
+def _serial_correlation(values: Floats) -> float:
+    """Return 1 - d / 2s for the sums d of squared differences and s of squared deviations; 0 if no value differs.
+
+    Over all orders of the values its mean is 0 (von Neumann, 1941). Along a curve it approaches 1.
+    """
+    scale = float(np.abs(values).max(initial=0.0))
+    scaled = values / scale if scale else values
+    spread = float(np.square(scaled - scaled.mean()).sum())
+    return 1 - float(np.square(np.diff(scaled)).sum()) / (2 * spread) if spread > 0 else 0.0
 
 
 def _over_noise(risk: Risk, noise: float | None) -> Risk:

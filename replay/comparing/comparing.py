@@ -32,6 +32,7 @@ from ...store.store import Store
 from ..runs.event_stream import renamed_columns
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import NEAR_ZERO, Objective, objective_among, objective_of_study, shared_objective
+from ..runs.risk import plain
 from .group_comparison import (
     FEWEST_BASELINE,
     Axis,
@@ -343,7 +344,7 @@ def _check_common(courses: Sequence[Sequence[tuple[RunInfo, MetricCourse]]], poi
     named, what = ("B", "first") if is_late else ("A", "last")
     values = [course.positions for _, course in (candidate if is_late else baseline) if len(course.positions)]
     ends = [float(positions[0 if is_late else -1]) for positions in values]
-    known = f"The {what} value of {named} is at {axis} {(min if is_late else max)(ends):,.6g}" if ends else ""
+    known = f"The {what} value of {named} is at {axis} {plain((min if is_late else max)(ends), 6)}" if ends else ""
     raise TelemetryError(f"no run of {named} has a value up to this {axis}", got=point, fix=known)
 
 

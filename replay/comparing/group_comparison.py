@@ -20,6 +20,7 @@ from ...store.events import JsonObject
 from ..documents import document
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective
+from ..runs.risk import plain, plain_probability
 
 ALPHA: Final = 0.05
 
@@ -28,6 +29,10 @@ FEWEST_BASELINE: Final = 5
 
 #: Most runs that a sentence names.
 _NAMED: Final = 3
+
+#: Beyond these an e-value has a bound in place of its digits.
+_LEAST_E: Final = 1e-4
+_GREATEST_E: Final = 10**12
 
 
 class Axis(StrEnum):
@@ -99,7 +104,7 @@ class MinEffect:
     relative: float = 0.0
 
     def __str__(self) -> str:
-        return f"{100 * self.relative:.6g}%" if self.relative else f"{self.absolute:.6g}"
+        return f"{plain(100 * self.relative, 6)}%" if self.relative else plain(self.absolute, 6)
 
     def __bool__(self) -> bool:
         return bool(self.absolute or self.relative)
@@ -368,7 +373,7 @@ def _not_by_ranks(found: GroupComparison, unpaired: UnpairedEvidence) -> str:
 def _wider(ratio: float) -> tuple[str, str, str]:
     """Return the group that spreads wider, the other, and how many times as wide."""
     one, other, times = ("B", "A", ratio) if ratio > 1 else ("A", "B", 1 / ratio)
-    return one, other, f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    return one, other, plain(times, 2)
 
 
 def headings(found: GroupComparison) -> tuple[str, ...]:
@@ -383,7 +388,11 @@ def group_rows(found: GroupComparison) -> list[tuple[object, ...]]:
 
 def _row(letter: str, group: Group) -> tuple[object, ...]:
     counts = [group.count(state) for state in (Standing.COUNTED, Standing.NO_VALUE, Standing.WAITING)]
-    return letter, group.selector, len(group.members), *counts, group.median, group.spread
+    return letter, group.selector, len(group.members), *counts, _number(group.median), _number(group.spread)
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else plain(value, 6)
 
 
 def explanations(found: GroupComparison) -> Iterator[str]:
@@ -396,9 +405,10 @@ def explanations(found: GroupComparison) -> Iterator[str]:
     yield _spread(found)
     yield _effect(found)
     yield _evidence(found)
+    error = plain_probability(1 / found.needed)
     yield (
         f"The e-value is how many times a fair bet on B has multiplied its stake. {_if_equal(found)}, it would ever "
-        f"reach {_e(found.needed)} with a probability of at most {1 / found.needed:.2g}: look as often as you like."
+        f"reach {_e(found.needed)} with a probability of at most {error}: look as often as you like."
     )
     yield _tries(found)
 
@@ -428,7 +438,7 @@ def position(point: float, axis: Axis) -> str:
     """
     if axis is Axis.STEP:
         return f"step {point:,.0f}"
-    return f"{point:,.0f} tokens" if axis is Axis.TOKENS else f"{point:,.6g} s of training"
+    return f"{point:,.0f} tokens" if axis is Axis.TOKENS else f"{plain(point, 6)} s of training"
 
 
 def _without_value(found: GroupComparison) -> Iterator[str]:
@@ -461,19 +471,23 @@ def _effect(found: GroupComparison) -> str:
     if effect is None:
         return "Effect: unknown; a group has no value yet."
     share = effect.relative(effect.estimate)
-    of_a = "" if share is None or not math.isfinite(share) else f" ({share:+.2%} of A's median)"
+    of_a = "" if share is None or not math.isfinite(share) else f" ({_signed(100 * share)}% of A's median)"
     of_what = "pairs" if found.pairs is not None else "all runs of B and all of A"
     ends = f"{_end(effect.low)} to {_end(effect.high)}"
     few = "; more runs are needed for an end" if not (math.isfinite(effect.low) and math.isfinite(effect.high)) else ""
     level = f"{1 - found.settings.alpha:.0%}"
     return (
-        f"Effect: {effect.estimate:+.4g}{of_a}, the median difference between {of_what}; above 0, B is better. "
+        f"Effect: {_signed(effect.estimate)}{of_a}, the median difference between {of_what}; above 0, B is better. "
         f"Its {level} interval, which holds at every look: {ends}{few}."
     )
 
 
 def _end(value: float) -> str:
-    return f"{value:+.4g}" if math.isfinite(value) else "unknown"
+    return _signed(value) if math.isfinite(value) else "unknown"
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{plain(abs(value))}"
 
 
 def _evidence(found: GroupComparison) -> str:
@@ -503,16 +517,22 @@ def _tries(found: GroupComparison) -> str:
     alpha, declared = found.settings.alpha, found.settings.at_most_tries
     this = f"Tries: this is number {found.number} against A in the store"
     kept = "keeps a candidate that is drawn like A"
+    level = plain_probability(alpha)
     if declared is not None:
-        return f"{this}, of at most {declared}. The probability that any of them {kept} is at most {alpha:.2g}."
+        return f"{this}, of at most {declared}. The probability that any of them {kept} is at most {level}."
     return (
-        f"{this}, so it needs {found.number} x {found.number + 1} / {alpha:.2g}. The probability that any try {kept} "
-        f"is then at most {alpha:.2g}. With --at-most-tries N, each needs N / {alpha:.2g}."
+        f"{this}, so it needs {found.number} x {found.number + 1} / {level}. The probability that any try {kept} "
+        f"is then at most {level}. With --at-most-tries N, each needs N / {level}."
     )
 
 
 def _e(value: float) -> str:
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else f"{value:.1e}"
+    """Format an e-value; the greatest have a bound in place of many digits."""
+    if value >= _GREATEST_E:
+        return f"more than {_GREATEST_E:,}"
+    if value < _LEAST_E:
+        return f"less than {plain(_LEAST_E)}"
+    return f"{value:,.0f}" if value >= 1000 else plain(value, 3)
 
 
 def comparison_json(found: GroupComparison) -> JsonObject:

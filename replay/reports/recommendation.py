@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from ...rules.certificate import Certificate
+import numpy as np
+
+from ...rules.certificate import Certificate, tries_sentence
 from ...rules.readings.reading import Param
 from ...store.errors import counted
 from ...store.events import JsonObject
@@ -17,6 +19,7 @@ from ..choosing.promise import families as families_text
 from ..choosing.promise import percent
 from ..choosing.recommending import TOLERANCES, WORTHWHILE, Recommendation, recommend
 from ..documents import document
+from ..runs.risk import plain_param
 from ..runs.run_families import family_choices, family_values
 from ..runs.same_training import repeated_sentence
 from .basis import families_text as kinds_of_families
@@ -43,11 +46,18 @@ class RuleAdvice:
         found: The recommendation.
         report: What the rule does to the runs that it is reported on; None without a rule.
         certificate: The certificate of the rule; None unless it is recommended.
+        tries: Number of choices that were made on these runs, with this one; None if nobody counted.
     """
 
     found: Recommendation
     report: BacktestResult | None
     certificate: Certificate | None
+    tries: int | None = None
+
+    def with_tries(self, tries: int | None) -> RuleAdvice:
+        """Return it with the number of choices that were made on its runs, which its certificate states, too."""
+        certificate = None if self.certificate is None else self.certificate.with_tries(tries)
+        return replace(self, tries=tries, certificate=certificate)
 
     @property
     def is_recommended(self) -> bool:
@@ -105,6 +115,8 @@ def advice_lines(advice: RuleAdvice, files: Sequence[str] = ()) -> Iterator[str 
         files: The rule file, and the certificate if there is one, as written; empty if nothing was written.
     """
     yield from answer_sentences(advice)
+    if tries := tries_sentence(advice.tries):
+        yield tries
     yield from _arming_lines(advice, files)
     yield ""
     yield from _basis(advice.found)
@@ -153,6 +165,14 @@ def _too_few(found: Recommendation) -> str:
 
 
 def _nothing(found: Recommendation) -> str:
+    if not found.shows_training:
+        metric, runs = found.objective.metric, counted(len(found.members), "run", ",")
+        is_flat = all(float(np.ptp(one.facts.values)) == 0 for one in found.members)
+        how = "it never changes" if is_flat else "its evaluations come in an order as good as random"
+        return (
+            f"Nothing to arm: {metric} does not show what training does. In these {runs} {how}, so a stop would lose "
+            f"nothing by it, and that says nothing of the training. --objective names another metric."
+        )
     if len(found.families) < found.families_needed:
         why = f"no patience saves more than {WORTHWHILE:.0%} without a loss here"
         return f"{_too_few(found)} There is no candidate: {why}."
@@ -164,7 +184,7 @@ def _nothing(found: Recommendation) -> str:
 def _rule(found: Recommendation) -> str:
     rule = found.rule
     assert rule is not None
-    return f"{rule.form.name} ({', '.join(f'{name} = {value}' for name, value in rule.params.items())})"
+    return f"{rule.form.name} ({', '.join(f'{name} = {plain_param(value)}' for name, value in rule.params.items())})"
 
 
 def _savings(report: BacktestResult) -> str:
@@ -309,7 +329,7 @@ def _forms(found: Recommendation) -> Iterator[_FormOutcome]:
 
 def _row(one: _FormOutcome, families: int) -> tuple[str, str, str, str]:
     if one.params is not None:
-        params = ", ".join(f"{param} = {value}" for param, value in one.params.items())
+        params = ", ".join(f"{param} = {plain_param(value)}" for param, value in one.params.items())
         return one.form, params, percent(one.saved), percent(one.lost)
     why = "none passed" if families >= one.fewest_families else f"takes {families_text(one.fewest_families)}"
     return one.form, why, "-", "-"
@@ -371,11 +391,13 @@ def advice_json(advice: RuleAdvice, files: Sequence[str] = ()) -> JsonObject:
         "repeated": document(found.repeated),
         "families": len(found.families),
         "families_needed": found.families_needed,
+        "tries": advice.tries,
         "noise": found.noise,
         "risk": str(found.risk),
         "at_most": found.risk.at_most,
         "confidence": found.confidence,
         "held_out": found.are_held_out,
+        "shows_training": found.shows_training,
         "arm": None if report is None else str(report.arming.arm),
         "share_saved": None if share is None else share.mean,
         "share_saved_low": None if share is None else share.low,

@@ -6,6 +6,7 @@ and the mean over the runs of each family is averaged over the families.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -13,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError
 
@@ -21,6 +23,9 @@ _RISK: Final = re.compile(
     re.IGNORECASE,
 )
 
+
+#: The least probability that is printed as a number.
+_LEAST_PROBABILITY: Final = 1e-4
 
 _FORMS: Final = "Write 'regret > 1%', 'deployable_regret > 2%', or 'mean regret' with --cap"
 
@@ -174,14 +179,30 @@ def checked_confidence(confidence: float) -> float:
 
 
 def plain(value: float, digits: int = 4) -> str:
-    """Format a number to so many digits, without an exponent unless it is beyond all that runs log.
+    """Format a number to so many digits, never with an exponent.
 
-    >>> plain(1234567.0), plain(0.0000123), plain(1e-30), plain(2.5)
-    ('1,235,000', '0.0000123', '1e-30', '2.5')
+    >>> plain(1234567.0), plain(0.0000123), plain(2.5), plain(math.inf)
+    ('1,235,000', '0.0000123', '2.5', 'inf')
     """
-    if not 1e-9 <= abs(value) < 1e15:
-        return f"{value:.{digits}g}"
-    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+    return f"{Decimal(f'{value:.{digits}g}'):,f}" if math.isfinite(value) else f"{value}"
+
+
+def plain_param(value: Param) -> str:
+    """Format the value of a param, exactly and never with an exponent.
+
+    >>> plain_param(1e-05), plain_param(3), plain_param("min")
+    ('0.00001', '3', 'min')
+    """
+    return f"{Decimal(repr(value)):f}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def plain_probability(value: float) -> str:
+    """Format a probability, such as a p-value; the smallest have a bound in place of many zeros.
+
+    >>> plain_probability(0.0985), plain_probability(1e-12)
+    ('0.099', '<0.0001')
+    """
+    return plain(value, 2) if value >= _LEAST_PROBABILITY or value == 0 else f"<{plain(_LEAST_PROBABILITY)}"
 
 
 def percent_words(share: float) -> str:
