@@ -464,15 +464,18 @@ class LiveAttempt:
         """Write how the run ended and close the journal, each even if the other fails. Print ``shown`` as status."""
         steps, digest = self.position.step, self._steering.decision_digest if self._steering else None
         self._is_over = True
-        ends: tuple[Callable[[], None], ...] = (
+        ends: list[Callable[[], None]] = [
             lambda: self.document.end(status, steps, failure, reason, digest),
             self.event_log.close,
-        )
+        ]
         for end in ends:
             # A failure here must not replace the exception that is leaving the loop.
             try:
                 end()
             except Exception as failed:
+                if isinstance(failed, OSError) and len(ends) == 2 and end is ends[0]:
+                    ends.append(end)  # The closed journal leaves a descriptor to a process that had none.
+                    continue
                 self.warnings.once(f"the end of the run in {self.folder} could not be recorded completely: {failed!r}")
         ignored = self.agreement.ignored_stop()
         self._lines.end(shown or status, steps, self.event_log.latest_metrics(), self.event_log.lost_events, *ignored)

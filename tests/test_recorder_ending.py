@@ -197,6 +197,31 @@ def test_a_signal_ends_the_run_as_interrupted(tmp_path: Path, number: int, statu
     until(lambda: not list(run.folder.glob("journal-*")))
 
 
+def test_a_program_without_a_free_descriptor_writes_its_end(tmp_path: Path) -> None:
+    """A leak of files is a usual end. The journal's own descriptor is free once the journal is closed."""
+    process = run_script(
+        tmp_path,
+        """
+        import resource
+        with Recorder(sys.argv[1], quiet=True) as rec:
+            rec.step(loss=1.0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+            leaked = []
+            try:
+                while True:
+                    leaked.append(open(os.devnull))
+            except OSError:
+                pass
+            rec.step(loss=2.0)
+        """,
+    )
+    process.communicate(timeout=PATIENCE_S)
+
+    run = only_run(tmp_path)
+    assert run.status == "completed"
+    assert run.series("loss")["value"].to_pylist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_to_a_program_that_is_exiting_prints_nothing(tmp_path: Path, number: int) -> None:
     """Launchers send SIGTERM to the other ranks when one has failed. The run has its end all the same."""
