@@ -86,8 +86,10 @@ class SteptapeTracker(GeneralTracker):
             self.finish()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Record the config of ``init_trackers``. A checkpoint's state can still be loaded."""
-        self._recorder.declare(config=values)
+        """Record the config of ``init_trackers``, and what the accelerator was given. A state can still be loaded."""
+        names = ("mixed_precision", "gradient_accumulation_steps") if self._accelerator is not None else ()
+        own = {f"accelerator.{name}": getattr(self._accelerator, name, None) for name in names}
+        self._recorder.declare(config={**values, **own})
         if self._on_log != "log" and PartialState().num_processes > 1:
             what = "Accelerate logs on the main process alone: on_log='auto' counts no steps elsewhere"
             logger.warning("%s. Call rec.step on every process, and keep on_log='log'", what)

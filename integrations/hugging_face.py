@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Final
 from ..recorder.arguments import GROUPS, Arguments
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
+from ..store.reading.tally import NUM_SAMPLES, NUM_TOKENS
 
 #: Events that come several times a step, and that few policies need.
 _FREQUENT: Final = frozenset(("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "prediction_step"))
@@ -47,23 +49,50 @@ def loss_scale(optimizer: Any) -> float:
 def run_names(args: Any, state: Any) -> dict[str, str]:
     """Return the run's name, and its group if it is one trial of a search."""
     folder = Path(args.output_dir).name
-    name = folder if args.run_name in (None, args.output_dir) else str(args.run_name)
+    wandbs = getattr(getattr(sys.modules.get("wandb"), "run", None), "name", None) or os.environ.get("WANDB_NAME")
+    name = str(wandbs or folder) if args.run_name in (None, args.output_dir) else str(args.run_name)
     return {"name": state.trial_name or name, "group": name} if state.is_hyper_param_search else {"name": name}
 
 
-def run_config(args: Any, state: Any) -> Mapping[str, Any]:
-    """Return the hyper-parameters, those of a trial included."""
+def run_config(args: Any, state: Any, model: Any = None) -> Mapping[str, Any]:
+    """Return the hyper-parameters, those of a trial included, and as ``model.NAME`` those of the model."""
     arguments = {name: value for name, value in args.to_sanitized_dict().items() if name not in _NOT_HYPERPARAMETERS}
-    return {**arguments, **(state.trial_params or {})}
+    return {**arguments, **(state.trial_params or {}), **_model_config(model)}
+
+
+def _model_config(model: Any) -> Mapping[str, Any]:
+    """Return the plain values of a model's config and of its adapter's, and the number of its parameters."""
+    config, peft = getattr(model, "config", None), getattr(model, "peft_config", None)
+    adapter = next(iter(peft.values()), None) if isinstance(peft, Mapping) else None
+    found: dict[str, Any] = {}
+    for prefix, each in (("model", config), ("peft", adapter)):
+        values: Mapping[str, Any] = getattr(each, "to_dict", dict)()
+        plain = {key: value for key, value in values.items() if isinstance(value, (bool, int, float, str))}
+        found |= {f"{prefix}.{key}": plain[key] for key in plain if not key.startswith(("_", "transformers_version"))}
+    if hasattr(model, "parameters"):
+        found["model.num_parameters"] = sum(each.numel() for each in model.parameters())
+    return found
+
+
+def counts_of(inputs: Any) -> Mapping[str, Any]:
+    """Return the samples and tokens of a micro-batch, as far as its inputs show them; padding does not count."""
+    if isinstance(inputs, (list, tuple)):
+        return {NUM_SAMPLES: len(inputs)}
+    if not isinstance(inputs, Mapping) or (ids := inputs.get("input_ids")) is None or not hasattr(ids, "numel"):
+        return {}
+    mask = inputs.get("attention_mask")
+    return {NUM_SAMPLES: len(ids), NUM_TOKENS: ids.numel() if mask is None else mask.sum()}
 
 
 def run_plan(args: Any, state: Any) -> Arguments:
     """Return the planned length. That of an epoch is known only where epochs, and not steps, were asked for."""
     plan = {"total_steps": state.max_steps}
     epochs = state.num_train_epochs
-    if epochs < sys.maxsize:  # The trainer's number for data of unknown length.
+    is_by_steps, asked = args.max_steps > 0, args.num_train_epochs
+    # The trainer's number for data of unknown length, and a part of an epoch, which it rounds up.
+    if epochs < sys.maxsize and (is_by_steps or asked == int(asked)):
         plan["total_epochs"] = epochs
-        if args.max_steps <= 0 and epochs == args.num_train_epochs and state.max_steps % epochs == 0:
+        if not is_by_steps and epochs == asked and state.max_steps % epochs == 0:
             plan["steps_per_epoch"] = state.max_steps // epochs
     return plan
 

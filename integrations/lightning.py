@@ -40,6 +40,9 @@ except ImportError as error:
 #: Strategies that keep only a part of the gradients on each rank. The norm of a part would be wrong.
 _SHARDED: Final = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
 
+#: The name of loggers that were given none.
+_LOGGERS_OWN_NAME: Final = "lightning_logs"
+
 #: The hook of a module that can end an epoch.
 _BATCH_START: Final = "on_train_batch_start"
 
@@ -118,13 +121,13 @@ class SteptapeCallback(Callback):
         if self is not [each for each in callbacks if isinstance(each, SteptapeCallback)][-1]:
             self._guard.warn("a Trainer has one SteptapeCallback: the newest of its callbacks records")
             return
-        config = {**getattr(pl_module, "hparams", {}), **self.config}
+        config = {**getattr(pl_module, "hparams", {}), **self.config, **self._settings_of(trainer, pl_module)}
         arguments = completed({"config": config, **self._arguments}, Plan, **self._plan_of(trainer, pl_module))
         is_sharded = any(each.__name__ in _SHARDED for each in type(self._property(trainer, "strategy")).__mro__)
         self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
         self._epochs = self._epochs if trainer.global_step else None
-        self.recorder = self._guard.opened(self._store, state, arguments)
+        self.recorder = self._guard.opened(self._store, state, arguments, anew=self._name_of(trainer))
         self._updates = trainer.global_step
         self._epoch: float | None = None
         self._refused.clear()
@@ -240,6 +243,22 @@ class SteptapeCallback(Callback):
         self._losses: list[Any] = []
         self._newest_loss = None
         self._micro_steps, self._is_left_out = 0, False
+
+    def _settings_of(self, trainer: Any, pl_module: Any) -> dict[str, object]:
+        """Return what the trainer decides of the training, and the number of parameters."""
+        names = ("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
+        settings = {f"trainer.{name}": self._property(trainer, name) for name in names}
+        parameters = sum(each.numel() for each in pl_module.parameters())
+        return {**{name: it for name, it in settings.items() if it is not None}, "model.num_parameters": parameters}
+
+    def _name_of(self, trainer: Any) -> dict[str, str]:
+        """Return the name that another logger was given, for the run."""
+        for each in self._property(trainer, "loggers") or ():
+            if not isinstance(each, SteptapeLogger):
+                name = getattr(each, "_wandb_init", {"name": each.name}).get("name")
+                if name and name != _LOGGERS_OWN_NAME:
+                    return {"name": str(name)}
+        return {}
 
     def _plan_of(self, trainer: Any, pl_module: Any) -> dict[str, int | None]:
         """Return what the trainer knows of the length. A module that steps by hand has its own number of updates."""

@@ -24,6 +24,7 @@ from .hugging_face import (
     Tap,
     checkpoint_path,
     completions_of,
+    counts_of,
     exported_arguments,
     frequent_kinds,
     loss_scale,
@@ -203,12 +204,14 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         return {"args": self._exported, "attributes": attributes}
 
     @_hook()
-    def on_train_begin(self, args: Any, state: Any, optimizer: Any = None, lr_scheduler: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None, **_: Any
+    ) -> None:
         self.close()
         resume = self._resume_state(state)
         self._has_epoch = self._refuses_evaluations = False
         self._begin_step()
-        self._recorder = recorder = self._opened(args, state, resume)
+        self._recorder = recorder = self._opened(args, state, model, resume)
         self._end_status = ("failed", "train() did not reach its end")
         if recorder is not self._callers_recorder:
             _OPEN[recorder.run_id] = self
@@ -339,13 +342,13 @@ class SteptapeCallback(TrainerCallback, ExportableState):
                 return attributes["resume_state"] or None
         return None
 
-    def _opened(self, args: Any, state: Any, resume: Mapping[str, Any] | None) -> Recorder:
+    def _opened(self, args: Any, state: Any, model: Any, resume: Mapping[str, Any] | None) -> Recorder:
         """Return the recorder of a training that begins now, a new one unless the caller gave one."""
         config: Mapping[str, Any] = {}
         plan: Arguments = {}
         name: Mapping[str, str] = {}
         with self._guard.trying("the trainer's arguments cannot be read"):
-            config, plan = run_config(args, state), run_plan(args, state)
+            config, plan = run_config(args, state, model), run_plan(args, state)
             name = run_names(args, state)
         if resume is not None and resume["run_id"] in _OPEN:
             _OPEN[resume["run_id"]].close()
@@ -396,15 +399,17 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             self._record("annotate", f"the Trainer refuses to evaluate: {error}", refused="evaluate")
         return not self._refuses_evaluations
 
-    def _spread(self, trainer: Any, loss: Any, *_: Any) -> None:
+    def _spread(self, trainer: Any, loss: Any, _: Any = None, inputs: Any = None, *__: Any) -> None:
         """Pass a loss on to the callbacks that the trainer has now, and have its accelerator show them gradient norms.
 
         The trainer may have replaced the callback that was attached, and the accelerator, which clips the gradients.
         """
         with self._guard.trying("the loss of a step cannot be recorded"):
+            counts = counts_of(inputs)
             for callback in _callbacks(trainer):
-                callback._trainer = trainer
-                callback._values["loss"] = loss.detach() + callback._values.get("loss", 0.0)
+                callback._trainer, values = trainer, callback._values
+                values["loss"] = loss.detach() + values.get("loss", 0.0)
+                values.update({name: count + values.get(name, 0) for name, count in counts.items()})
         with self._guard.trying("the gradient norm of a step cannot be recorded"):
             clip = getattr(trainer.accelerator, "clip_grad_norm_", None)
             if callable(clip) and not isinstance(clip, Tap):

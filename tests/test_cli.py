@@ -90,6 +90,20 @@ def test_show_prints_one_run_on_a_page(demo_store: Path, live: Run) -> None:
     assert {metric["metric"] for metric in document["metrics"]} == {"loss", "grad_norm", "eval_loss", "eval_accuracy"}
 
 
+def test_show_names_a_shipped_rule_file_and_the_path_of_another(tmp_path: Path) -> None:
+    """The path of an installation says nothing to a reader."""
+    own = tmp_path / "rules" / "policies" / "own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("controllers: [{name: a, triggers: [on_step_end], rule: loss > 1, operations: []}]")
+    shown = []
+    for rules in ("loss_spike", own):
+        with Recorder(tmp_path / "runs", rules=rules) as rec:
+            rec.step(loss=1.0)
+        shown += [line for line in steptape("show", rec.folder).splitlines() if line.startswith("rules: ")]
+
+    assert [line.partition(" (digest")[0] for line in shown] == ["rules: loss_spike", f"rules: {own}"]
+
+
 def test_show_has_the_orders_of_rules_and_what_the_loop_answered(tmp_path: Path) -> None:
     """A receipt says whether an operation was applied. A decision shows its first values; JSON has all."""
     (tmp_path / "cut.yaml").write_text(

@@ -331,6 +331,8 @@ def test_a_resume_that_describes_the_run_anew_is_warned_of_what_it_keeps(
         pass
     with Recorder(tmp_path, resume=state, strict=True):
         pass
+    with Recorder(tmp_path, resume=state, config={**config, "resume_from_step": 1, "init_checkpoint": "1.pt"}):
+        pass  # Every start of a script says anew where it begins.
     assert caplog.messages == []
 
     with Recorder(tmp_path, resume=state, name="b", group="h", tags=["t", "u"], config={**config, "lr": 0.01}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from shutil import get_terminal_size
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ from ..lookup import run_named
 from ..options import ShowArguments
 from ..output import print_json, print_rows, say, shown_values
 from ..streams import can_show
+
+#: The rule files that come with steptape. Their names need no rule engine.
+_SHIPPED: Final = Path(__file__).parents[2] / "rules" / "policies"
 
 _METRICS = """
 SELECT metric, kind, count(*) AS count, first(value ORDER BY attempt, seq) AS first, last(value ORDER BY attempt, seq)
@@ -133,7 +137,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     for line in _end_lines(shown["failure"], shown["status"], run.info.last.reason):
         say(line)
     if shown["policy"]:
-        say(f"rules: {shown['policy']} (digest {shown['policy_digest'][:12]})")
+        say(f"rules: {_rules_name(shown['policy'])} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:
         say(f"config: {json.dumps(shown['config'], ensure_ascii=False)}")
     say("events: " + ", ".join(f"{count} {kind}" for kind, count in shown["events"].items()))
@@ -162,6 +166,13 @@ def _print_first(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], what
     print_rows(rows[:SHOWN_ROWS], [*columns, *further])
     if len(rows) > SHOWN_ROWS:
         say(f"... and {len(rows) - SHOWN_ROWS} more {what}; 'steptape query' lists them all")
+
+
+def _rules_name(source: str) -> str:
+    """Return the name of a rule file that comes with steptape, wherever it was installed; else the source as it is."""
+    path = PurePath(source)
+    is_shipped = path.parts[-3:-1] == ("rules", "policies") and (_SHIPPED / path.name).exists()
+    return path.stem if is_shipped else source
 
 
 def _end_lines(failure: Mapping[str, str] | None, status: str, reason: str | None) -> list[str]:

@@ -29,6 +29,9 @@ _NUMERIC_NAME: Final = re.compile(r"(^|[/_.])(loss|lr|learning_rate|acc|accuracy
 _EVALUATES: Final = ("eval", "val", "test")  # 0.2 us faster than the expression.
 _OF_EVALUATION: Final = re.compile(r"(eval|evaluation|val|valid|validation|test)[/_.]")
 
+#: Names of options that say where this start of a script begins, which a resume changes.
+_OF_A_START: Final = re.compile(r"resume|restart|ckpt|checkpoint|load_from|continue_from|start_step|start_epoch")
+
 #: The clause of a message that says what is recorded. When strict, the call raises and nothing is.
 _WHAT_IS_RECORDED: Final = re.compile(r"; [^.;]*\brecorded\b[^.;]*")
 
@@ -162,7 +165,10 @@ class CallWarnings:
             if value and value != kept
         }
         if "config" in new:
-            new["config"] = {key: value for key, value in described.config.items() if info.config.get(key) != value}
+            differing = {key: value for key, value in described.config.items() if info.config.get(key) != value}
+            new["config"] = {key: value for key, value in differing.items() if not _OF_A_START.search(key)}
+            if not new["config"]:
+                del new["config"]
         if new:
             *others, last = new
             keeps = f"{', '.join(others)} and {last}" if others else last

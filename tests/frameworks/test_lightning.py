@@ -20,6 +20,7 @@ pytest.importorskip("lightning", reason="lightning is not installed; 'make frame
 import torch
 from documents import run_page
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torchrun import run_job
 from waiting import PATIENCE_S, until
@@ -88,7 +89,7 @@ def test_a_recorded_training_is_the_same_to_the_bit(tmp_path: Path, root: str) -
     assert recorded.losses == free.losses == values(run, "loss")
     assert all(torch.equal(one, other) for one, other in zip(free.parameters(), recorded.parameters(), strict=True))
     assert [event.step for event in events(run)] == list(range(1, 43))
-    assert (run.status, run.info.config, run.info.last.plan.total_steps) == ("completed", {"lr": 0.1}, 42)
+    assert (run.status, run.info.config["lr"], run.info.last.plan.total_steps) == ("completed", 0.1, 42)
 
 
 def test_of_the_checkpoints_that_rules_order_the_newest_are_left_and_nothing_else_is_deleted(tmp_path: Path) -> None:
@@ -106,6 +107,23 @@ def test_of_the_checkpoints_that_rules_order_the_newest_are_left_and_nothing_els
     ]
     with pytest.raises(TelemetryError, match="keep must be a whole number from 1"):
         SteptapeCallback(tmp_path / "runs", keep=0)
+
+
+def test_the_config_has_what_the_trainer_decides_and_the_run_the_name_of_another_logger(tmp_path: Path) -> None:
+    """Precision, clipping, accumulation and the number of parameters; a name of its own comes first."""
+    logger, changes = CSVLogger(tmp_path, name="probe"), {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
+    _, run = fit(tmp_path, logger=logger, max_epochs=1, **changes)
+    (tmp_path / "unnamed").mkdir()
+    _, other = fit(tmp_path / "unnamed", logger=CSVLogger(tmp_path), max_epochs=1)
+
+    assert dict(run.info.config) == {
+        "lr": 0.1,
+        "trainer.precision": "32-true",
+        "trainer.accumulate_grad_batches": 2,
+        "trainer.gradient_clip_val": 0.5,
+        "model.num_parameters": 25,
+    }
+    assert (run.info.name, other.info.name == "lightning_logs") == ("probe", False)
 
 
 def test_of_two_callbacks_of_a_trainer_the_newest_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -620,7 +638,7 @@ def test_the_logger_shares_the_recorder_of_its_callback(tmp_path: Path) -> None:
         (step, {"train_loss"}) for step in range(2, 21, 2)
     ]
     assert [event.step for event in events(run, "evaluate")] == [14, 20]
-    assert (run.status, run.info.config) == ("stopped", {"lr": 0.1, "note": "first"})
+    assert (run.status, run.info.config["lr"], run.info.config["note"]) == ("stopped", 0.1, "first")
 
 
 def test_a_logger_alone_records_what_is_logged_at_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

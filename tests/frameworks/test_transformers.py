@@ -558,6 +558,24 @@ def test_two_callbacks_record_and_resume_two_stores(tmp_path: Path) -> None:
         assert len(run.info.attempts) == 2
 
 
+def test_the_run_has_the_models_config_and_counts_samples_and_tokens(tmp_path: Path) -> None:
+    """Runs of two sizes can be told apart. Half an epoch is no planned number of epochs."""
+    trainer, run = trained(tmp_path, data=tiny_data(38), num_train_epochs=1.5)
+    config, plan, progress = run.info.config, run.info.last.plan, run.progress()
+
+    assert (config["model.n_layer"], config["model.vocab_size"]) == (2, 64)
+    assert config["model.num_parameters"] == sum(each.numel() for each in trainer.model.parameters())
+    assert (plan.total_steps, plan.total_epochs) == (15, None)
+    assert (progress.samples, progress.tokens) == (38 + 20, 8 * (38 + 20))
+
+
+def test_a_run_has_the_name_that_wandb_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the trainer's arguments name it."""
+    monkeypatch.setenv("WANDB_NAME", "of W&B")
+
+    assert [trained(tmp_path, max_steps=1, run_name=name)[1].info.name for name in (None, "own")] == ["of W&B", "own"]
+
+
 def test_a_recorder_of_the_callers_is_used_and_left_open(tmp_path: Path) -> None:
     """It hears the planned length when the training begins."""
     with Recorder(tmp_path / "runs", name="mine") as rec:
