@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-from ..recorder.advice import Advice, advising
+from ..recorder.advice import OWN, Advice, advising
 from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 
@@ -32,7 +32,7 @@ class Guard:
         advice: The calls that warnings of its recorders name.
     """
 
-    def __init__(self, *, strict: bool, advice: Advice) -> None:
+    def __init__(self, *, strict: bool, advice: Advice = OWN) -> None:
         self.is_strict: Final = strict
         self._advice = advice
         self._warned: set[str] = set()
