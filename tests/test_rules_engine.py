@@ -358,7 +358,7 @@ def test_fig_3_fires_when_loss_and_gradient_norm_both_rise_over_a_full_window() 
 
 
 def test_the_loss_spike_policy_tells_spikes_from_divergence_and_from_nan() -> None:
-    """One spike is noted, a lasting one is saved and stopped, a NaN stops at once."""
+    """A spike is noted once, a lasting one is saved and stopped, a NaN stops at once."""
     policy = load_policy(shipped_policies()["loss_spike"])
     values = [1.0] * 60 + [9.0] + [1.0] * 60 + [9.0] * 5 + [math.nan]
 
@@ -366,7 +366,7 @@ def test_the_loss_spike_policy_tells_spikes_from_divergence_and_from_nan() -> No
 
     assert [(outcome.seq, outcome.controller) for outcome in outcomes] == [
         (60, "loss_spike"),
-        *((seq, "loss_spike") for seq in range(121, 126)),
+        (121, "loss_spike"),
         (125, "loss_stays_high"),
         (126, "loss_not_finite"),
     ]
