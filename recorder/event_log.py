@@ -81,6 +81,7 @@ class EventLog:
     Args:
         folder: The run's folder.
         run_id, attempt, rank: Of the events.
+        recording: Identity of the attempt; empty if it is unknown.
         started_ns: The monotonic clock at the start of the attempt.
         steering: The live rules, if any.
         strict: Raise failures of the event log instead of counting them.
@@ -111,6 +112,7 @@ class EventLog:
         *,
         attempt: int = 0,
         rank: int = 0,
+        recording: str = "",
         started_ns: int,
         steering: Steering | None = None,
         strict: bool = False,
@@ -155,6 +157,7 @@ class EventLog:
             attempt=attempt,
             rank=rank,
             writer=describe_process(),
+            recording=recording,
             on_segment_closed=lambda _: SEALING.seal_segments(self._sealed_as),
             sync_every_s=settings.sync_every_s,
             on_sync_failed=lambda error: warnings.once(f"the journal in {folder} could not be synced: {error}"),

@@ -140,7 +140,11 @@ class LiveAttempt:
         self._handles_sigterm = False
         self.position = opening.position
         self.document = RunDocument(
-            opening.folder, opening.info, is_written=rank.decides, warn=lambda text: self.warnings.once(text)
+            opening.folder,
+            opening.info,
+            opening.recording,
+            is_written=rank.decides,
+            warn=lambda text: self.warnings.once(text),
         )
         callbacks, names = settings.callbacks, opening.read_on_all_ranks
         self.agreement = Agreement(rank, control, callbacks, settings.agree_timeout_s, names, opening.calls)
@@ -352,6 +356,7 @@ class LiveAttempt:
                 self.document.info.run_id,
                 attempt=attempt.attempt,
                 rank=settings.rank.rank,
+                recording=self.document.recording,
                 started_ns=time.monotonic_ns(),
                 steering=self._steering,
                 strict=settings.is_strict,
@@ -381,7 +386,16 @@ class LiveAttempt:
         return event_log
 
     def _begin_anew(self, why: str) -> None:
-        """Write ``run.json`` again, since a new folder may have replaced a deleted one."""
+        """Write ``run.json`` again, since a new folder may have replaced a deleted one.
+
+        Raises:
+            OSError: Another recording has the folder now.
+        """
+        try:
+            self.document.require_own_folder()
+        except FileExistsError as error:
+            self.warnings.once(f"{error.strerror}. Training continues, unrecorded")
+            raise
         self.warnings.once(f"{why}; recording continues in a new file in {self.folder}")
         self.document.write_again()
 

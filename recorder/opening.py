@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ..store.errors import TelemetryError, require_version
+from ..store.errors import NotARun, TelemetryError, require_version
 from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
+from ..store.own_process import process_began_ns
 from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
-from ..store.run_info import Attempt, RunInfo
+from ..store.run_info import Attempt, RunInfo, read_run_info
 from .control import ROLL_BACK
 from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
@@ -37,7 +39,7 @@ ALLOW: Final = "allow"
 Resume: TypeAlias = str | tuple[str, int] | Mapping[str, Any]
 
 #: The format of ``Recorder.state_dict``; it grows when the meaning changes.
-STATE_FORMAT: Final = 1
+STATE_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class ResumePoint:
         run_id: The run.
         attempt, seq: The attempt of the checkpoint, and the last event that the checkpoint covers; None if only a step
             is known.
+        recording: Identity of that attempt; empty if it is unknown.
         step: Number of updates that the checkpoint contains; None selects the newest recorded checkpoint.
         epoch, epoch_began_at, epochs_begun: The loop's position in its epochs, if it was kept.
     """
@@ -55,6 +58,7 @@ class ResumePoint:
     run_id: str
     attempt: int | None = None
     seq: int | None = None
+    recording: str = ""
     step: int | None = None
     epoch: float | None = None
     epoch_began_at: int = 0
@@ -83,6 +87,7 @@ class ResumePoint:
             as_text(resume["run_id"]),
             as_whole(resume["attempt"], "the state's attempt"),
             None if resume["seq"] is None else as_whole(resume["seq"], "the state's seq", least=-1),
+            as_text(resume["recording"]),
             as_whole(resume["step"], "the state's step"),
             None if resume["epoch"] is None else as_epoch(resume["epoch"]),
             as_whole(resume["epoch_began_at"], "the state's epoch_began_at"),
@@ -100,6 +105,7 @@ class Opening(NamedTuple):
     Attributes:
         folder: The run's folder.
         info: The run, with this attempt as the last.
+        recording: Identity of this attempt; empty on a rank that no process group connects with rank 0.
         position: The position of the loop.
         engine: The rules, in the state in which earlier attempts left them; None without rules.
         read_on_all_ranks: The metrics that the rules read on all ranks.
@@ -110,6 +116,7 @@ class Opening(NamedTuple):
 
     folder: Path
     info: RunInfo
+    recording: str
     position: Position
     engine: Engine | None
     read_on_all_ranks: tuple[str, ...] = ()
@@ -233,6 +240,7 @@ def _new_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | No
     return Opening(
         store / chosen,
         dataclasses.replace(info, run_id=chosen),
+        info.recording_of(info.last),
         Position(steps_per_epoch=plan.steps_per_epoch),
         None if policy is None else _engine(policy, plan),
     )
@@ -296,7 +304,7 @@ def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Poli
     kept = [event for _, events in ancestry(snapshot, attempt) for event in events if _is_continued(event)]
     kept += filter(_is_rollback, snapshot.events(DECIDING_RANK))  # Those that were themselves rolled back count too.
     info = dataclasses.replace(info, attempts=(*info.attempts, attempt))
-    return Opening(folder, info, position, engine, kept=tuple(kept))
+    return Opening(folder, info, info.recording_of(attempt), position, engine, kept=tuple(kept))
 
 
 #: The kinds of events that an attempt needs of those that it continues, beyond what rules read.
@@ -327,8 +335,13 @@ def _checkpoint(snapshot: Snapshot, point: ResumePoint, *, is_sure: bool) -> tup
     """Return attempt, ``seq``, step and epoch of the checkpoint to resume from."""
     attempts = snapshot.info.attempts
     where = str(snapshot.folder)
-    if point.attempt is not None and point.attempt not in {attempt.attempt for attempt in attempts}:
+    recordings = {attempt.attempt: snapshot.info.recording_of(attempt) for attempt in attempts}
+    if point.attempt is not None and point.attempt not in recordings:
         raise TelemetryError("the run has no such attempt", where=where, got=point.attempt)
+    if point.attempt is not None and point.recording and point.recording != recordings[point.attempt]:
+        what = f"the checkpoint is of another recording: attempt {point.attempt} here is {recordings[point.attempt]!r}"
+        fix = "Resume in the store of that recording, or begin a run with another run_id="
+        raise TelemetryError(what, where=where, got=point.recording, fix=fix)
     if point.attempt is not None and point.seq is not None and point.step is not None:
         own = [event for event in snapshot.events(DECIDING_RANK) if event.attempt == point.attempt]
         return point.attempt, _with_its_save(own, point.seq, point.step), point.step, point.epoch
@@ -364,7 +377,7 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
     """Build the opening of a rank that no process group connects with rank 0.
 
     Raises:
-        TelemetryError: It has no run id, or this rank has already recorded a part of the run.
+        TelemetryError: It has no run id, this rank has already recorded a part of the run, or the run has ended.
     """
     if run_id is None:
         what = f"rank {rank.rank} does not know the id of its run"
@@ -378,7 +391,12 @@ def _joined_run(store: Path, run_id: str | None, info: RunInfo, rank: Rank) -> O
         if (0, rank.rank) in recorded:
             what = f"rank {rank.rank} has already recorded part of this run"
             raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
-    return opening
+        with suppress(NotARun):
+            ended_ns = read_run_info(opening.folder).last.ended_ns
+            if ended_ns is not None and ended_ns < process_began_ns():
+                what = "a run with this id ended before this process began"
+                raise TelemetryError(what, where=str(store), got=run_id, fix="Choose another run_id=")
+    return opening._replace(recording="")
 
 
 class _SharedOpening(NamedTuple):
@@ -390,6 +408,7 @@ class _SharedOpening(NamedTuple):
 
     run_id: str
     attempt: int
+    recording: str
     position: Position
     read_on_all_ranks: tuple[str, ...]
     calls: tuple[str, ...]
@@ -401,7 +420,7 @@ class _SharedOpening(NamedTuple):
         info = opening.info
         kept = tuple(Event(event.kind, event.step, attrs=dict(event.attrs)) for event in opening.kept)
         names, calls = opening.read_on_all_ranks, opening.calls
-        return cls(info.run_id, info.last.attempt, opening.position, names, calls, kept)
+        return cls(info.run_id, info.last.attempt, opening.recording, opening.position, names, calls, kept)
 
 
 def _followed_run(store: Path, shared: _SharedOpening | str, info: RunInfo) -> Opening:
@@ -420,4 +439,4 @@ def _followed_run(store: Path, shared: _SharedOpening | str, info: RunInfo) -> O
     attempt = dataclasses.replace(info.last, attempt=shared.attempt)
     info = dataclasses.replace(info, run_id=shared.run_id, attempts=(attempt,))
     names, calls = shared.read_on_all_ranks, shared.calls
-    return Opening(store / info.run_id, info, shared.position, None, names, calls, shared.kept)
+    return Opening(store / info.run_id, info, shared.recording, shared.position, None, names, calls, shared.kept)

@@ -676,6 +676,7 @@ class Recorder:
             self.run_id,
             live.document.info.last.attempt,
             seq,
+            live.document.recording,
             position.step,
             position.epoch,
             position.epoch_began_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import subprocess
@@ -13,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..store.errors import TelemetryError
+from ..store.errors import NotARun, TelemetryError
 from ..store.own_process import WriterIdentity, boot_id, host_name
 from ..store.plan import Plan
 from ..store.redaction import redacted, redacted_arguments, redacted_text
-from ..store.run_info import Attempt, RunInfo, write_run_info
+from ..store.run_folder import RUN_JSON, read_file
+from ..store.run_info import Attempt, RunInfo, run_info_of, write_run_info
 from .loop_values import as_config, as_text
 from .process.termination import signals_held
 from .ranks.rank import Rank
@@ -40,27 +42,48 @@ class RunDocument:
     Args:
         folder: The run's folder.
         info: The run, with this attempt as the last.
+        recording: Identity of the attempt; empty if it is unknown.
         is_written: Whether this rank writes it.
         warn: Logs that it could not be written.
 
     Attributes:
         folder: The run's folder; it changes when the folder is moved.
         info: What the file holds, or would hold.
+        recording: Identity of the attempt; empty if it is unknown.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, *, is_written: bool, warn: Callable[[str], None]) -> None:
-        self.folder, self.info = folder, info
+    def __init__(
+        self, folder: Path, info: RunInfo, recording: str, *, is_written: bool, warn: Callable[[str], None]
+    ) -> None:
+        self.folder, self.info, self.recording = folder, info, recording
         self._is_written, self._warn = is_written, warn
 
     def write(self) -> None:
         """Write the file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: It cannot be written, or another recording has the folder.
         """
         if self._is_written:
+            self.require_own_folder()
             with signals_held():
                 write_run_info(self.folder, self.info)
+
+    def require_own_folder(self) -> None:
+        """Check that no other recording has taken the folder, as after it was deleted.
+
+        Raises:
+            OSError: One has: an attempt of this number is another one, or a later one has begun.
+        """
+        try:
+            there = run_info_of(read_file(self.folder, RUN_JSON), self.folder)
+        except (FileNotFoundError, NotARun):
+            return
+        own = self.info.last.attempt
+        taken = [each for each in there.attempts if each.attempt >= own and there.recording_of(each) != self.recording]
+        if self.recording and taken:
+            what = f"another recording with this run id has taken {self.folder}: {there.recording_of(taken[0])!r}"
+            raise FileExistsError(errno.EEXIST, f"{what}. Give one of the two another run id", str(self.folder))
 
     def declare(self, plan: Plan, config: Mapping[str, Any]) -> None:
         """Add a later plan and further hyper-parameters, and write the file again."""

@@ -25,7 +25,7 @@ from ..store.annotations import annotations_in, append_annotation, read_annotati
 from ..store.columns import METRICS_AS_COLUMNS, read_columns, write_columns
 from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersion
 from ..store.events import is_loop_kind
-from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, VERSION, header_record
+from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, RECORDING, VERSION, header_record
 from ..store.journal.segment import Segment
 from ..store.journal.segment_reading import read_segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
@@ -67,6 +67,7 @@ from .push_protocol import (
     check_recording,
     checked_chunk,
     first_time_of,
+    fix_of,
     is_news,
 )
 
@@ -340,12 +341,12 @@ def _check_recording(run_id: str, chunk: Chunk, stream: ReceivedStream, attempt:
         OutOfStep: Rank 0 does not say yet which one it is of.
     """
     own, rank = chunk.recording, chunk.stream[1]
-    if own.started_ns is not None:
-        check_recording(run_id, attempt.attempt, own.started_ns, attempt.started_ns)
+    if own.recording:
+        check_recording(run_id, attempt, own.recording)
     elif rank == DECIDING_RANK:
-        raise OutOfStep("a chunk of rank 0 says when its attempt began", where=run_id)
+        raise OutOfStep("a chunk of rank 0 names its recording", where=run_id)
     elif stream.next_seq and own.first_ns != stream.first_ns:
-        what = f"rank {rank} of attempt {attempt.attempt} at the target is another one, which began at another time"
+        what = f"rank {rank} of attempt {attempt.attempt} at the target is of another recording, by its first event"
         raise RunConflict(what, where=run_id, got=own.first_ns, fix=OTHER_ID)
 
 
@@ -362,7 +363,7 @@ def _is_behind_end(folder: Path, chunk: Chunk, stream: ReceivedStream) -> bool:
         is_closed = is_behind and stream.has_ended and chunk.stream in read_digests(folder).logs
     if is_closed:
         what = f"attempt {chunk.stream[0]} has ended at the target, so no event may follow"
-        raise RunConflict(what, where=folder.name, got=chunk.next_seq, fix=OTHER_ID)
+        raise RunConflict(what, where=folder.name, got=chunk.next_seq, fix=fix_of(chunk.recording.recording))
     return is_behind
 
 
@@ -539,6 +540,8 @@ class ReceivedStream:
         path = self._folder / journal_name(attempt, rank, first)
         identity = {"run_id": self._run_id, "attempt": attempt, "rank": rank, "first_seq": first}
         header = {**identity, "writer": chunk.writer, RECEIVED: True}
+        if chunk.recording.recording:
+            header[RECORDING] = chunk.recording.recording
         with contextlib.suppress(FileNotFoundError), _locked(path):
             # It holds no event: the stream would otherwise continue behind it.
             path.unlink()

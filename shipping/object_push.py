@@ -50,8 +50,11 @@ from .push_protocol import (
     RunConflict,
     StreamDigest,
     TargetAway,
+    attempt_states,
+    check_recording,
     header_of,
     is_news,
+    recording_in,
 )
 from .run_source import RunSource, check_equal, why_unsealed
 
@@ -220,17 +223,26 @@ class ObjectPush:
         """Check that the streams continue those of the target: positions alone do not say so.
 
         Raises:
-            PushRefused: They are of another recording.
+            PushRefused, RunConflict: They are of another recording.
         """
         if info is not None:
             return  # ``_papers`` has compared the attempts.
+        there = old.files.get(RUN_JSON)
+        known = attempt_states(None if there is None else run_info_of(there.encode(), self._source.folder))
         for stream, frames in self._source.streams.items():
-            part = next((part for part in old.parts if _stream_of(part) == stream and is_journal(part.name)), None)
+            attempt = next((each for each in known if each.attempt == stream[0]), None)
+            if attempt is not None and frames.recording.recording:
+                check_recording(self.run_id, attempt, frames.recording.recording)
+                continue
+            part = next((part for part in old.parts if _stream_of(part) == stream), None)
             if part is None or stream in self._compared:
                 continue
-            stored = self._bucket.get(part_key(self.run_id, part.name, part.sha256))
-            if stored is not None and header_of(stored.content).get("first_ns") != frames.recording.first_ns:
-                what = f"rank {stream[1]} of attempt {stream[0]} at the target is another one"
+            # Nobody here seals the stream: a sealed part is of another recording.
+            stored = self._bucket.get(part_key(self.run_id, part.name, part.sha256)) if is_journal(part.name) else None
+            if stored is None or recording_in(header_of(stored.content)) != frames.recording:
+                what = (
+                    f"rank {stream[1]} of attempt {stream[0]} at the target is of another recording, by its first event"
+                )
                 raise PushRefused(what, where=self.run_id, fix=OTHER_ID)
             self._compared.add(stream)
 
@@ -239,11 +251,8 @@ class ObjectPush:
         found: dict[str, str] = {}
         if info is not None:
             before = old.files.get(RUN_JSON)
-            try:
-                if is_news(None if before is None else run_info_of(before.encode(), self._source.folder), info):
-                    found[RUN_JSON] = content.decode()
-            except RunConflict as error:
-                raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
+            if is_news(None if before is None else run_info_of(before.encode(), self._source.folder), info):
+                found[RUN_JSON] = content.decode()
         if self._rank:
             return {}
         if (notes := self._source.read_notes()) is not None:
@@ -349,5 +358,5 @@ def _translated() -> Iterator[None]:
         yield
     except StoreAway as error:
         raise TargetAway(error.what, where=error.where, fix=error.fix) from None
-    except StoreNotFound as error:
+    except (StoreNotFound, RunConflict) as error:
         raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None

@@ -27,6 +27,7 @@ from ..store.journal.format import (
     LAYOUT,
     MAGIC,
     PREAMBLE,
+    RECORDING,
     TAG_HEADER,
     TAG_LAYOUT,
     VERSION,
@@ -36,7 +37,7 @@ from ..store.journal.segment import Segment
 from ..store.journal.segment_reading import segment_of
 from ..store.own_process import WriterIdentity
 from ..store.run_folder import Stream
-from ..store.run_info import RunInfo
+from ..store.run_info import IMPORTED, RunInfo
 
 #: What to do where a pusher and its target have other versions of a format.
 SAME_RELEASE: Final = "Install the same steptape at both ends"
@@ -101,11 +102,11 @@ class Recording(NamedTuple):
     """Identity of a recording among those with the same run id and attempt.
 
     Attributes:
-        started_ns: When its attempt began, by ``run.json``; None on a host that has none.
-        first_ns: The time of the stream's first event; None without events, and next to ``started_ns``.
+        recording: As ``RunInfo.recording_of`` returns it; empty on a host that knows neither ``run.json`` nor rank 0.
+        first_ns: The time of the stream's first event; None without events, and next to ``recording``.
     """
 
-    started_ns: int | None = None
+    recording: str = ""
     first_ns: int | None = None
 
 
@@ -157,7 +158,7 @@ def chunk_of(
 ) -> bytes:
     """Encode a chunk from layout records and event frames."""
     header = {"run_id": run_id, "attempt": stream[0], "rank": stream[1], "first_seq": first_seq, "after": after}
-    known = {name: number for name, number in recording._asdict().items() if number is not None}
+    known = {name: value for name, value in recording._asdict().items() if value not in ("", None)}
     return PREAMBLE.pack(MAGIC, VERSION) + header_record({**header, **known, "writer": dict(writer)}) + layouts + events
 
 
@@ -226,8 +227,9 @@ def _with_header(segment: Segment, layouts: dict[int, bytes], run_id: str) -> Ch
     first, after = (_number(header, name, _MOST_INT64 - len(segment)) for name in ("first_seq", "after"))
     if after > first:
         raise BadFrames("its first event precedes the one that it expects", where=run_id, got=(first, after))
-    recording = Recording(*(_time(header, name) for name in Recording._fields))
-    return Chunk((attempt, rank), first, after, recording, _writer(header.get("writer") or {}), layouts, segment)
+    return Chunk(
+        (attempt, rank), first, after, recording_in(header), _writer(header.get("writer") or {}), layouts, segment
+    )
 
 
 def _number(header: Mapping[str, object], name: str, most: int) -> int:
@@ -237,11 +239,18 @@ def _number(header: Mapping[str, object], name: str, most: int) -> int:
     return value
 
 
-def _time(header: Mapping[str, object], name: str) -> int | None:
-    value = header.get(name)
-    if value is not None and type(value) is not int:
-        raise BadFrames(f"{name} must be a whole number", got=value)
-    return value
+def recording_in(header: Mapping[str, object]) -> Recording:
+    """Return what a chunk's header says of its recording.
+
+    Raises:
+        BadFrames: It is not what a pusher writes.
+    """
+    name, first_ns = header.get(RECORDING, ""), header.get("first_ns")
+    if not isinstance(name, str) or len(name) > _MOST_TEXT:
+        raise BadFrames(f"{RECORDING} must be a text of at most {_MOST_TEXT} characters", got=str(name)[:_MOST_TEXT])
+    if first_ns is not None and type(first_ns) is not int:
+        raise BadFrames("first_ns must be a whole number", got=first_ns)
+    return Recording(name, first_ns)
 
 
 def _writer(writer: Mapping[str, Any]) -> WriterIdentity:
@@ -288,6 +297,9 @@ def _decode(segment: Segment, run_id: str) -> None:
 #: How to go on after a conflict.
 OTHER_ID: Final = "Give one of the two another run id, or push to another store"
 
+#: How to go on where the log of an imported run is not the one at the target: it may have grown.
+IMPORT_AGAIN: Final = "Delete the run at the target and push again, or push to another store"
+
 
 class StreamDigest(NamedTuple):
     """The digest of one sealed stream: ``seq`` of its last event, SHA-256, and the digest's format."""
@@ -298,10 +310,10 @@ class StreamDigest(NamedTuple):
 
 
 class AttemptState(NamedTuple):
-    """An attempt in a target's ``run.json``: its number, when it began, and whether it has ended there."""
+    """An attempt in a target's ``run.json``: its number, its identity, and whether it has ended there."""
 
     attempt: int
-    started_ns: int
+    recording: str
     has_ended: bool
 
 
@@ -338,14 +350,32 @@ class RunState:
             ValueError, TypeError, KeyError: The document is none.
         """
         digests = {
-            (int(d["attempt"]), int(d["rank"])): StreamDigest(int(d["last_seq"]), str(d["sha256"]), int(d["format"]))
-            for d in document["digests"]
+            _stream_in(each): StreamDigest(
+                position_of(each["last_seq"]), str(each["sha256"]), position_of(each["format"])
+            )
+            for each in document["digests"]
         }
-        streams = {(int(s["attempt"]), int(s["rank"])): int(s["next_seq"]) for s in document["streams"]}
+        streams = {_stream_in(each): position_of(each["next_seq"]) for each in document["streams"]}
         attempts = tuple(
-            AttemptState(int(a["attempt"]), int(a["started_ns"]), bool(a["has_ended"])) for a in document["attempts"]
+            AttemptState(position_of(each["attempt"]), str(each["recording"]), each["has_ended"] is True)
+            for each in document["attempts"]
         )
         return cls(streams, str(document["run_sha256"]), attempts, digests)
+
+
+def position_of(value: object) -> int:
+    """Return a number that a target has sent.
+
+    Raises:
+        ValueError: It is not a whole number that a ``seq`` could be.
+    """
+    if type(value) is not int or not 0 <= value <= _MOST_INT64:
+        raise ValueError("not a position")
+    return value
+
+
+def _stream_in(entry: Mapping[str, object]) -> Stream:
+    return position_of(entry["attempt"]), position_of(entry["rank"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,19 +395,25 @@ class RunPapers:
 
 def attempt_states(info: RunInfo | None) -> tuple[AttemptState, ...]:
     """Return the attempts of a ``run.json``; none without one."""
-    attempts = () if info is None else info.attempts
-    return tuple(AttemptState(a.attempt, a.started_ns, a.status != "running") for a in attempts)
+    if info is None:
+        return ()
+    return tuple(AttemptState(a.attempt, info.recording_of(a), a.status != "running") for a in info.attempts)
 
 
-def check_recording(run_id: str, attempt: int, started_ns: int, at_target_ns: int) -> None:
-    """Check that an attempt is the one of this number at the target.
+def check_recording(run_id: str, attempt: AttemptState, own: str) -> None:
+    """Check that an attempt at the target is of this recording.
 
     Raises:
-        RunConflict: It is of another recording.
+        RunConflict: It is of another one.
     """
-    if started_ns != at_target_ns:
-        what = f"attempt {attempt} at the target is another one, which began at another time"
-        raise RunConflict(what, where=run_id, got=started_ns, fix=OTHER_ID)
+    if own != attempt.recording:
+        what = f"attempt {attempt.attempt} at the target is of another recording, {attempt.recording[:_MOST_TEXT]!r}"
+        raise RunConflict(what, where=run_id, got=own, fix=fix_of(own))
+
+
+def fix_of(recording: str) -> str:
+    """Return how to go on after a conflict about a recording: the id of an imported run follows from its log's path."""
+    return IMPORT_AGAIN if f" {IMPORTED}" in recording else OTHER_ID
 
 
 def check_attempts(info: RunInfo | None, theirs: Iterable[AttemptState]) -> None:
@@ -386,10 +422,10 @@ def check_attempts(info: RunInfo | None, theirs: Iterable[AttemptState]) -> None
     Raises:
         RunConflict: One is of another recording.
     """
-    known = {each.attempt: each.started_ns for each in theirs}
-    for attempt, started_ns, _ in attempt_states(info):
+    known = {each.attempt: each for each in theirs}
+    for attempt, recording, _ in attempt_states(info):
         if info is not None and attempt in known:
-            check_recording(info.run_id, attempt, started_ns, known[attempt])
+            check_recording(info.run_id, known[attempt], recording)
 
 
 def is_news(old: RunInfo | None, new: RunInfo) -> bool:

@@ -18,12 +18,23 @@ from typing import Final
 from ..store.annotations import MAX_BYTES
 from ..store.columns import read_columns
 from ..store.errors import DamagedLog, require_version
-from ..store.journal.format import EVENT, FRAME, LAYOUT, MAGIC, PREAMBLE, TAG_EVENT, TAG_HEADER, TAG_LAYOUT, VERSION
+from ..store.journal.format import (
+    EVENT,
+    FRAME,
+    LAYOUT,
+    MAGIC,
+    PREAMBLE,
+    RECORDING,
+    TAG_EVENT,
+    TAG_HEADER,
+    TAG_LAYOUT,
+    VERSION,
+)
 from ..store.journal.segment import Frames
 from ..store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
 from ..store.objects.mirror_access import is_live
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import ANNOTATIONS, RUN_JSON, Listing, Stream, list_files, read_file
+from ..store.run_folder import ANNOTATIONS, RUN_JSON, Listing, Stream, journal_name, list_files, read_file
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import SAME_RELEASE, PushRefused, Recording, StreamDigest, chunk_of, first_time_of
 
@@ -42,6 +53,7 @@ class GrowingSegment:
         first: ``seq`` of its first event.
         next_seq: ``seq`` of the next event to read.
         writer: Identity of its writer; empty until the header can be read.
+        recording: Identity of its recording; empty until the header can be read, and if it is unknown.
 
     Raises:
         FileNotFoundError: It was sealed meanwhile.
@@ -50,6 +62,7 @@ class GrowingSegment:
     def __init__(self, path: Path, first: int) -> None:
         self.first = self.next_seq = first
         self.writer: WriterIdentity = {}
+        self.recording = ""
         self._path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._offset = 0
@@ -123,7 +136,8 @@ class GrowingSegment:
             elif tag == TAG_LAYOUT:
                 self._layouts[LAYOUT.unpack_from(payload)[1]] = frame
             elif tag == TAG_HEADER:
-                self.writer = json.loads(payload[1:]).get("writer") or WriterIdentity()
+                header = json.loads(payload[1:])
+                self.writer, self.recording = header.get("writer") or WriterIdentity(), header.get(RECORDING) or ""
         if whole == PREAMBLE.size:
             return None
         self._offset += whole - PREAMBLE.size
@@ -187,17 +201,20 @@ class StreamFrames:
         """Find out which recording the stream belongs to.
 
         Args:
-            info: The run's ``run.json``; None on a host that has none. Nobody seals the streams there.
+            info: The run's ``run.json``; None on a host that has none. Nobody seals the streams there, and their
+                headers may name the recording.
             listing: The run's files.
         """
         if info is not None:
-            started = (attempt.started_ns for attempt in info.attempts if attempt.attempt == self._stream[0])
-            self.recording = Recording(started_ns=next(started, None))
+            names = (info.recording_of(each) for each in info.attempts if each.attempt == self._stream[0])
+            self.recording = Recording(next(names, ""))
         elif self.recording == Recording():
             journals = (journal.path for journal in listing.journals if journal.stream == self._stream)
             if (path := next(journals, None)) is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    self.recording = Recording(first_ns=first_time_of(read_segment(path)))
+                    segment = read_segment(path)
+                    name = segment.header.get(RECORDING)
+                    self.recording = Recording(name) if name else Recording(first_ns=first_time_of(segment))
 
     def alive(self, seq: int) -> bytes:
         """Return a chunk without events, which says that the stream has a writer."""
@@ -262,7 +279,16 @@ class StreamFrames:
 
     def _read_events(self, first: int, seq: int, most_bytes: int, *, is_final: bool) -> Frames | None:
         segment = self._segments.get(first)
-        return None if segment is None else segment.read_events(seq, most_bytes, is_final=is_final)
+        if segment is None:
+            return None
+        frames = segment.read_events(seq, most_bytes, is_final=is_final)
+        if self.recording.recording and segment.recording not in ("", self.recording.recording):
+            what = (
+                f"a segment of attempt {self._stream[0]}, rank {self._stream[1]} is of another recording than run.json"
+            )
+            fix = f"Move {journal_name(*self._stream, first)} into a folder of its own"
+            raise PushRefused(what, where=str(self._folder), got=segment.recording, fix=fix)
+        return frames
 
     def _place(self, seq: int) -> tuple[int, int | None]:
         """Return the first ``seq`` of the segment that may hold an event, -1 without one, and of the next segment."""

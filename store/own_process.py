@@ -40,6 +40,16 @@ def boot_id() -> str | None:
         return None
 
 
+def process_began_ns() -> int:
+    """Return the wall clock of this process's start, in nanoseconds since 1970; 0 on systems other than Linux."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+    booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return booted_ns + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
 def is_of_this_machine(writer: WriterIdentity) -> bool:
     """Whether the writer ran on this machine, so that file locks show if it is alive.
 

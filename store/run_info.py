@@ -17,6 +17,12 @@ from .run_folder import RUN_JSON, read_file, replace_file
 #: The version of FORMAT.md. It counts on when what a run folder holds changes.
 FORMAT: Final = 7
 
+#: Characters of an identity. A host name has at most 64.
+_MOST_IDENTITY: Final = 256
+
+#: How the identity of an imported attempt names its log, before the log's SHA-256.
+IMPORTED: Final = "log "
+
 _Value = TypeVar("_Value")
 
 #: Statuses of an attempt. Its writer records ``running``; once that writer is gone, readers report ``crashed``.
@@ -128,6 +134,29 @@ class RunInfo:
     def last(self) -> Attempt:
         """The newest attempt."""
         return self.attempts[-1]
+
+    def recording_of(self, attempt: Attempt) -> str:
+        """Return the identity of an attempt among those with its run id and number.
+
+        It names the start, and the process that recorded the attempt, or the log that it was imported from.
+        """
+        told = attempt.environment
+        origin = f"{told.get('pid')}@{told.get('host')}"
+        if self.source is not None:
+            origin = f"{IMPORTED}{self.source.get('sha256')}"
+        return f"{attempt.started_ns} {origin}".encode("ascii", "backslashreplace").decode()[:_MOST_IDENTITY]
+
+    def require_recording(self, header: JsonObject, segment: Path) -> None:
+        """Check that a journal segment is of this recording, as far as its header says so.
+
+        Raises:
+            DamagedLog: It is of another one with the same run id.
+        """
+        said, attempt = header.get("recording"), header.get("attempt")
+        own = [self.recording_of(each) for each in self.attempts if each.attempt == attempt]
+        if said and own and said != own[0]:
+            what = f"this segment is of another recording than run.json, {own[0]!r}"
+            raise DamagedLog(what, where=str(segment), got=said, fix="Move it out of the run's folder")
 
     @property
     def source_path(self) -> str | None:

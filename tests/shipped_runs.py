@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from steptape.store.events import INTEGER_IDS, TEXT_IDS, SampleLosses, Vectors
+from steptape.store.events import INTEGER_IDS, TEXT_IDS, JsonObject, SampleLosses, Vectors
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.own_process import WriterIdentity, boot_id, host_name
 from steptape.store.parquet.digests import read_digests
@@ -43,6 +43,8 @@ class Loop:
         segment_bytes: Size of its segments.
         run_id: The run.
         began_ns: The time of its first event.
+        pid: The process in its ``run.json``.
+        recording: The identity in its segments.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Loop:
         segment_bytes: int = 20_000,
         run_id: str = RUN,
         began_ns: int = 10**18,
+        pid: int | None = None,
+        recording: str = "",
     ) -> None:
         self.folder = store / run_id
         self.folder.mkdir(parents=True, exist_ok=True)
         self._attempt, self._rank, self._run_id, self._began_ns = attempt, rank, run_id, began_ns
+        self._environment: JsonObject = {"host": "node", "pid": pid} if pid else {}
         self.writer = JournalWriter(
             self.folder,
             run_id=run_id,
@@ -66,6 +71,7 @@ class Loop:
             rank=rank,
             first_seq=first_seq,
             writer=HERE,
+            recording=recording,
             segment_bytes=segment_bytes,
         )
         if rank == 0:
@@ -75,7 +81,7 @@ class Loop:
         """Write ``run.json``."""
         ended = None if status == "running" else 9
         attempts = [Attempt(number, "crashed", 100 + number) for number in range(self._attempt)]
-        last = Attempt(self._attempt, status, 100 + self._attempt, ended)
+        last = Attempt(self._attempt, status, 100 + self._attempt, ended, environment=self._environment)
         write_run_info(self.folder, RunInfo(self._run_id, "ünder", (*attempts, last), config={"lr": 0.1}))
 
     def steps(self, count: int, *, metrics: int = 3) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import resource
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -586,6 +587,28 @@ def test_a_run_whose_folder_is_deleted_goes_on_in_a_new_one(store: Path, caplog:
     assert (run.info.name, run.status) == ("again", "completed")
     assert events(run, "step_end")[-1].metrics == {"loss": 3.0}
     assert "folder was deleted" in caplog.text
+
+
+def test_a_recorder_whose_folder_was_deleted_leaves_another_recording_of_its_id_alone(
+    store: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It trains on, unrecorded, and does not write its end there either."""
+    with Recorder(store, run_id="nightly") as first:
+        first.step(loss=1.0)
+        shutil.rmtree(first.folder)
+        with Recorder(store, run_id="nightly") as second:
+            second.step(loss=2.0)
+
+            def has_noticed() -> bool:
+                first.step(loss=1.0)
+                return "another recording with this run id has taken" in caplog.text
+
+            until(has_noticed)
+    run = open_run(second.folder)
+
+    assert run.series("loss")["value"].to_pylist() == [2.0]
+    assert (run.status, run.info.last.environment["pid"], run.digest_faults()) == ("completed", os.getpid(), [])
+    assert "Give one of the two another run id" in caplog.text
 
 
 def test_a_decision_that_could_not_be_written_reaches_the_loop_when_it_can(store: Path, policy: Path) -> None:

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from shipped_runs import Loop
 from waiting import PATIENCE_S
 
 from steptape import Ranks, Recorder, TelemetryError, open_store, verify
@@ -138,6 +139,17 @@ def test_a_rank_records_its_part_of_a_run_once(tmp_path: Path) -> None:
 
     with pytest.raises(TelemetryError, match="rank 1 has already recorded part of this run"):
         Recorder(tmp_path, run_id="job-9", ranks=Ranks(rank=1))
+
+
+def test_a_rank_joins_no_run_that_ended_before_its_process_began(tmp_path: Path) -> None:
+    """Its id is used again; rank 0 of the new job is refused as well."""
+    loop = Loop(tmp_path)
+    loop.end()
+    before = sorted(os.listdir(loop.folder))
+
+    with pytest.raises(TelemetryError, match=r"ended before this process began.* Choose another run_id="):
+        Recorder(tmp_path, run_id=loop.folder.name, ranks=Ranks(rank=1))
+    assert sorted(os.listdir(loop.folder)) == before
 
 
 BLOCKED = """

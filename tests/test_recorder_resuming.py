@@ -232,8 +232,8 @@ def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path) -> None:
         ({"resume": "../escape"}, "not a valid run id"),
         ({"resume": "my loop"}, "resume takes a run's id; got 'my loop'. The newest run of this name is a-run"),
         ({"resume": 3}, "resume must be a run id, "),
-        ({"resume": {"format": 1}}, "resume must be a run id, "),
-        ({"resume": {"format": 2}}, "resume: this steptape supports recorder state format 1; got 2. Resume with the"),
+        ({"resume": {"format": 2}}, "resume must be a run id, "),
+        ({"resume": {"format": 1}}, "resume: this steptape supports recorder state format 2; got 1. Resume with the"),
         ({"resume": "RUN"}, "recorded no checkpoint"),
         ({"resume": ("a-run", 9)}, "reached only step 2; got 9"),
         ({"resume": ("a-run", -1)}, r"the step to resume from must be a whole number from 0 to 2\*\*53; got -1"),
@@ -428,3 +428,22 @@ def test_a_state_that_was_changed_on_the_way_is_told_and_changes_nothing(
         Recorder(tmp_path, resume={**state, name: value})
 
     assert sorted(path.name for path in rec.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("steps", [2, 5, 9])
+def test_a_checkpoint_of_another_recording_resumes_no_run_of_its_id(steps: int, tmp_path: Path) -> None:
+    """The first recording was deleted, and its id used again."""
+    with Recorder(tmp_path / "first", run_id="nightly") as first:
+        for _ in range(5):
+            first.step(loss=1.0)
+        state = first.state_dict()
+    with Recorder(tmp_path / "second", run_id="nightly") as second:
+        for _ in range(steps):
+            second.step(loss=2.0)
+    before = {path.name: path.read_bytes() for path in second.folder.iterdir() if path.is_file()}
+
+    with pytest.raises(
+        TelemetryError, match=r"the checkpoint is of another recording.* begin a run with another run_id="
+    ):
+        Recorder(tmp_path / "second", resume=state)
+    assert {path.name: path.read_bytes() for path in second.folder.iterdir() if path.is_file()} == before

@@ -149,7 +149,9 @@ def test_a_chunk_with_any_byte_changed_or_missing_is_refused(tmp_path: Path) -> 
         ({"layouts": layout_record(0, "log", ["a"]), "events": framed(b"\x02" + bytes(20))}, "shorter than its layout"),
         ({"events": framed(b"\x07" * 80)}, "unexpected kind"),
         ({"events": b"\xff\xff\xff\xff" * 30}, "cut or its checksum"),
-        ({"recording": Recording("now")}, "started_ns must be a whole number"),  # type: ignore[arg-type]
+        ({"recording": Recording("x" * 257)}, "recording must be a text of at most 256 characters"),
+        ({"recording": Recording(7)}, "recording must be a text"),  # type: ignore[arg-type]
+        ({"recording": Recording(first_ns="now")}, "first_ns must be a whole number"),  # type: ignore[arg-type]
         ({"layouts": layout_record(0, "no_such_kind", ["a"]), "kind": 1}, "unknown kind"),
         ({"layouts": layout_record(0, "log", ["a", "a"]), "kind": 2}, "a metric twice"),
     ],

@@ -209,7 +209,7 @@ def test_a_target_of_another_version_is_named_with_the_remedy(tmp_path: Path) ->
 
     fix = "Install the same steptape at both ends"
     assert str(papers.value) == f"{RUN}: this steptape supports run format {FORMAT}; got {FORMAT - 1}. {fix}"
-    assert str(frames.value) == f"{RUN}: this steptape supports journal version 4; got 2. {fix}"
+    assert str(frames.value) == f"{RUN}: this steptape supports journal version 7; got 2. {fix}"
     assert str(digest.value) == f"{rec.run_id}: this steptape supports digest format 2; got 1. {fix}"
     assert list((tmp_path / "b").iterdir()) == []
 
@@ -253,13 +253,13 @@ def a_chunk(
     after: int | None = None,
     stream: Stream = (0, 0),
     kind: str = "log",
-    started_ns: int | None = 1,
+    recording: str = "1 None@None",
     first_ns: int | None = None,
 ) -> bytes:
     """Make a chunk of ``count`` events."""
     events = b"".join(framed(EVENT.pack(2, 0, 0, first + n, n, 0, 0, 0, 0, 0.0) + bytes(8)) for n in range(count))
     more = {"layouts": layout_record(0, kind, ["a"]), "events": events} if count else {}
-    at = {"after": first if after is None else after, "recording": Recording(started_ns, first_ns)}
+    at = {"after": first if after is None else after, "recording": Recording(recording, first_ns)}
     return chunk_of(RUN, stream, first, **at, writer={}, **more)  # type: ignore[arg-type]
 
 
@@ -320,7 +320,7 @@ def test_an_attempt_that_ended_stays_and_another_one_of_its_number_is_refused(tm
     intake.take_papers(RUN, "me", RunPapers(ended))
     intake.take_papers(RUN, "me", PAPERS)
     status = read_run_info(tmp_path / "b" / RUN).last.status
-    with pytest.raises(RunConflict, match="began at another time"):
+    with pytest.raises(RunConflict, match="at the target is of another recording"):
         intake.take_papers(RUN, "me", RunPapers(ended.replace('"started_ns": 1', '"started_ns": 2')))
     with pytest.raises(RunConflict, match="ended otherwise"):
         intake.take_papers(RUN, "me", RunPapers(PAPERS.run.replace('"running"', '"failed"')))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +15,18 @@ from test_shipping_push import PAPERS, a_chunk, an_intake
 from test_shipping_server import RECORD, a_server
 from waiting import until
 
-from steptape import Recorder, open_run, open_store
+from steptape import Recorder, TelemetryError, open_run, open_store
+from steptape.importers.discovery import all_readers, find_sources
+from steptape.importers.importing import import_sources
+from steptape.importers.source import ReadOptions
 from steptape.shipping import object_push
 from steptape.shipping.push_protocol import OutOfStep, PushProgress, PushRefused, RunConflict, RunPapers, Target
 from steptape.shipping.store_push import push_of
 from steptape.shipping.targets import FolderTarget, HttpTarget, ObjectTarget
+from steptape.store.errors import DamagedLog
 from steptape.store.parquet.sealing import seal
+from steptape.store.run_folder import journal_name
+from steptape.store.run_info import read_run_info
 
 
 class Pusher(Protocol):
@@ -92,25 +99,166 @@ def recorder(store: Path, *, steps: int, loss: float) -> Recorder:
     return rec
 
 
+REFUSED = r"attempt 0 at the target is of another recording, .* Give one of the two another run id"
+
+
 @pytest.mark.parametrize("is_live", [False, True], ids=["ended", "live"])
 def test_another_recording_of_an_ended_run_sends_nothing(there: Destination, is_live: bool, tmp_path: Path) -> None:
-    """It has more events, and would continue by position."""
+    """A longer one would continue by position, a shorter and an equally long one would pass for pushed."""
     first = recorder(tmp_path / "a", steps=20, loss=1.0)
     first.close(seal=True)
     there.push_whole(first.folder)
     before = there.content()
 
-    second = recorder(tmp_path / "b", steps=50, loss=3.0)
-    if not is_live:
-        second.close(seal=True)
-    with there.push(second.folder) as push:
-        for _ in range(2):
-            with pytest.raises(PushRefused, match="attempt 0 at the target is another one"):
-                push.look()
-            second.step(loss=3.0)
-    second.close()
+    for steps in (50, 20, 5):
+        second = recorder(tmp_path / f"b{steps}", steps=steps, loss=3.0)
+        if not is_live:
+            second.close(seal=True)
+        with there.push(second.folder) as push:
+            for _ in range(2):
+                with pytest.raises(PushRefused, match=REFUSED):
+                    push.look()
+                second.step(loss=3.0)
+        second.close()
 
     assert there.content() == before
+
+
+@pytest.mark.parametrize("has_ended", [True, False], ids=["ended", "running"])
+def test_another_process_that_began_at_the_same_time_sends_nothing(
+    there: Destination, has_ended: bool, tmp_path: Path
+) -> None:
+    """Clocks are coarse in places, and two machines have two."""
+    first, second = Loop(tmp_path / "a", pid=1), Loop(tmp_path / "b", pid=2)
+    first.steps(10)
+    with there.push(first.folder) as push:
+        push.look()
+        if has_ended:
+            first.end()
+            until(lambda: push.look().is_done)
+        before = there.content()
+        second.steps(30)
+        second.end()
+        with there.push(second.folder) as other, pytest.raises(PushRefused, match=REFUSED):
+            other.look()
+        after = there.content()
+    first.writer.close()
+
+    assert after == before
+
+
+def test_a_rank_of_another_job_is_refused_though_the_target_has_no_event_of_that_rank(
+    there: Destination, tmp_path: Path
+) -> None:
+    """Its host has no ``run.json``. Rank 0 has named the recording to it, and its segments say so."""
+    zero, other = Loop(tmp_path / "host0", pid=1), Loop(tmp_path / "host1", rank=1, recording="100 2@node")
+    own = Loop(tmp_path / "host2", rank=1, recording="100 1@node")
+    with there.push(zero.folder, rank=0) as push, there.push(other.folder, rank=1) as late:
+        for loop in (zero, other, own):
+            loop.steps(10)
+        push.look()
+        before = there.content()
+        with pytest.raises(PushRefused, match="attempt 0 at the target is of another recording"):
+            late.look()
+        after = there.content()
+        with there.push(own.folder, rank=1) as beside:
+            taken = beside.look().events
+    for loop in (zero, other, own):
+        loop.writer.close()
+
+    assert (after, taken) == (before, 10)
+
+
+def test_a_server_without_tokens_takes_no_other_recording_either(tmp_path: Path) -> None:
+    """Two machines record live under one id."""
+    with a_server(tmp_path / "there", tokens=False) as address:
+        first, second = Loop(tmp_path / "a", pid=1), Loop(tmp_path / "b", pid=2)
+        there = Destination(lambda: HttpTarget(address), lambda: files_in(tmp_path / "there"), address)
+        for loop in (first, second):
+            loop.steps(10)
+        with there.push(first.folder) as push, there.push(second.folder) as other:
+            push.look()
+            before = there.content()
+            with pytest.raises(PushRefused, match=REFUSED):
+                other.look()
+            after = there.content()
+        for loop in (first, second):
+            loop.writer.close()
+
+    assert after == before
+
+
+def test_a_segment_of_another_recording_is_neither_read_nor_sealed(tmp_path: Path) -> None:
+    """The message says what to do, and the folder stays as it was."""
+    own, other = Loop(tmp_path / "a", pid=1, recording="100 1@node"), Loop(tmp_path / "b", recording="100 2@node")
+    for loop in (own, other):
+        loop.steps(10)
+        loop.end()
+    seal(own.folder)
+    (own.folder / journal_name(0, 0, 10)).write_bytes((other.folder / journal_name(0, 0, 0)).read_bytes())
+    before = files_in(own.folder)
+
+    for use in (seal, lambda folder: open_run(folder).events()):
+        with pytest.raises(DamagedLog, match=r"this segment is of another recording than run\.json, '100 1@node'; got"):
+            use(own.folder)
+    assert files_in(own.folder) == before
+
+
+def test_a_segment_of_another_recording_in_the_folder_is_not_pushed(there: Destination, tmp_path: Path) -> None:
+    """A copy that merged two folders left it."""
+    own, other = Loop(tmp_path / "a", pid=1, recording="100 1@node"), Loop(tmp_path / "b", recording="100 2@node")
+    own.steps(10)
+    other.steps(30)
+    for loop in (own, other):
+        loop.end()
+    with there.push(own.folder) as push:
+        until(lambda: push.look().is_done)
+    before = there.content()
+
+    foreign = own.folder / journal_name(0, 0, 10)
+    foreign.write_bytes((other.folder / journal_name(0, 0, 0)).read_bytes())
+    with there.push(own.folder) as push, pytest.raises(TelemetryError, match=r"is of another recording than run\.json"):
+        push.look()
+
+    assert there.content() == before
+
+
+def imported(log: Path, store: Path, steps: int, loss: float) -> Path:
+    """Import a log without a clock; return its run's folder."""
+    log.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step in range(1, steps + 1)))
+    (outcome,) = import_sources(store, find_sources([log], all_readers()).sources, ReadOptions())
+    assert outcome.problem is None
+    return store / outcome.run_id
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "begun"])
+@pytest.mark.parametrize(("steps", "loss"), [(50, 3.0), (20, 3.0), (5, 3.0), (50, 1.0)])
+def test_an_import_of_another_log_of_that_path_sends_nothing(
+    is_whole: bool, steps: int, loss: float, tmp_path: Path
+) -> None:
+    """Both have the same id and no start. A log that has grown since is not told from another one."""
+    store, log = tmp_path / "there", tmp_path / "log.csv"
+    first = imported(log, tmp_path / "a", 20, 1.0)
+    with closing(FolderTarget(store)) as target, closing(push_of(first, target)) as push:
+        if is_whole:
+            push.look()
+        else:
+            begun = read_run_info(first)
+            attempts = (replace(begun.last, status="running", ended_ns=None, steps=None),)
+            target.put_papers(first.name, RunPapers(replace(begun, attempts=attempts).to_json().decode()))
+    before = files_in(store)
+
+    second = imported(log, tmp_path / "b", steps, loss)
+    advice = r"of another recording.* Delete the run at the target and push again"
+    with (
+        closing(FolderTarget(store)) as target,
+        closing(push_of(second, target)) as push,
+        pytest.raises(PushRefused, match=advice),
+    ):
+        push.look()
+
+    assert second.name == first.name
+    assert files_in(store) == before
 
 
 @pytest.mark.parametrize("is_live", [False, True], ids=["ended", "live"])
@@ -125,7 +273,10 @@ def test_another_recording_of_a_running_run_sends_nothing(there: Destination, is
         second = recorder(tmp_path / "b", steps=50, loss=3.0)
         if not is_live:
             second.close(seal=True)
-        with there.push(second.folder) as other, pytest.raises(PushRefused, match="began at another time"):
+        with (
+            there.push(second.folder) as other,
+            pytest.raises(PushRefused, match="at the target is of another recording"),
+        ):
             other.look()
         second.close()
         after = there.content()
@@ -158,7 +309,7 @@ def test_a_rank_of_another_recording_is_refused_on_a_host_without_run_json(
 
     with there.push(other.folder, rank=1) as push:
         for _ in range(2):
-            with pytest.raises(PushRefused, match="rank 1 of attempt 0 at the target is another one"):
+            with pytest.raises(PushRefused, match="rank 1 of attempt 0 at the target is of another recording"):
                 push.look()
     for loop in (zero, one, other):
         loop.writer.close()
@@ -209,12 +360,12 @@ def test_a_chunk_names_its_recording(tmp_path: Path) -> None:
     intake = an_intake(tmp_path)
     intake.take_papers(RUN, "me", PAPERS)
     intake.take_chunk(RUN, "me", a_chunk(0, 1))
-    with pytest.raises(RunConflict, match="began at another time"):
-        intake.take_chunk(RUN, "me", a_chunk(1, 1, started_ns=2))
-    with pytest.raises(RunConflict, match="began at another time"):
-        intake.take_chunk(RUN, "me", a_chunk(1, 0, started_ns=2, stream=(0, 1)))
-    with pytest.raises(OutOfStep, match="says when its attempt began"):
-        intake.take_chunk(RUN, "me", a_chunk(1, 1, started_ns=None))
+    with pytest.raises(RunConflict, match="at the target is of another recording"):
+        intake.take_chunk(RUN, "me", a_chunk(1, 1, recording="2 None@None"))
+    with pytest.raises(RunConflict, match="at the target is of another recording"):
+        intake.take_chunk(RUN, "me", a_chunk(1, 0, recording="2 None@None", stream=(0, 1)))
+    with pytest.raises(OutOfStep, match="names its recording"):
+        intake.take_chunk(RUN, "me", a_chunk(1, 1, recording=""))
 
     assert len(list(open_run(tmp_path / RUN).events(attempts="all"))) == 1
 
@@ -223,7 +374,7 @@ def test_a_rank_that_is_late_is_taken_after_the_end(tmp_path: Path) -> None:
     """Its host was away while rank 0 ended; somebody sealed what there was of it."""
     intake = an_intake(tmp_path)
     intake.take_papers(RUN, "me", PAPERS)
-    late = {"stream": (0, 1), "started_ns": None, "first_ns": 0}
+    late = {"stream": (0, 1), "recording": "", "first_ns": 0}
     intake.take_chunk(RUN, "me", a_chunk(0, 3, **late))  # type: ignore[arg-type]
     intake.take_papers(RUN, "me", ENDED)
     intake.close()

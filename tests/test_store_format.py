@@ -329,7 +329,7 @@ def test_a_journal_can_be_read_from_its_description_alone() -> None:
                 (kind, step, seq, micro_step, known_epoch, time_ns, elapsed_ns, value_lag, metrics, attrs, rest.hex())
             )
 
-    assert (magic, own_version) == (b"STPJ", 4)
+    assert (magic, own_version) == (b"STPJ", 7)
     assert header == {"run_id": JOURNAL, "attempt": 0, "rank": 0, "first_seq": 0, "writer": WRITER}
     assert str([event[:-1] for event in events]) == str(
         [

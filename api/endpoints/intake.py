@@ -43,8 +43,8 @@ class ReceivedAttempt(Model):
     """An attempt that `run.json` names."""
 
     attempt: int
-    started_ns: int
-    """When it began. A pusher whose attempt began at another time has another recording, and sends nothing."""
+    recording: str
+    """Its identity: start, process and host, or the log it was imported from. A pusher of another one sends nothing."""
     has_ended: bool
 
 

@@ -24,7 +24,7 @@ crc32: Final = zlib.crc32
 
 MAGIC: Final = b"STPJ"
 #: The next version differs in more than one bit, so that a damaged bit makes no other version.
-VERSION: Final = 4
+VERSION: Final = 7
 PREAMBLE: Final = struct.Struct("<4sI")
 
 #: Length and checksum of a record's payload, little-endian.
@@ -36,6 +36,9 @@ TAG_EVENT: Final = 2
 
 #: The key in a segment's header that says that a push brought its events.
 RECEIVED: Final = "received"
+
+#: The key in a segment's header with the identity of the recording, as ``RunInfo.recording_of`` returns it.
+RECORDING: Final = "recording"
 
 HAS_ATTRS: Final = 1
 HAS_SAMPLES: Final = 2

@@ -16,7 +16,18 @@ from typing import Final, TypeAlias
 from ..events import NO_VECTORS, JsonObject, SampleLosses, Vectors
 from ..own_process import WriterIdentity, above_streams, inode_of
 from ..run_folder import journal_name
-from .format import EVENT_HEAD, MAGIC, PREAMBLE, TAG_EVENT, VERSION, event_tail, framed, header_record, layout_record
+from .format import (
+    EVENT_HEAD,
+    MAGIC,
+    PREAMBLE,
+    RECORDING,
+    TAG_EVENT,
+    VERSION,
+    event_tail,
+    framed,
+    header_record,
+    layout_record,
+)
 from .syncing import Syncer
 
 #: A segment is closed at this size. So it can be sealed while the run continues, and readers of a live run parse less
@@ -65,12 +76,14 @@ class JournalWriter:
         run_id, attempt, rank: The stream that the events belong to.
         first_seq: ``seq`` of the first event, when continuing a finished log.
         writer: Identity of the process (host, boot id, pid); stored in each segment's header.
+        recording: Identity of the attempt; stored in each segment's header. Empty if it is unknown.
         segment_bytes: Size at which a segment is closed and the next one begins.
         on_segment_closed: Called with the path of each segment closed before the end. Must not raise.
         sync_every_s: Seconds between syncs from a separate thread, which a power loss can cost. None never syncs; a
             ``SIGKILL`` loses nothing in either case.
         on_sync_failed: Called in that thread with the error of a sync. Must not raise.
-        on_begun_anew: Called when a segment replaced one that was lost, with ``DELETED`` or ``CLOSED``. Must not raise.
+        on_begun_anew: Called when a segment replaced one that was lost, with ``DELETED`` or ``CLOSED``. An OSError
+            takes the segment back.
         on_moved: Called with the new path of a folder that was moved. Must not raise.
         on_looked: Called after each check of the file, about once a second while events come. Must not raise.
 
@@ -92,6 +105,7 @@ class JournalWriter:
         rank: int = 0,
         first_seq: int = 0,
         writer: WriterIdentity | None = None,
+        recording: str = "",
         segment_bytes: int = SEGMENT_BYTES,
         on_segment_closed: Callable[[Path], None] | None = None,
         sync_every_s: float | None = None,
@@ -102,6 +116,7 @@ class JournalWriter:
     ) -> None:
         self._folder = folder
         self._identity: JsonObject = {"run_id": run_id, "attempt": attempt, "rank": rank}
+        self._recording = {RECORDING: recording} if recording else {}
         self._writer = writer or {}
         self._segment_bytes = segment_bytes
         self._on_segment_closed = on_segment_closed
@@ -329,18 +344,23 @@ class JournalWriter:
         if self._next_path() == self._path:
             self._path.unlink(missing_ok=True)  # It holds no event, and the new segment gets its name.
         self._open_segment()
-        why, self._lost = self._lost, ""
+        if self._on_begun_anew is not None:
+            try:
+                self._on_begun_anew(self._lost)
+            except OSError:
+                self._path.unlink(missing_ok=True)
+                self._release()
+                raise
+        self._lost = ""
         if self._syncer is not None:
             self._syncer.follow(self._path)
-        if self._on_begun_anew is not None:
-            self._on_begun_anew(why)
 
     def _next_path(self) -> Path:
         return self._folder / journal_name(self._identity["attempt"], self._identity["rank"], self.seq)
 
     def _open_segment(self) -> None:
         path = self._next_path()
-        header = {**self._identity, "first_seq": self.seq, "writer": self._writer}
+        header = {**self._identity, "first_seq": self.seq, "writer": self._writer, **self._recording}
         beginning = PREAMBLE.pack(MAGIC, VERSION) + header_record(header)
         fd = create_locked(path)
         try:

@@ -221,7 +221,7 @@ class _Sealer:
 
     def __init__(self, folder: Path, info: RunInfo, other_hosts: bool, thread: Executor) -> None:
         self._folder = folder
-        self._run_id = info.run_id
+        self._info, self._run_id = info, info.run_id
         self._other_hosts = other_hosts
         self._thread = thread
         self._digests: dict[Path, Alongside] = {}
@@ -274,9 +274,11 @@ class _Sealer:
             is_all: Whether it is the only segment of its attempt and rank.
 
         Raises:
+            DamagedLog: The segment is of another recording.
             _NotSound: The segment was read without verifying checksums, and one is wrong. Nothing has been changed
                 then.
         """
+        self._info.require_recording(segment.header, journal.path)
         sealed_until = list_files(self._folder).sealed_until("events", journal.stream)
         fresh = segment.from_seq(sealed_until)
         if len(fresh):

@@ -222,6 +222,8 @@ def _read_snapshot(folder: Path) -> Snapshot:
         return sealed_snapshot(folder, info, listing, is_live=is_live)
     fetch(journal.path for journal in listing.journals)
     segments = [(journal, read_segment(journal.path, info.run_id)) for journal in listing.journals]
+    for journal, segment in segments:
+        info.require_recording(segment.header, journal.path)
 
     def tail_of(table: str) -> Tail:
         ends = {stream: listing.sealed_until(table, stream) for stream in {journal.stream for journal, _ in segments}}
