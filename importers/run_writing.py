@@ -419,7 +419,7 @@ _Cell: TypeAlias = tuple[int, str, int, str, bytes]
 
 
 class SourceRewritten(TelemetryError):
-    """A source no longer contains a value that was imported from it."""
+    """A source no longer contains a value that was imported from it, or is the log of another training."""
 
 
 def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Iterator[Fact]:
@@ -429,7 +429,7 @@ def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Itera
     order are matched wherever they are. A row that was read half-written is completed by its remaining values.
 
     Raises:
-        SourceRewritten: A stored value is no longer in the source.
+        SourceRewritten: A stored value is no longer in the source, or the first ones have another time.
         TelemetryError: Raised while the source is read.
     """
     held = iter(stored)
@@ -437,6 +437,12 @@ def news_of(stored: Iterable[Event], facts: Iterator[Fact], where: str) -> Itera
     first: list[Fact] = []
     for event in held:
         fact = next(facts, None)
+        if event.seq == 0 and fact is not None and _is_same(event, fact) and 0 != event.time_ns != fact.time_ns != 0:
+            raise SourceRewritten(
+                f"the source is the log of another training, from {fact.time_ns} ns on and not from {event.time_ns}",
+                where=where,
+                fix="The run is unchanged. To import the source again, delete the run first",
+            )
         if fact is None or not _is_same(event, fact):
             rest = [event, *held]
             first = [] if fact is None else [fact]

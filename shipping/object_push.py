@@ -44,6 +44,7 @@ from ..store.run_folder import (
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import (
     CHUNK_BYTES,
+    MACHINE_WITH_ALL,
     OTHER_ID,
     PushProgress,
     PushRefused,
@@ -217,7 +218,7 @@ class ObjectPush:
         for stream in self._source.streams:
             if new.next_seq(stream) < old.next_seq(stream):
                 what = f"the target has more events of attempt {stream[0]}, rank {stream[1]} than this folder"
-                raise PushRefused(what, where=self.run_id, fix="Push from the machine that has all of them")
+                raise PushRefused(what, where=self.run_id, fix=MACHINE_WITH_ALL)
 
     def _check_streams(self, old: Manifest, info: RunInfo | None) -> None:
         """Check that the streams continue those of the target: positions alone do not say so.

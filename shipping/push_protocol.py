@@ -301,6 +301,10 @@ OTHER_ID: Final = "Give one of the two another run id, or push to another store"
 IMPORT_AGAIN: Final = "Delete the run at the target and push again, or push to another store"
 
 
+#: How to go on where the target has events that the source lacks.
+MACHINE_WITH_ALL: Final = "Push from the machine that has all of them"
+
+
 class StreamDigest(NamedTuple):
     """The digest of one sealed stream: ``seq`` of its last event, SHA-256, and the digest's format."""
 

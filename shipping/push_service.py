@@ -74,13 +74,13 @@ def _push(folder: Path, address: str, rank: int | None, wait_s: float) -> str:
     with closing(target_of(address, os.environ.get(TOKEN_VARIABLE, "").strip())) as target:
         push = push_of(folder, target, rank)
         while parent.gone_s is None or time.monotonic() < parent.gone_s + wait_s:
-            may_end = parent.has_ended_run.is_set()
+            may_end, began_s = parent.has_ended_run.is_set(), time.monotonic()
             try:
                 progress = push.look()
             except PushRefused as error:
                 return str(error)
             except (TargetAway, RunChanging) as error:
-                backoff.wait(error)
+                backoff.wait(error, began_s)
                 continue
             backoff.end()
             if progress.is_done and may_end:

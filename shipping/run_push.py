@@ -18,6 +18,7 @@ from ..store.run_folder import Listing, Stream, list_files
 from ..store.run_info import Attempt, RunInfo
 from .push_protocol import (
     CHUNK_BYTES,
+    MACHINE_WITH_ALL,
     OutOfStep,
     PushProgress,
     PushRefused,
@@ -61,6 +62,7 @@ class RunPush:
         self._source, self._target, self._rank = RunSource(folder, rank), target, rank
         self._state: RunState | None = None
         self._next: dict[Stream, int] = {}
+        self._reached: dict[Stream, int] = {}
         self._alive_s: dict[Stream, float] = {}
         self._sent_aside: RunPapers | None = None
         self._end_again_s = 0.0
@@ -181,10 +183,16 @@ class RunPush:
                 ):
                     if self._put(stream, chunk) != following:
                         break  # The target has lost events, or has them from another pusher.
-                    sent, seq, tries = sent + following - seq, following, 0
+                    # A target that loses events gets them again, which is no progress.
+                    sent += max(0, following - max(seq, self._reached.get(stream, 0)))
+                    self._reached[stream] = max(following, self._reached.get(stream, 0))
+                    seq, tries = following, 0
                     if time.monotonic() >= until_s:
                         return sent, False
                 else:
+                    if not self._source.streams[stream].reaches(seq, listing):
+                        what = f"the target has more events of attempt {stream[0]}, rank {stream[1]} than this folder"
+                        raise PushRefused(what, where=self.run_id, got=seq, fix=MACHINE_WITH_ALL)
                     self._source.streams[stream].drop_until(seq)
                     return sent, True
             except OutOfStep as error:

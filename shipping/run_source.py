@@ -258,6 +258,23 @@ class StreamFrames:
                 return
             yield self._chunk(frames, seq), (seq := frames.next_seq)
 
+    def reaches(self, seq: int, listing: Listing) -> bool:
+        """Whether the log has the event before this ``seq``, which a target claims to have.
+
+        Args:
+            seq: The first event that the target lacks.
+            listing: The run's files, after ``open`` and ``chunks``.
+        """
+        known = [listing.sealed_until("events", self._stream), *(each.next_seq for each in self._segments.values())]
+        if seq <= max(known):
+            return True
+        # Another pusher may have seen more. A writer may take its last record back, so other descriptors read on.
+        with contextlib.closing(StreamFrames(self._folder, self._run_id, self._stream)) as frames:
+            frames.open(newest := list_files(self._folder))
+            with contextlib.suppress(FileNotFoundError):
+                return next(frames.chunks(seq - 1, newest, 1, is_live=False), None) is not None
+        return True
+
     def drop_until(self, seq: int) -> None:
         """Close the segments whose events the target has, but the newest."""
         firsts = sorted(self._segments)

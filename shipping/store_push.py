@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import time
@@ -16,7 +17,7 @@ from ..store.errors import RunChanging, TelemetryError
 from ..store.run_folder import RUN_JSON, has_journal, run_names, states_of_files
 from .push_protocol import LineLost, PushRefused, Target, TargetAway
 from .run_push import RunPush
-from .targets import FolderTarget, HttpTarget, ObjectTarget
+from .targets import TIMEOUT_S, FolderTarget, HttpTarget, ObjectTarget
 
 if TYPE_CHECKING:
     from .object_push import ObjectPush
@@ -29,6 +30,9 @@ LOOK_EVERY_S: Final = 0.2
 #: Seconds until the first and at most until the next try while the target is away.
 FIRST_PAUSE_S: Final = 0.2
 MOST_PAUSE_S: Final = 30.0
+
+#: Least seconds that an answer is waited for.
+LEAST_TIMEOUT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,12 @@ class Backoff:
     _since_s: float | None = None
     _said: str = ""
 
-    def wait(self, error: TelemetryError) -> None:
+    def wait(self, error: TelemetryError, began_s: float) -> None:
         """Wait until the next try.
+
+        Args:
+            error: The error of the last one.
+            began_s: When the last one began, by the monotonic clock.
 
         Raises:
             TelemetryError: The given error, if the target has been away for too long.
@@ -76,7 +84,7 @@ class Backoff:
         if isinstance(error, LineLost) and error.after_answers:
             self.end()
         now_s = time.monotonic()
-        self._since_s = now_s if self._since_s is None else self._since_s
+        self._since_s = began_s if self._since_s is None else self._since_s
         left_s = self._since_s + self.wait_s - now_s
         if left_s <= 0:
             raise error
@@ -110,14 +118,16 @@ class StorePush:
     report: Callable[[RunPushed], None]
     backoff: Backoff
     _open: dict[Path, RunPush | ObjectPush] = field(default_factory=dict)
+    _idle_s: dict[Path, float] = field(default_factory=dict)
     _sent: dict[Path, int] = field(default_factory=dict)
     _settled: dict[Path, list[tuple[str, int, int]]] = field(default_factory=dict)
+    _refused: dict[Path, str] = field(default_factory=dict)
 
     def once(self) -> None:
         """Push everything that is there now.
 
         Raises:
-            TargetAway: The target was away for too long.
+            TargetAway: The target was away for too long, or does not seal a run.
         """
         for folder in self._folders():
             while not self._look(folder):
@@ -154,13 +164,13 @@ class StorePush:
         stamp = _stamp(folder)
         if self._settled.get(folder) == stamp:
             return True
-        push = self._open.setdefault(folder, push_of(folder, self.target))
+        push, began_s = self._open.setdefault(folder, push_of(folder, self.target)), time.monotonic()
         try:
             progress = push.look()
         except PushRefused as error:
             return self._settle(RunPushed(folder, self._sent.get(folder, 0), refused=str(error)))
         except (TargetAway, RunChanging) as error:
-            self.backoff.wait(error)
+            self.backoff.wait(error, began_s)
             return False
         except TelemetryError as error:
             return self._settle(RunPushed(folder, self._sent.get(folder, 0), refused=str(error)))
@@ -170,10 +180,17 @@ class StorePush:
             return self._settle(RunPushed(folder, self._sent[folder], uncompared=progress.uncompared))
         if progress.is_live and progress.is_whole and not progress.events and not goes_on:
             return self._settle(RunPushed(folder, self._sent[folder], is_live=True))
+        if progress.events:
+            self._idle_s.pop(folder, None)
+        elif not goes_on and began_s - self._idle_s.setdefault(folder, began_s) > self.backoff.wait_s:
+            raise TargetAway("the target has taken nothing new of the run, and has not sealed it", where=folder.name)
         return False
 
     def _settle(self, outcome: RunPushed) -> bool:
-        self.report(outcome)
+        # A refused run that grows is refused at each look.
+        if not outcome.refused or self._refused.get(outcome.folder) != outcome.refused:
+            self.report(outcome)
+        self._refused[outcome.folder] = outcome.refused
         self._close(outcome.folder)
         self._settled[outcome.folder] = _stamp(outcome.folder)
         self._sent.pop(outcome.folder, None)
@@ -220,8 +237,8 @@ def _stamp(folder: Path) -> list[tuple[str, int, int]]:
         return []
 
 
-def target_of(address: str, token: str = "") -> Target | ObjectTarget:
-    """Return the target of an address.
+def target_of(address: str, token: str = "", *, wait_s: float = math.inf) -> Target | ObjectTarget:
+    """Return the target of an address, whose answers are waited for at most ``wait_s`` seconds.
 
     Addresses are ``http(s)://HOST[:PORT]``, ``s3://BUCKET[/PREFIX]``, ``file://PATH`` and the paths of folders.
 
@@ -233,7 +250,7 @@ def target_of(address: str, token: str = "") -> Target | ObjectTarget:
     if scheme == "file":
         return FolderTarget(Path(unquote(urlsplit(address).path) if match else address).expanduser())
     if scheme in ("http", "https"):
-        return HttpTarget(address, token)
+        return HttpTarget(address, token, timeout_s=min(TIMEOUT_S, max(wait_s, LEAST_TIMEOUT_S)))
     if scheme == "s3":
         return ObjectTarget(address)
     fix = "Targets are http://, https://, s3://, file:// and folders"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +28,7 @@ from .push_protocol import (
     RunPapers,
     RunState,
     TargetAway,
+    position_of,
 )
 
 #: The owner of runs that are pushed without a token, to a folder or to a server on this machine.
@@ -97,10 +100,16 @@ def _translated() -> Iterator[None]:
         raise TargetAway(f"the target cannot be reached ({error})") from None
 
 
-#: Seconds without a byte after which a request counts as lost.
+#: Seconds that sending a request may take, and as many again for its answer. Then it counts as lost.
 TIMEOUT_S: Final = 30.0
 
-_MOST_ANSWER_BYTES: Final = 64 << 20
+#: Largest answer: one about 10,000 streams has 3 MB.
+_MOST_ANSWER_BYTES: Final = 16 << 20
+
+#: Characters of a server's own words that are shown.
+_MOST_WORDS: Final = 500
+
+_NOT_OURS: Final = "this server's answer is not one of steptape"
 _JSON: Final = "application/json"
 _FRAMES: Final = "application/octet-stream"
 
@@ -111,7 +120,7 @@ class HttpTarget:
     Args:
         address: ``http(s)://HOST[:PORT][/PREFIX]``.
         token: The bearer token; empty without one.
-        timeout_s: Seconds without a byte after which a request counts as lost.
+        timeout_s: Seconds that sending a request may take, and as many again for its answer.
 
     Raises:
         TelemetryError: The address is none, or holds a password.
@@ -127,7 +136,7 @@ class HttpTarget:
             fix = "Write http://HOST:PORT; a token comes from --token-file or STEPTAPE_TOKEN"
             raise TelemetryError("the target's address must be a host and a port", got=address, fix=fix)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(host, port, timeout=timeout_s)
+        self._connection, self._timeout_s = kind(host, port, timeout=timeout_s), timeout_s
         self._prefix = f"{parts.path.rstrip('/')}/api/v1/intake/"
         self._address = address
         self._is_used = self._has_answered = False
@@ -139,7 +148,7 @@ class HttpTarget:
         try:
             return RunState.from_json(answer)
         except (ValueError, TypeError, KeyError):
-            raise TargetAway("this server's answer is not one of steptape", where=self._address) from None
+            raise TargetAway(_NOT_OURS, where=self._address) from None
 
     def put_papers(self, run_id: str, papers: RunPapers) -> None:
         """As ``Target`` says."""
@@ -149,10 +158,10 @@ class HttpTarget:
     def put_chunk(self, run_id: str, chunk: bytes) -> int:
         """As ``Target`` says."""
         answer = self._request("POST", f"{run_id}/frames", chunk, _FRAMES)
-        number = answer.get("next_seq")
-        if not isinstance(number, int):
-            raise TargetAway("this server's answer is not one of steptape", where=self._address)
-        return number
+        try:
+            return position_of(answer.get("next_seq"))
+        except ValueError:
+            raise TargetAway(_NOT_OURS, where=self._address) from None
 
     def end(self, run_id: str, streams: Collection[Stream]) -> None:
         """As ``Target`` says. The server seals the run after it has answered."""
@@ -172,8 +181,8 @@ class HttpTarget:
         try:
             try:
                 status, content = self._exchange(method, path, body, media_type)
-            except (OSError, http.client.HTTPException):
-                if not self._is_used:
+            except (OSError, http.client.HTTPException) as error:
+                if not self._is_used or isinstance(error, TimeoutError):
                     raise
                 # A server may close a connection that has been idle. All requests may be repeated.
                 self._is_used = False
@@ -185,9 +194,11 @@ class HttpTarget:
         self._has_answered = self._is_used = True
         try:
             document = json.loads(content or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
-        if status < 300 and isinstance(document, dict):
+        if status < 300:
+            if not isinstance(document, dict):
+                raise TargetAway(_NOT_OURS, where=self._address)
             return document
         raise self._error_of(status, document if isinstance(document, Mapping) else {})
 
@@ -195,15 +206,48 @@ class HttpTarget:
         headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
         try:
             self._connection.request(method, self._prefix + quote(path), body, headers)
-            answer = self._connection.getresponse()
-            return answer.status, answer.read(_MOST_ANSWER_BYTES)
+            with self._deadline():
+                answer = self._connection.getresponse()
+                content = answer.read(_MOST_ANSWER_BYTES)
+            if not answer.isclosed():
+                self._connection.close()  # It has more to say.
+            return answer.status, content
         except BaseException:
             self._connection.close()  # The next request connects anew.
             raise
 
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        """Bound the time of an answer. The timeout of a socket bounds only that of each part.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
+        connection, is_over = self._connection.sock, threading.Event()
+
+        def end() -> None:
+            is_over.set()
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self._timeout_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (OSError, http.client.HTTPException):
+            if not is_over.is_set():
+                raise
+        finally:
+            timer.cancel()
+        if is_over.is_set():
+            raise TimeoutError("timed out")
+
     def _error_of(self, status: int, problem: Mapping[str, Any]) -> TelemetryError:
-        what = str(problem.get("detail") or f"the server answered with status {status}")
-        fix = str(problem.get("hint") or "")
+        what = _words(problem.get("detail")) or f"the server answered with status {status}"
+        fix = _words(problem.get("hint"))
+        if 300 <= status < 400:
+            fix = "A push follows no redirect; give the address that it leads to"
         if problem.get("code") == "out-of-step":
             return OutOfStep(what, where=self._address)
         if status < 400 or status >= 500 or status in (408, 425, 429):
@@ -213,6 +257,11 @@ class HttpTarget:
         elif status in (404, 405) and not fix:
             fix = "The server must be steptape's, of a version that takes runs"
         return PushRefused(what, where=self._address, fix=fix)
+
+
+def _words(text: object) -> str:
+    """Return what a server says, short and without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:_MOST_WORDS]) if isinstance(text, str) else ""
 
 
 class ObjectTarget:

@@ -132,6 +132,30 @@ def test_a_source_that_says_something_else_is_told_of_and_the_run_stays(
     assert told(list(only_run(tmp_path).events())) == before
 
 
+@pytest.mark.parametrize("is_growing", [False, True], ids=["again", "followed"])
+@pytest.mark.parametrize("steps", [9, 5, 3])
+def test_a_log_that_another_training_has_replaced_adds_nothing(
+    steps: int, is_growing: bool, tmp_path: Path, imports: Imports
+) -> None:
+    """Its values are those of the first one, as of a constant learning rate; its clock is another one."""
+
+    def write(count: int, began_s: int) -> Path:
+        rows = "".join(f"{step},0.1,{began_s + step}\n" for step in range(1, count + 1))
+        (tmp_path / "log.csv").write_text("step,lr,timestamp\n" + rows)
+        return tmp_path / "log.csv"
+
+    imports(write(5, 1_700_000_000))
+    folder = only_run(tmp_path).folder
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (outcome,) = imports(write(steps, 1_700_900_000), is_growing=is_growing)
+
+    assert outcome.state is State.FAILED
+    assert outcome.problem is not None
+    assert "the source is the log of another training" in outcome.problem
+    assert "To import the source again, delete the run first" in outcome.problem
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_steps_that_go_backwards_are_another_attempt(
     tmp_path: Path, imports: Imports, table: Callable[[str], Path]
 ) -> None:

@@ -43,7 +43,7 @@ def push(asked: PushArguments) -> None:
         note(_text(outcome), logging.ERROR if outcome.refused else logging.INFO)
 
     wait_s = asked.wait if asked.wait is not None else math.inf if asked.follow else 60.0
-    place = target_of(asked.target, _token(asked.token_file))
+    place = target_of(asked.target, _token(asked.token_file), wait_s=wait_s)
     try:
         (push_on if asked.follow else push_once)(store.absolute(), place, report, Backoff(note, wait_s))
     except TargetAway as error:
