@@ -13,7 +13,7 @@ from object_storage import Place
 from shipped_runs import RUN, Loop, digests_of
 from test_shipping_push import PAPERS, a_chunk, an_intake
 from test_shipping_server import RECORD, a_server
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from steptape import Recorder, TelemetryError, open_run, open_store
 from steptape.importers.discovery import all_readers, find_sources
@@ -25,6 +25,7 @@ from steptape.shipping.store_push import push_of
 from steptape.shipping.targets import FolderTarget, HttpTarget, ObjectTarget
 from steptape.store.errors import DamagedLog
 from steptape.store.parquet.sealing import seal
+from steptape.store.reading.diagnosis import diagnose
 from steptape.store.run_folder import journal_name
 from steptape.store.run_info import read_run_info
 
@@ -79,7 +80,9 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield Destination(lambda: FolderTarget(store), lambda: files_in(store), str(store))
     elif request.param == "server":
         with a_server(store) as address:
-            yield Destination(lambda: HttpTarget(address, RECORD), lambda: files_in(store), str(store))
+            yield Destination(
+                lambda: HttpTarget(address, RECORD, timeout_s=PATIENCE_S), lambda: files_in(store), str(store)
+            )
     else:
         monkeypatch.setattr(object_push, "COMMIT_EVERY_S", 0.0)
         monkeypatch.setattr("steptape.store.objects.mirror._RUN_EVERY_S", 0.0)
@@ -173,7 +176,9 @@ def test_a_server_without_tokens_takes_no_other_recording_either(tmp_path: Path)
     """Two machines record live under one id."""
     with a_server(tmp_path / "there", tokens=False) as address:
         first, second = Loop(tmp_path / "a", pid=1), Loop(tmp_path / "b", pid=2)
-        there = Destination(lambda: HttpTarget(address), lambda: files_in(tmp_path / "there"), address)
+        there = Destination(
+            lambda: HttpTarget(address, timeout_s=PATIENCE_S), lambda: files_in(tmp_path / "there"), address
+        )
         for loop in (first, second):
             loop.steps(10)
         with there.push(first.folder) as push, there.push(second.folder) as other:
@@ -190,33 +195,40 @@ def test_a_server_without_tokens_takes_no_other_recording_either(tmp_path: Path)
 
 def test_a_segment_of_another_recording_is_neither_read_nor_sealed(tmp_path: Path) -> None:
     """The message says what to do, and the folder stays as it was."""
-    own, other = Loop(tmp_path / "a", pid=1, recording="100 1@node"), Loop(tmp_path / "b", recording="100 2@node")
+    own, other = (
+        Loop(tmp_path / "a", pid=1, recording="100 1@node"),
+        Loop(tmp_path / "b", first_seq=10, recording="100 2@node"),
+    )
     for loop in (own, other):
         loop.steps(10)
         loop.end()
     seal(own.folder)
-    (own.folder / journal_name(0, 0, 10)).write_bytes((other.folder / journal_name(0, 0, 0)).read_bytes())
+    (own.folder / journal_name(0, 0, 10)).write_bytes((other.folder / journal_name(0, 0, 10)).read_bytes())
     before = files_in(own.folder)
 
     for use in (seal, lambda folder: open_run(folder).events()):
         with pytest.raises(DamagedLog, match=r"this segment is of another recording than run\.json, '100 1@node'; got"):
             use(own.folder)
+    (found,) = diagnose(own.folder).faults
+    assert (found.code, "is of another recording" in found.what) == ("unreadable-journal", True)
     assert files_in(own.folder) == before
 
 
 def test_a_segment_of_another_recording_in_the_folder_is_not_pushed(there: Destination, tmp_path: Path) -> None:
     """A copy that merged two folders left it."""
-    own, other = Loop(tmp_path / "a", pid=1, recording="100 1@node"), Loop(tmp_path / "b", recording="100 2@node")
-    own.steps(10)
-    other.steps(30)
+    own, other = (
+        Loop(tmp_path / "a", pid=1, recording="100 1@node"),
+        Loop(tmp_path / "b", first_seq=10, recording="100 2@node"),
+    )
     for loop in (own, other):
+        loop.steps(10)
         loop.end()
     with there.push(own.folder) as push:
         until(lambda: push.look().is_done)
     before = there.content()
 
     foreign = own.folder / journal_name(0, 0, 10)
-    foreign.write_bytes((other.folder / journal_name(0, 0, 0)).read_bytes())
+    foreign.write_bytes((other.folder / journal_name(0, 0, 10)).read_bytes())
     with there.push(own.folder) as push, pytest.raises(TelemetryError, match=r"is of another recording than run\.json"):
         push.look()
 

@@ -47,7 +47,7 @@ def target() -> Iterator[Callable[..., HttpTarget]]:
     made: list[HttpTarget] = []
 
     def make(address: object, token: str = "") -> HttpTarget:
-        made.append(HttpTarget(str(address), token))
+        made.append(HttpTarget(str(address), token, timeout_s=PATIENCE_S))
         return made[-1]
 
     yield make

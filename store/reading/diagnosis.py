@@ -140,7 +140,7 @@ def _faults_of(folder: Path, kept: Digests | StoreFault, info: RunInfo, listing:
     found = [*_irregular(listing), *_notes(folder)]
     if found:
         return found
-    found = [*_journals(folder, listing, info.run_id, _has_just_ended(info)), *_leftovers(folder, listing)]
+    found = [*_journals(folder, listing, info), *_leftovers(folder, listing)]
     read = _read_files(listing, info.run_id, _unchanged(folder, kept, listing))
     found += read.faults
     if any(one.code in UNREADABLE for one in found):
@@ -201,12 +201,14 @@ def _has_just_ended(info: RunInfo) -> bool:
     return info.last.ended_ns is not None and time.time_ns() - info.last.ended_ns < _SEALING_NS
 
 
-def _journals(folder: Path, listing: Listing, run_id: str, has_just_ended: bool) -> Iterator[StoreFault]:
+def _journals(folder: Path, listing: Listing, info: RunInfo) -> Iterator[StoreFault]:
+    has_just_ended = _has_just_ended(info)
     for journal in listing.journals:
         where = str(journal.path)
         try:
             fetch([journal.path])
-            segment = read_segment(journal.path, run_id)
+            segment = read_segment(journal.path, info.run_id)
+            info.require_recording(segment.header, journal.path)
         except FileNotFoundError:
             continue  # Sealed meanwhile.
         except TelemetryError as error:
