@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -206,11 +206,10 @@ class HttpTarget:
         headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
         try:
             self._connection.request(method, self._prefix + quote(path), body, headers)
-            with self._deadline():
-                answer = self._connection.getresponse()
+            with self._deadline(), closing(self._connection.getresponse()) as answer:
                 content = answer.read(_MOST_ANSWER_BYTES)
-            if not answer.isclosed():
-                self._connection.close()  # It has more to say.
+                if not answer.isclosed():
+                    self._connection.close()  # It has more to say.
             return answer.status, content
         except BaseException:
             self._connection.close()  # The next request connects anew.
