@@ -202,7 +202,9 @@ class Intake:
             self._claim(folder, owner)
             self._check_room(owner, len(content))
             try:
-                if new is not None and is_news(_run_in(folder)[1], new):
+                old = _run_in(folder)[1]
+                if new is not None and is_news(old, new):
+                    _forget_attempts(folder, old)
                     replace_file(folder / RUN_JSON, content)
                 self._extend_columns(folder, papers.columns)
                 _add_notes(folder, papers.notes)
@@ -414,6 +416,15 @@ def _forget_digest(folder: Path, stream: Stream) -> None:
     if stream in kept.logs:
         logs = {other: digest for other, digest in kept.logs.items() if other != stream}
         replace_file(folder / DIGESTS_JSON, replace(kept, logs=logs).to_json())
+
+
+def _forget_attempts(folder: Path, old: RunInfo | None) -> None:
+    """Drop the digests of attempts that go on after all, or end otherwise than it looked."""
+    kept = read_digests(folder)
+    open_ = {attempt.attempt for attempt in old.attempts if attempt.status == "running"} if old is not None else set()
+    if open_ & kept.attempts.keys():
+        attempts = {number: digest for number, digest in kept.attempts.items() if number not in open_}
+        replace_file(folder / DIGESTS_JSON, replace(kept, attempts=attempts).to_json())
 
 
 def _add_notes(folder: Path, lines: Collection[str]) -> None:

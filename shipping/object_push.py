@@ -203,7 +203,14 @@ class ObjectPush:
                 parts += sealed + self._chunks(stream, listing, held, sealed, is_live=stream in live)
         if columns.by_metric:
             files[COLUMNS_JSON] = columns_json(columns).decode()
-        merged = Digests({**kept.logs, **(own if are_shared else {})}, {**kept.attempts, **digests.attempts})
+        there = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+        there |= {part.name: part.sha256 for part in parts}
+        own_files = {**kept.files, **digests.files}
+        merged = Digests(
+            {**kept.logs, **(own if are_shared else {})},
+            {**kept.attempts, **digests.attempts},
+            {name: digest for name, digest in own_files.items() if there.get(name) == digest},
+        )
         if merged != kept:
             files[DIGESTS_JSON] = merged.to_json().decode()
         self._check_grown(old, parts)

@@ -100,6 +100,10 @@ def columns_of(content: bytes, folder: Path) -> Columns:
 def _mapping(content: bytes) -> dict[str, str]:
     """Parse ``columns.json``. Cached, since runs of one training program share the content; do not mutate."""
     mapping: dict[str, str] = json.loads(content)
+    by_rule = Columns()
+    by_rule.extend(mapping)
+    if by_rule.by_metric != mapping:
+        raise ValueError("a column is not that of its metric")
     return mapping
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from command_line import call as steptape
+from flipped_bytes import FILES, flipped_bytes, run_of_all_tables
 
 from steptape import Recorder, TelemetryError, backtest, open_run, verify
 from steptape.rules.policy_file.controllers import TRIGGERS
@@ -43,6 +45,14 @@ def run(tmp_path: Path) -> Run:
             rec.step(loss=loss)
     rec.close(seal=True)
     return open_run(rec.folder)
+
+
+@pytest.fixture(scope="module")
+def sealed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sealed run with all files that there are."""
+    folder = run_of_all_tables(tmp_path_factory.mktemp("runs"))
+    assert verify(open_run(folder)).identical
+    return folder
 
 
 def tampered(run: Run, change: Callable[[pa.Table], pa.Table]) -> Run:
@@ -270,7 +280,7 @@ def test_rows_in_another_order_are_the_same_log(run: Run) -> None:
     copy = tampered(run, lambda table: table.take(pa.array(sorted(range(table.num_rows), key=lambda i: (i * 7) % 11))))
 
     assert [event.seq for event in copy.events()] == [event.seq for event in run.events()]
-    assert verify(copy).identical
+    assert (verify(copy).difference, verify(copy).fault) == (None, "")
 
 
 def test_attributes_that_are_no_json_are_an_error_that_names_the_event(run: Run) -> None:
@@ -317,35 +327,35 @@ def test_decisions_must_have_the_digest_that_the_recorder_kept(run: Run) -> None
     assert verify(run).fault == "attempt 0: its decisions do not match the digest that was taken at its end"
 
 
-def test_a_run_without_digests_is_verified_by_replay_alone(run: Run) -> None:
-    """The verdict says that no digest was kept."""
+def test_a_sealed_run_without_digests_is_not_proven(run: Run) -> None:
+    """The replay agrees, and nothing shows that the log is the one that was written."""
     (run.folder / "digests.json").unlink()
 
     verdict = verify(run)
+    result = steptape("verify", run.folder)
 
-    assert (verdict.identical, verdict.log_digest) == (True, "")
+    assert (verdict.identical, verdict.difference, verdict.fault, verdict.log_digest) == (False, None, "", "")
+    assert verdict.unproven.endswith("attempt 0 in run.json, run.json: it is sealed, and no digest was kept")
+    assert (result.returncode, f"{run.run_id}: NOT PROVEN: the log of rank 0" in result.stdout) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["events", "run.json", "columns.json", "digests.json"])
-def test_any_bit_that_is_flipped_in_a_file_is_found_or_changes_nothing(run: Run, name: str) -> None:
-    """The result is an error, a fault, a difference, or no effect for a bit that does not describe the run's course."""
-    (path,) = run.folder.glob(f"{name}*")
-    content = path.read_bytes()
-    before = [str(event) for event in run.events()], run.info.attempts
-    unseen = 0
-    for at in range(3, len(content), 41):
-        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
-        try:
-            is_found = not verify(open_run(run.folder)).identical
-        except TelemetryError:
-            continue
-        if not is_found:
-            unseen += 1
-            assert ([str(event) for event in run.events()], open_run(run.folder).info.attempts) == before, at
+def test_a_file_that_was_rewritten_with_the_same_values_is_not_proven(run: Run) -> None:
+    """Nothing shows who wrote it."""
+    (path,) = run.folder.glob("events-*.parquet")
+    pq.write_table(pq.read_table(path), path, compression="gzip")
 
-    path.write_bytes(content)
-    assert verify(run).identical
-    assert unseen < len(content) / 41
+    verdict = verify(run)
+
+    assert (verdict.fault, verdict.identical) == ("", False)
+    assert verdict.unproven == f"{path.name} has other bytes than when its digest was taken"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_byte_of_a_sealed_run_is_found(sealed_run: Path, name: str) -> None:
+    """The result is an error, a fault, or a verdict of not proven; never identical."""
+    unseen, count = flipped_bytes(sealed_run, name, parts=8)
+
+    assert (unseen, count) == ([], 8)
 
 
 def test_a_path_is_no_run() -> None:

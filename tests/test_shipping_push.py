@@ -210,7 +210,7 @@ def test_a_target_of_another_version_is_named_with_the_remedy(tmp_path: Path) ->
     fix = "Install the same steptape at both ends"
     assert str(papers.value) == f"{RUN}: this steptape supports run format {FORMAT}; got {FORMAT - 1}. {fix}"
     assert str(frames.value) == f"{RUN}: this steptape supports journal version 7; got 2. {fix}"
-    assert str(digest.value) == f"{rec.run_id}: this steptape supports digest format 2; got 1. {fix}"
+    assert str(digest.value) == f"{rec.run_id}: this steptape supports digest format 3; got 1. {fix}"
     assert list((tmp_path / "b").iterdir()) == []
 
 

@@ -91,7 +91,7 @@ def test_a_finished_run_has_a_digest_of_its_log_and_of_its_attempt(recorded: Pat
 LOG_CHANGED = "the log of rank {} has changed since its digest was computed at the end"
 
 #: The digest of the events above. It changes only together with the format of digests: runs store it.
-EXPECTED = "15e3f169cd837b74dfc4732fd00df4a86587f2e3c1cfdddc8c86b5963b1d153e"
+EXPECTED = "3d087be64f02bc8d55a9342ba3c43d7a0dd23c83e3c29ab0e26c15cfcfcb91ee"
 
 
 @pytest.mark.parametrize("segment_bytes", [512, 2048, 1 << 20])
@@ -119,7 +119,7 @@ def test_ids_of_samples_of_both_kinds_make_one_digest(store_record: Callable[...
 
 def described_digest(folder: Path) -> str:
     """Compute the digest of a run with one log from FORMAT.md alone, without our code."""
-    digest = hashlib.sha256(b"steptape log 2\n")
+    digest = hashlib.sha256(b"steptape log 3\n")
     for path in sorted(folder.glob("*.parquet")):
         name = path.name.partition("-")[0]
         table = pq.read_table(path)
@@ -195,13 +195,13 @@ CODES = {"int64": "<q", "int32": "<i", "float": "<f", "double": "<d"}
 def test_digests_of_another_format_are_refused_and_stay(recorded: Path) -> None:
     """Neither a sealer nor a resume writes over them; all else of the run, and other runs, are read and verified."""
     path = recorded / DIGESTS_JSON
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
     before = path.read_bytes()
     with Recorder(recorded.parent, quiet=True) as rec:
         rec.step(loss=1.0)
     rec.close(seal=True)
     sentence = (
-        f"{path}: this steptape supports digest format 2; got 1. "
+        f"{path}: this steptape supports digest format 3; got 2. "
         "Use the steptape that wrote it, or record or import the run anew"
     )
 
@@ -324,12 +324,59 @@ def test_an_event_more_or_less_makes_another_digest(recorded: Path) -> None:
     assert digest_faults(recorded)
 
 
+RUN_CHANGED = "run.json has changed since the run ended"
+ENTRY_CHANGED = "attempt 0: its entry in run.json has changed since the attempt ended"
+
+
 def test_what_run_json_says_of_an_attempt_is_covered(recorded: Path) -> None:
     """Its plan and its end are examples."""
     path = recorded / "run.json"
     path.write_text(path.read_text().replace('"steps": 30', '"steps": 31'))
 
-    assert digest_faults(recorded) == ["attempt 0: its entry in run.json has changed since the attempt ended"]
+    assert digest_faults(recorded) == [ENTRY_CHANGED]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config", {"lr": 0.003}),
+        ("name", "renamed"),
+        ("group", "other"),
+        ("tags", ["new"]),
+        ("source", {"kind": "csv"}),
+        ("of_another_writer", 1),
+    ],
+)
+def test_what_run_json_says_of_a_run_is_covered(recorded: Path, key: str, value: object) -> None:
+    """It never changes after the recording."""
+    path = recorded / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), key: value}))
+
+    assert digest_faults(recorded) == [RUN_CHANGED]
+
+
+def test_what_a_resumed_attempt_declares_is_no_change(recorded: Path) -> None:
+    """The digest of run.json is taken again when the attempt has ended."""
+    with Recorder(recorded.parent, resume=(recorded.name, 20)) as rec:
+        rec.step(loss=1.0)
+        rec.declare(config={"lr": 0.5})
+
+        assert digest_faults(recorded) == []
+    rec.close(seal=True)
+    assert verify(open_run(recorded)).identical
+    (recorded / "run.json").write_text((recorded / "run.json").read_text().replace('"lr": 0.5', '"lr": 0.6'))
+    assert digest_faults(recorded) == [RUN_CHANGED]
+
+
+def test_the_entry_of_a_crashed_attempt_is_covered_once_it_is_sealed(store_record: Callable[..., Path]) -> None:
+    """It stays as its writer left it."""
+    folder = store_record(EVENTS, status="running", sealed=True)
+    before = digest_faults(folder)
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"running"', '"completed"'))
+
+    assert before == []
+    assert digest_faults(folder) == [ENTRY_CHANGED]
 
 
 def test_the_digest_of_an_attempt_is_stored_with_runs() -> None:
@@ -340,14 +387,6 @@ def test_the_digest_of_an_attempt_is_stored_with_runs() -> None:
     assert attempt_digest(attempt) == "1d175c184c8abdccc5f92b05d2aec0e2edddc14173c05134fb76dcb953a7aee2"
     later = [dataclasses.replace(attempt, reason="done"), dataclasses.replace(attempt, declared=Plan(20))]
     assert len({attempt_digest(attempt), *map(attempt_digest, later)}) == 3
-
-
-def test_the_name_of_a_run_may_be_changed(recorded: Path) -> None:
-    """The name belongs to the user, as do tags and group."""
-    path = recorded / "run.json"
-    path.write_text(path.read_text().replace('"digested"', '"renamed"'))
-
-    assert digest_faults(recorded) == []
 
 
 def test_sealing_again_does_not_bless_what_was_changed(recorded: Path) -> None:

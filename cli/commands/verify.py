@@ -41,6 +41,9 @@ def _print(verdict: Verification, as_json: bool) -> None:
     if verdict.fault:
         say(f"{verdict.run_id}: DAMAGED: {verdict.fault}{note}")
         return
+    if verdict.unproven and verdict.difference is None:
+        say(f"{verdict.run_id}: NOT PROVEN: {verdict.unproven}{note}")
+        return
     if verdict.difference is None:
         said = counted(verdict.outcomes, "outcome")
         say(f"{verdict.run_id}: identical, {said}, digest {verdict.digest[:12]}{note}")

@@ -17,7 +17,8 @@ from ...store.errors import TelemetryError
 from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK, ancestors_of
 from ...store.own_process import collection_paused
-from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests
+from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests, unchanged_streams
+from ...store.parquet.digests import unproven as unproven_in
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import Attempt
@@ -67,6 +68,8 @@ class Verification:
         fault: Evidence that the log is not the one that was written: missing events, a wrong or missing end, or another
             digest. Empty if there is none.
         log_digest: Digest of everything the run recorded, as kept at its end; empty if none was kept.
+        unproven: What no digest proves of a sealed run: none was kept, or a file was rewritten with the same values.
+            Empty if all is proven, and while the run is not sealed.
     """
 
     run_id: str
@@ -76,11 +79,12 @@ class Verification:
     note: str = ""
     fault: str = ""
     log_digest: str = ""
+    unproven: str = ""
 
     @property
     def identical(self) -> bool:
-        """Whether the log is whole and record and replay agree in everything."""
-        return self.difference is None and not self.fault
+        """Whether the log is whole, proven if it is sealed, and record and replay agree in everything."""
+        return self.difference is None and not self.fault and not self.unproven
 
     def to_json(self) -> dict[str, object]:
         """Return the verdict as ``steptape verify --json`` prints it."""
@@ -91,6 +95,7 @@ class Verification:
             "decision_digest": self.digest,
             "log_digest": self.log_digest,
             "fault": self.fault,
+            "unproven": self.unproven,
             "difference": None if self.difference is None else self.difference.to_json(),
             "note": self.note,
         }
@@ -125,12 +130,12 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     recorded_all: list[Outcome] = []
     notes: list[str] = []
 
-    def verdict(difference: Mismatch | None = None, fault: str = "") -> Verification:
+    def verdict(difference: Mismatch | None = None, fault: str = "", unproven: str = "") -> Verification:
         digest = decision_digest(recorded_all)
         log_digest = kept_log_digest(kept, snapshot.listing)
         unsealed = [_UNSEALED] if snapshot.listing.journals and snapshot.status != "running" else []
         note = "; ".join(dict.fromkeys([*_unruled(info.attempts), *notes, *unsealed]))
-        return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest)
+        return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest, unproven)
 
     for attempt in info.attempts:
         own = [event for event in events if event.attempt == attempt.attempt]
@@ -149,7 +154,10 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
         fault = fault or _gathered_fault(attempt.attempt, own, snapshot)
         if fault:
             return verdict(fault=fault)
-    return verdict(fault="; ".join(faults_of(kept, info, snapshot.listing, snapshot.columns)))
+    listing = snapshot.listing
+    unchanged = unchanged_streams(snapshot.folder, kept, listing)
+    faults = faults_of(snapshot.folder, kept, info, listing, snapshot.columns, unchanged=unchanged)
+    return verdict(fault="; ".join(faults), unproven="; ".join(unproven_in(snapshot.folder, info, listing)))
 
 
 def _unruled(attempts: tuple[Attempt, ...]) -> Iterator[str]:

@@ -9,6 +9,7 @@ cut, merged, compressed or sorted, and changes with any value. Digests of column
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -27,7 +28,19 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..errors import DamagedLog, require_version
 from ..events import JsonObject
-from ..run_folder import COLUMNS_JSON, DIGESTS_JSON, Listing, SealedFile, Stream, list_files, read_file, replace_file
+from ..lineage import DECIDING_RANK
+from ..objects.mirror_access import fetch
+from ..run_folder import (
+    COLUMNS_JSON,
+    DIGESTS_JSON,
+    RUN_JSON,
+    Listing,
+    SealedFile,
+    Stream,
+    list_files,
+    read_file,
+    replace_file,
+)
 from ..run_info import Attempt, RunInfo, read_run_info
 from .tables import joint_samples_schema, read_parquet, read_schema, row_groups_of, with_ids_of
 
@@ -311,7 +324,7 @@ def bits(array: pa.Array) -> memoryview:
     return np.ascontiguousarray(numbers).data
 
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 
 #: The fields of an attempt that its digest covers, in this order.
 ATTEMPT_FIELDS: Final = (
@@ -354,24 +367,30 @@ class Digests:
     Attributes:
         logs: By attempt and rank.
         attempts: Digest of each finished attempt, as recorded in ``run.json``.
-        files: The ``files_digest`` of logs when their digest was taken. A pushed run has none.
+        files: SHA-256 of the bytes of files by name: the sealed files of logs when their digest was taken, ``run.json``
+            when its newest attempt had ended, and ``columns.json``.
     """
 
     logs: dict[Stream, LogDigest] = field(default_factory=dict)
     attempts: dict[int, str] = field(default_factory=dict)
-    files: dict[Stream, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """Encode the content of ``digests.json``."""
         logs = [
-            {"attempt": stream[0], "rank": stream[1]}
-            | ({"files_sha256": self.files[stream]} if stream in self.files else {})
-            | log._asdict()
-            | {"format": FORMAT}
+            {"attempt": stream[0], "rank": stream[1]} | log._asdict() | {"format": FORMAT}
             for stream, log in sorted(self.logs.items())
         ]
         attempts = [{"attempt": attempt, "sha256": digest} for attempt, digest in sorted(self.attempts.items())]
-        return (json.dumps({"format": FORMAT, "logs": logs, "attempts": attempts}, indent=1) + "\n").encode()
+        document = {"format": FORMAT, "logs": logs, "attempts": attempts, "files": dict(sorted(self.files.items()))}
+        return (json.dumps(document | {"sha256": _own_digest(document)}, indent=1) + "\n").encode()
+
+
+def _own_digest(document: JsonObject) -> str:
+    """Return the digest of the content of ``digests.json`` without this digest."""
+    rest = {key: value for key, value in document.items() if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(f"steptape digests {FORMAT}\n{text}".encode()).hexdigest()
 
 
 def read_digests(folder: Path) -> Digests:
@@ -393,10 +412,12 @@ def digests_of(content: bytes, folder: Path) -> Digests:
     try:
         document = json.loads(content)
         require_version("digest format", document["format"], FORMAT, where=str(path))
+        if document["sha256"] != _own_digest(document):
+            raise DamagedLog("the digests are not those that were written", where=str(path))
         return Digests(
             {(log["attempt"], log["rank"]): LogDigest(log["last_seq"], log["sha256"]) for log in document["logs"]},
             {entry["attempt"]: entry["sha256"] for entry in document["attempts"]},
-            {(log["attempt"], log["rank"]): log["files_sha256"] for log in document["logs"] if "files_sha256" in log},
+            dict(document["files"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedLog(f"not valid digests ({error!r})", where=str(path)) from None
@@ -410,24 +431,27 @@ def compute_digests(folder: Path, known: Known) -> None:
     """Store the digests of everything finished that has none yet. The caller holds the sealers' lock of the run."""
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
     live = {journal.stream for journal in listing.journals}
-    finished = {
-        stream: last
-        for stream, last in _ends(listing).items()
-        if stream not in live and kept.logs.get(stream, (None,))[0] != last
-    }
+    ends = {stream: last for stream, last in _ends(listing).items() if stream not in live}
+    finished = {stream: last for stream, last in ends.items() if kept.logs.get(stream, (None,))[0] != last}
     columns = read_columns(folder) if finished else Columns()
     logs = {
         stream: LogDigest(last, log_digest(listing, columns, stream, known=known)) for stream, last in finished.items()
     }
-    files = {stream: files_digest(folder, listing, stream) for stream in finished}
+    # The writer of a crashed attempt is gone once its log is sealed: it stores its status before it lets go of it.
     attempts = {
         attempt.attempt: attempt_digest(attempt)
         for attempt in info.attempts
-        if (attempt is not info.last or attempt.status != "running") and attempt.attempt not in kept.attempts
+        if attempt.attempt not in kept.attempts
+        and (attempt is not info.last or attempt.status != "running" or (attempt.attempt, DECIDING_RANK) in ends)
     }
-    if logs or attempts:
-        digests = Digests(kept.logs | logs, kept.attempts | attempts, kept.files | files)
-        replace_file(folder / DIGESTS_JSON, digests.to_json())
+    if not logs and not attempts:
+        return
+    files = kept.files | {file.path.name: file_digest(file.path) for file in listing.sealed if file.stream in finished}
+    if logs and (folder / COLUMNS_JSON).is_file():
+        files[COLUMNS_JSON] = file_digest(folder / COLUMNS_JSON)
+    if attempts and info.last.attempt in attempts | kept.attempts:
+        files[RUN_JSON] = file_digest(folder / RUN_JSON)
+    replace_file(folder / DIGESTS_JSON, Digests(kept.logs | logs, kept.attempts | attempts, files).to_json())
 
 
 def kept_log_digest(kept: Digests, listing: Listing) -> str:
@@ -454,7 +478,7 @@ def digest_faults(folder: Path) -> list[str]:
         FileNotFoundError: A sealer has just replaced a file.
     """
     kept, info, listing = read_digests(folder), read_run_info(folder), list_files(folder)
-    return faults_of(kept, info, listing, read_columns(folder) if kept.logs else Columns())
+    return faults_of(folder, kept, info, listing, read_columns(folder) if kept.logs else Columns())
 
 
 def file_digests(table: str, parts: Iterable[pa.Table]) -> dict[str, ColumnDigest] | None:
@@ -473,6 +497,7 @@ def file_digests(table: str, parts: Iterable[pa.Table]) -> dict[str, ColumnDiges
 
 
 def faults_of(
+    folder: Path,
     kept: Digests,
     info: RunInfo,
     listing: Listing,
@@ -483,6 +508,7 @@ def faults_of(
     """List the changes since digests were taken, one sentence each.
 
     Args:
+        folder: The run's folder.
         kept: The digests, read before the rest: whatever they cover exists by then, and stays.
         info: The run.
         listing: Its files.
@@ -500,6 +526,10 @@ def faults_of(
         for number, digest in kept.attempts.items()
         if number not in attempts or attempt_digest(attempts[number]) != digest
     ]
+    # While a resumed attempt goes on, it may declare more of the configuration.
+    has_ended = RUN_JSON in kept.files and attempts.keys() <= kept.attempts.keys()
+    if has_ended and not faults and file_digest(folder / RUN_JSON) != kept.files[RUN_JSON]:
+        faults.append("run.json has changed since the run ended")
     ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
@@ -556,22 +586,68 @@ def log_digest(
     return digest.hexdigest()
 
 
-def files_digest(folder: Path, listing: Listing, stream: Stream) -> str:
-    """Return one digest for the names and bytes of the files that hold a log, and ``columns.json`` if it exists.
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes.
 
-    While it stays the same, so does the log's digest, which takes ten times as long: its values must be decoded.
+    While the bytes of its files stay the same, so does a log's digest, which takes ten times as long.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: The file cannot be read.
     """
-    digest = hashlib.sha256()
-    # Opening a FIFO would wait for its writer.
-    columns = [path for path in (folder / COLUMNS_JSON,) if path.is_file()]
-    for path in [file.path for file in listing.sealed if file.stream == stream] + columns:
-        with open(path, "rb", buffering=0) as file:
-            digest.update(f"{path.name} {os.fstat(file.fileno()).st_size}\n".encode())
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unchanged_streams(folder: Path, kept: Digests, listing: Listing) -> frozenset[Stream]:
+    """Return the attempts and ranks whose files, and ``columns.json``, have the bytes that they had at the end."""
+    if not _is_unchanged(folder / COLUMNS_JSON, kept):
+        return frozenset()
+    changed = {file.stream for file in listing.sealed if not _is_unchanged(file.path, kept)}
+    return frozenset(kept.logs.keys() - changed)
+
+
+def _is_unchanged(path: Path, kept: Digests) -> bool:
+    """Whether a file has the bytes that it had. Not if it cannot be read: it is examined on its own then."""
+    try:
+        # Opening a FIFO would wait for its writer.
+        return path.is_file() and kept.files.get(path.name) == file_digest(path)
+    except OSError:
+        return False
+
+
+def unproven(folder: Path, info: RunInfo, listing: Listing) -> list[str]:
+    """List what no digest proves of a run that is sealed, one sentence each; empty while it is not sealed.
+
+    Raises:
+        DamagedLog, UnsupportedVersion: As ``read_digests``.
+    """
+    if listing.journals or not listing.sealed or _is_being_sealed(folder):
+        return []
+    kept = read_digests(folder)  # Now: a sealer that has just finished has written them.
+    logs = sorted(_ends(listing).keys() - kept.logs.keys())
+    lacking = [f"the log of rank {rank} of attempt {attempt}" for attempt, rank in logs]
+    lacking += [f"attempt {one.attempt} in run.json" for one in info.attempts if one.attempt not in kept.attempts]
+    lacking += [] if RUN_JSON in kept.files else [RUN_JSON]
+    found = [f"{', '.join(lacking)}: it is sealed, and no digest was kept"] if lacking else []
+    digested = {file.path: kept.files[file.path.name] for file in listing.sealed if file.path.name in kept.files}
+    fetch(path for path in digested if not path.exists())
+    return found + [
+        f"{path.name} has other bytes than when its digest was taken"
+        for path, digest in digested.items()
+        if file_digest(path) != digest
+    ]
+
+
+def _is_being_sealed(folder: Path) -> bool:
+    """Whether a sealer is at work in the folder: it writes the digests last."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _ends(listing: Listing) -> dict[Stream, int]:

@@ -181,8 +181,8 @@ def _last_bytes(path: Path) -> bytes:
 
 def _header_of(opened: pq.ParquetFile, file: SealedFile) -> JsonObject:
     """Return the header of a file: that of its metadata or, without one, of its rows."""
-    if (kept := (opened.metadata.metadata or {}).get(LOG_KEY)) is not None:
-        return dict(json.loads(kept))
+    if (kept := _kept_header(opened, file.path)) is not None:
+        return kept
     _require_columns(opened.schema_arrow, set(opened.schema_arrow.names), file.path)
     rows = opened.read(columns=["run_id", "attempt", "rank", "seq"], use_threads=False)
     distinct = {name: rows[name].unique().to_pylist() for name in ("run_id", "attempt", "rank")}
@@ -459,11 +459,19 @@ def _opened(path: Path, *, whole: bool = True, **options: Any) -> Iterator[pq.Pa
 
 def _require_named(opened: pq.ParquetFile, path: Path) -> None:
     """Raise DamagedLog if the header in a file's metadata is not that of its name. The run is not compared."""
-    said, named = (opened.metadata.metadata or {}).get(LOG_KEY), sealed_at(path)
-    if said is not None and named is not None:
-        header = json.loads(said)
-        if header != named.header(header["run_id"]):
-            raise DamagedLog(MISNAMED, where=str(path), got=header, fix=NAME_BACK)
+    said, named = _kept_header(opened, path), sealed_at(path)
+    if said is not None and named is not None and said != named.header(said["run_id"]):
+        raise DamagedLog(MISNAMED, where=str(path), got=said, fix=NAME_BACK)
+
+
+def _kept_header(opened: pq.ParquetFile, path: Path) -> JsonObject | None:
+    """Return the header in a file's metadata; None without one."""
+    said = (opened.metadata.metadata or {}).get(LOG_KEY)
+    try:
+        header: JsonObject | None = None if said is None else json.loads(said)
+        return header if header is None else header | {"run_id": header["run_id"]}
+    except (ValueError, TypeError, KeyError):
+        raise DamagedLog("its header cannot be read", where=str(path), got=said) from None
 
 
 def _source(path: Path, *, whole: bool) -> pa.NativeFile:

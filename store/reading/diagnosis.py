@@ -22,9 +22,18 @@ from ..events import AWAITED, LATE_FOR, LOST
 from ..journal.segment_reading import is_being_written, read_segment
 from ..objects.mirror_access import fetch, is_live
 from ..own_process import WriterIdentity, is_of_this_machine
-from ..parquet.digests import ColumnDigest, Digests, faults_of, file_digests, files_digest, read_digests
+from ..parquet.digests import (
+    ColumnDigest,
+    Digests,
+    faults_of,
+    file_digests,
+    read_digests,
+    unchanged_streams,
+    unproven,
+)
 from ..parquet.tables import read_parquet, require_own, row_groups_of
 from ..run_folder import (
+    DIGESTS_JSON,
     MOVE_AWAY,
     JournalFile,
     Listing,
@@ -141,7 +150,8 @@ def _faults_of(folder: Path, kept: Digests | StoreFault, info: RunInfo, listing:
     if found:
         return found
     found = [*_journals(folder, listing, info), *_leftovers(folder, listing)]
-    read = _read_files(listing, info.run_id, _unchanged(folder, kept, listing))
+    unchanged = frozenset[Stream]() if isinstance(kept, StoreFault) else unchanged_streams(folder, kept, listing)
+    read = _read_files(listing, info.run_id, unchanged)
     found += read.faults
     if any(one.code in UNREADABLE for one in found):
         return found
@@ -149,7 +159,7 @@ def _faults_of(folder: Path, kept: Digests | StoreFault, info: RunInfo, listing:
     if not set(snapshot.listing.table("events")) <= set(listing.sealed):
         raise FileNotFoundError(f"{folder} was sealed meanwhile")
     found += [*_unnamed(snapshot), *_missing(snapshot), *_lost(snapshot, read)]
-    return [*found, *_changed(folder, kept, snapshot, read)]
+    return [*found, *_changed(folder, kept, snapshot, read), *_unproven(folder, snapshot)]
 
 
 def folders_to_look_at(store: Path) -> list[Path]:
@@ -273,18 +283,9 @@ def _leftovers(folder: Path, listing: Listing) -> Iterator[StoreFault]:
         yield StoreFault("superseded", str(file.path), what, f"'{_SEAL.format(folder=folder)}' removes it")
 
 
-def _unchanged(folder: Path, kept: Digests | StoreFault, listing: Listing) -> Iterator[Stream]:
-    """Yield the attempts and ranks whose files are unchanged."""
-    for stream, digest in () if isinstance(kept, StoreFault) else kept.files.items():
-        # A file that cannot be read has changed, and is examined on its own.
-        with contextlib.suppress(OSError):
-            if digest == files_digest(folder, listing, stream):
-                yield stream
-
-
-def _read_files(listing: Listing, run_id: str, unchanged: Iterable[Stream]) -> _FilesRead:
+def _read_files(listing: Listing, run_id: str, unchanged: frozenset[Stream]) -> _FilesRead:
     """Read every sealed file, and decode those that have changed."""
-    read = _FilesRead(frozenset(unchanged))
+    read = _FilesRead(unchanged)
     for file in (*listing.sealed, *listing.superseded):
         try:
             require_own([file], run_id)
@@ -392,7 +393,15 @@ def _changed(folder: Path, kept: Digests | StoreFault, snapshot: Snapshot, read:
         yield kept
         return
     try:
-        for fault in faults_of(kept, snapshot.info, snapshot.listing, snapshot.columns, read.digests, read.unchanged):
+        info, listing, columns = snapshot.info, snapshot.listing, snapshot.columns
+        for fault in faults_of(folder, kept, info, listing, columns, read.digests, read.unchanged):
             yield StoreFault("changed", str(folder), fault, _RESTORE)
     except TelemetryError as error:
         yield StoreFault("changed", error.where or str(folder), error.fact, error.fix or _RESTORE)
+
+
+def _unproven(folder: Path, snapshot: Snapshot) -> Iterator[StoreFault]:
+    with contextlib.suppress(TelemetryError):  # ``_changed`` has found it.
+        for what in unproven(folder, snapshot.info, snapshot.listing):
+            fix = f"If this is as it should be, delete {DIGESTS_JSON} and run '{_SEAL.format(folder=folder)}'"
+            yield StoreFault("unproven", str(folder), what, fix)
