@@ -320,9 +320,11 @@ class Storm:
         faults = []
         for store, target in self._routes:
             result = _finished("push", store, target, "--wait", 120)
-            lines = [line for line in result.stderr.splitlines() if line.strip()]
-            faults += [f"{store.name}: push: {line}" for line in lines if _REFUSED not in line]
-            self.counts["refused at the end"] += len(lines)
+            refused = [line for line in result.stderr.splitlines() if ": not pushed: " in line]
+            faults += [f"{store.name}: push: {line}" for line in refused if _REFUSED not in line]
+            if result.returncode != bool(refused) or "Traceback" in result.stderr:
+                faults.append(f"{store.name}: push: status {result.returncode}: {result.stderr}")
+            self.counts["refused at the end"] += len(refused)
         self.close()
         for store in (*self._stores, self._server, self._beside):
             for run in store.iterdir():
