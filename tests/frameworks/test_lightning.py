@@ -111,8 +111,8 @@ def test_of_the_checkpoints_that_rules_order_the_newest_are_left_and_nothing_els
 
 def test_the_config_has_what_the_trainer_decides_and_the_run_the_name_of_another_logger(tmp_path: Path) -> None:
     """Precision, clipping, accumulation and the number of parameters; a name of its own comes first."""
-    logger, changes = CSVLogger(tmp_path, name="probe"), {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
-    _, run = fit(tmp_path, logger=logger, max_epochs=1, **changes)
+    logger = CSVLogger(tmp_path, name="probe")
+    _, run = fit(tmp_path, logger=logger, max_epochs=1, gradient_clip_val=0.5, accumulate_grad_batches=2)
     (tmp_path / "unnamed").mkdir()
     _, other = fit(tmp_path / "unnamed", logger=CSVLogger(tmp_path), max_epochs=1)
 
