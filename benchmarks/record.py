@@ -1,6 +1,7 @@
 """Measures what recording costs the training thread against a bare ``os.write`` of a record of the same length.
 
     .venv/bin/python benchmarks/record.py [--steps N]     # a few minutes, most of them for the paced loops and sealing
+    .venv/bin/python benchmarks/record.py --launches      # a loop whose values are on a simulated device
     .venv/bin/python benchmarks/record.py --peers         # other recorders, those that are installed: see peers.py
 
 One JSON line a case, times in microseconds per call. Every case and its floor alternate within one run, some hundred
@@ -10,6 +11,10 @@ floats, ``x_plain`` the median of its ratios to ten floats by name. The timer's 
 Percentiles and the longest are over all calls, including those in which a segment of the journal was closed and its
 sealer notified. ``longest_unpreempted_us`` excludes calls in which the kernel gave the processor to another process; on
 a busy machine these are the longest of recorder and floor alike.
+
+``--launches`` times the training thread's processor time in a loop of small operations, as one that is bound by the
+launches of a GPU: between two steps, all caches are filled anew. Loss and norm are tensors of a simulated device whose
+copies take 2 ms. ``own_us`` is the time in ``rec.step``, ``of_15_ms`` the ratio that it makes of an update of 15 ms.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import os
 import random
 import shutil
@@ -35,9 +41,11 @@ import numpy as np
 import torch
 from peers import print_peers
 from seal import curves, measure, noise, write_journal
+from torch import nn
 from turns import Call, Case, Rounds, clock, in_us
 
 from steptape import Recorder
+from steptape.recorder.device_values import COPIES
 from steptape.store.journal.format import crc32
 
 NAMES: Final = ("loss", "accuracy", "lr", "grad_norm", "weight_norm", "entropy", "margin", "step_s", "memory", "tokens")
@@ -48,6 +56,8 @@ ROUNDS: Final = 20
 PERIOD_S: Final = 0.002
 CLOSES: Final = 10
 SEALED_WITHIN_S: Final = 10.0
+COPY_S: Final = 0.002
+UPDATES: Final = 32
 
 #: Ten rules of two conditions each over a window of ten values; none of them fires.
 RULES: Final = "controllers:\n" + "".join(
@@ -340,12 +350,80 @@ def print_at_rest(steps: int) -> None:
         print(json.dumps(measure(name, steps // (8 if samples else 1), values, samples)), flush=True)
 
 
+class OnDevice(torch.Tensor):
+    """A tensor of the simulated device. Operations on it return tensors of the host, whose copies take as long."""
+
+    is_cpu = False
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+class SlowCopy:
+    """A copy that takes ``COPY_S``."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._host = [tensor.detach().as_subclass(torch.Tensor).clone() for tensor in tensors]
+        self._done_at = time.monotonic() + COPY_S
+
+    def wait(self) -> Sequence[torch.Tensor]:
+        """Wait for the copy."""
+        time.sleep(max(self._done_at - time.monotonic(), 0))
+        return self._host
+
+
+def print_launch_bound(turns: int, place: Path) -> None:
+    """Train a small model with and without recorders by turns, and print what steps cost the training thread."""
+    COPIES["cpu"] = SlowCopy
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0) for _ in range(3)))
+    optimizer = torch.optim.AdamW(layers.parameters(), 1e-4, foreach=False)
+    batch = torch.randn(8, 16, 64)
+    with ExitStack() as recorders:
+
+        def opened(rules: str | None) -> Recorder:
+            return recorders.enter_context(Recorder(place / "runs", rules=rules, quiet=True))
+
+        cases = {"plain": None, "two tensors": opened(None)}
+        cases |= {f"two tensors, {rules}": opened(rules) for rules in ("loss_spike", "surogate_mended")}
+        cases |= {"two floats": opened(None)}
+        whole_ns: dict[str, list[float]] = {case: [] for case in cases}
+        own_ns: dict[str, list[float]] = {case: [] for case in cases}
+        for turn, (case, rec) in itertools.product(range(turns + 1), cases.items()):
+            begun, own = time.thread_time_ns(), 0
+            for _ in range(UPDATES):
+                optimizer.zero_grad()
+                loss = layers(batch).square().mean()
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
+                optimizer.step()
+                if rec is not None:
+                    given = [each.as_subclass(OnDevice) for each in (loss, norm)]
+                    values = [loss.item(), norm.item()] if case == "two floats" else given
+                    before = time.thread_time_ns()
+                    rec.step(loss=values[0], grad_norm=values[1])
+                    own += time.thread_time_ns() - before
+            if turn:  # The first turn warms up.
+                whole_ns[case].append((time.thread_time_ns() - begun) / UPDATES)
+                own_ns[case].append(own / UPDATES)
+    for case in cases:
+        own_us = statistics.median(own_ns[case]) / 1e3
+        x_plain = statistics.median(map(operator.truediv, whole_ns[case], whole_ns["plain"]))
+        line = {"case": case, "update_ms": round(statistics.median(whole_ns[case]) / 1e6, 2)}
+        line |= {"own_us": round(own_us, 1), "x_plain": round(x_plain, 3), "of_15_ms": round(1 + own_us / 15_000, 4)}
+        print(json.dumps(line), flush=True)
+
+
 def main() -> None:
     """Run every case, or the peers, and print the lines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--peers", action="store_true", help="time and kill other recorders instead")
+    parser.add_argument("--launches", action="store_true", help="train with values on a simulated device instead")
     arguments = parser.parse_args()
+    if arguments.launches:
+        with tempfile.TemporaryDirectory() as place:
+            print_launch_bound(arguments.steps // 1_000, Path(place))
+        return
     if arguments.peers:
         print_peers()
         return

@@ -69,7 +69,9 @@ class Journal(NamedTuple):
     Attributes:
         sync_every_s: Seconds between syncs to disk, off the training thread, which are what a power loss can cost. None
             never syncs. A SIGKILL loses no recorded step in either case.
-        value_lag: Updates after which the values of device tensors are recorded. The recorder waits for them earlier
+        value_lag: The most updates after which the values of device tensors are recorded. Those of ``value_lag - 1``
+            consecutive updates are copied together, and recorded at the second update after the last of them; where
+            rules read the values of all ranks, each update is copied by itself. The recorder waits for copies earlier
             only before an event other than ``step`` or ``log``, and in ``state_dict``.
         seal_wait_s: Maximum number of seconds that the program's exit waits until its closed runs are Parquet. After
             that, sealing continues without the program. The largest of all recorders counts.

@@ -169,7 +169,6 @@ class LiveAttempt:
         if attempt.parent is not None:
             self.warnings.check_description(opening.info, settings.described, has_name=settings.has_name)
         self.event_log = self._open_event_log()
-        self.event_log.watch = self.agreement.values.add_event if self.agreement.values else None
         self.calls, self._kept = opening.calls, opening.kept
         self.operations: Operations | None = None
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
@@ -367,6 +366,7 @@ class LiveAttempt:
                 tally=self.position.tally,
                 on_moved=self._move,
                 on_looked=self._look,
+                watch=self.agreement.values.add_event if self.agreement.values else None,
             )
             # Write run.json after the journal exists, because an attempt without a journal counts as crashed. Write it
             # before the first event, because the events of an attempt that run.json does not list count as part of the

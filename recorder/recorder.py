@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from ..rules.certificate import Certificate
+    from ..rules.engine.decisions import Outcome
     from ..rules.policy_file.policy import Policy
     from ..store.plan import Plan
     from .arguments import Journal, Push, Ranks, Samples
@@ -290,10 +291,8 @@ class Recorder:
         )
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
-        live.apply(outcomes)
-        if operations is not None and operations.rollback is not None:
-            self._roll_back()
-        elif self._log_every and place.number and place.number % self._log_every == 0:
+        self._apply(outcomes)
+        if self._live is live and self._log_every and place.number and place.number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
 
@@ -790,11 +789,17 @@ class Recorder:
 
     def _operate(self) -> Operations:
         """Return the operations with arguments of the attempt. Its steps are counted from now on."""
-        if self.__dict__.get("step") is self._quick_step:
-            self.__dict__.pop("step", None)
         operations = self._live.operate(self._handlers)
         self._handlers = operations.handlers
         return operations
+
+    def _apply(self, outcomes: Sequence[Outcome]) -> Control:
+        """Carry out what rules decide at the end of an update, a rollback included."""
+        live = self._live
+        live.apply(outcomes)
+        if live.operations is not None and live.operations.rollback is not None:
+            self._roll_back()
+        return self.control
 
     def _set_levels(self, request: OperationRequest) -> None:
         """Carry out ``detail.set`` on all watches."""
@@ -844,11 +849,11 @@ class Recorder:
         earlier: LiveAttempt | None = self.__dict__.get("_live")
         system = None if earlier is None else earlier.system
         self._live = live = LiveAttempt(*own, self._handlers, spans=self._spans, system=system)
-        is_plain = not self._settings.is_strict and type(self).step is Recorder.step and live.operations is None
+        is_plain = not self._settings.is_strict and type(self).step is Recorder.step
         if is_plain and self.__dict__.get("step") is self._quick_step:  # Else somebody watches the steps.
             general, keeps_samples = Recorder.step.__get__(self), self._settings.samples.is_everything
             parts = (live.event_log, live.position, self.control, self._log_every)
-            self._quick_step = quick_step(general, live.apply, *parts, keeps_samples=keeps_samples)
+            self._quick_step = quick_step(general, self._apply, live, *parts, keeps_samples=keeps_samples)
             self.__dict__["step"] = self._quick_step
         _OPEN.append(self)
         live.begin()

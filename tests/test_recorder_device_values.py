@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_tensors import DeviceTensor
 from probed_models import ResidualModel
 from waiting import PATIENCE_S
 
@@ -117,14 +118,14 @@ def late(run: Run) -> list[Event]:
     return [event for event in run.events() if event.is_late]
 
 
-def test_device_values_are_recorded_in_step_order_at_a_fixed_lag(
+def test_device_values_are_recorded_in_step_order_before_an_evaluation_and_the_end(
     tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
 ) -> None:
-    """All values are recorded before an evaluation and before the end."""
+    """Their lag does not depend on the copies."""
     run = train(tmp_path / "runs", rules, device)
 
     assert [event.step for event in late(run)] == list(range(1, len(LOSSES) + 1))
-    assert [event.value_lag for event in late(run)][:8] == [VALUE_LAG, VALUE_LAG, VALUE_LAG, 1, 0, VALUE_LAG, 2, 2]
+    assert [event.value_lag for event in late(run)] == [4, 3, 2, 1, 0, 4, 3, 2, 1, 0, 3, 2, 1, 0]
     assert repr([event.metrics["loss"] for event in late(run)]) == repr(LOSSES)
     assert run.series("loss")["step"].to_pylist() == list(range(1, len(LOSSES) + 1))
 
@@ -225,8 +226,11 @@ def test_what_is_saved_before_a_checkpoint_holds_the_values_of_its_step(
     assert verify(run).identical
 
 
-def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step returns while its copy is in progress."""
+@pytest.mark.parametrize(("lag", "steps"), [(2, [3, 4, 5, 6, 7, 7, 7]), (4, [5, 5, 5, 7, 7, 7, 7])])
+def test_nothing_is_waited_for_before_its_time(
+    lag: int, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step returns while its copy is in progress, also that of the last update of a batch."""
     arrived: list[int] = []
 
     class Copy:
@@ -238,11 +242,64 @@ def test_nothing_is_waited_for_before_its_time(tmp_path: Path, monkeypatch: pyte
             return self._host
 
     monkeypatch.setitem(COPIES, "meta", Copy)
-    with Recorder(tmp_path) as rec:
-        for step in range(1, 6):
+    with Recorder(tmp_path, journal=Journal(value_lag=lag)) as rec:
+        for step in range(1, 8):
             rec.step(loss=OnDevice(float(step)))
 
-    assert arrived == [3, 4, 5, 5, 5]
+    assert arrived == steps
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of values in each copy of a device that has real tensors."""
+    sizes: list[int] = []
+
+    class Copy:
+        def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+            self._host = [tensor.detach().as_subclass(torch.Tensor).clone() for tensor in tensors]
+            sizes.append(sum(tensor.numel() for tensor in self._host))
+
+        def wait(self) -> Sequence[torch.Tensor]:
+            return self._host
+
+    monkeypatch.setitem(COPIES, "meta", Copy)
+    return sizes
+
+
+def test_the_values_of_consecutive_updates_come_in_one_copy(tmp_path: Path, copied: list[int]) -> None:
+    """They are recorded at the second update after the last of them, each with its own step."""
+    with Recorder(tmp_path, journal=Journal(value_lag=5)) as rec:
+        for step in range(1, 14):
+            rec.step(loss=DeviceTensor(torch.tensor(float(step))), norm=DeviceTensor(torch.tensor(2.0 * step)))
+
+    events = late(open_run(rec.folder))
+
+    assert copied == [8, 8, 8, 2]
+    assert [(event.metrics["loss"], event.metrics["norm"]) for event in events] == [(n, 2 * n) for n in range(1, 14)]
+    assert [event.value_lag for event in events] == [5, 4, 3, 2, 5, 4, 3, 2, 4, 3, 2, 1, 0]
+
+
+def test_a_loop_may_write_into_a_tensor_that_it_has_recorded(tmp_path: Path, copied: list[int]) -> None:
+    """The values are those at the call."""
+    loss = DeviceTensor(torch.zeros(()))
+    with Recorder(tmp_path) as rec:
+        for step in range(1, 5):
+            loss.fill_(float(step))
+            rec.step(loss=loss)
+
+    assert [event.metrics["loss"] for event in late(open_run(rec.folder))] == [1.0, 2.0, 3.0, 4.0]
+    assert copied == [4]
+
+
+def test_values_that_a_stack_would_round_are_copied_by_themselves(tmp_path: Path, copied: list[int]) -> None:
+    """Also those of several types, and tensors that are no scalar."""
+    given = [torch.tensor(2**24 + 1), torch.tensor(0.1, dtype=torch.float64), torch.tensor([0.5]), torch.tensor(True)]
+    with Recorder(tmp_path) as rec:
+        for each in given:
+            rec.step(value=DeviceTensor(each), loss=DeviceTensor(torch.tensor(1.0)))
+
+    assert [event.metrics["value"] for event in late(open_run(rec.folder))] == [2.0**24 + 1, 0.1, 0.5, 1.0]
+    assert copied == [2, 2, 2, 2]
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
@@ -321,7 +378,7 @@ def test_a_loop_that_counts_steps_anew_in_each_epoch_leaves_nothing_on_the_devic
         for _ in range(3):
             for step, loss in enumerate(LOSSES):
                 rec.step(step=step, loss=device(loss))
-                assert len(rec._live.event_log._late) <= VALUE_LAG
+                assert len(rec._live.event_log.late) <= VALUE_LAG
 
     run = open_run(rec.folder)
 
@@ -345,7 +402,7 @@ def test_values_whose_wait_was_interrupted_are_recorded_all_the_same(
             return self._host
 
     monkeypatch.setitem(COPIES, "meta", Copy)
-    rec = Recorder(tmp_path)
+    rec = Recorder(tmp_path, journal=Journal(value_lag=2))
     rec.step(loss=OnDevice(1.0))
     rec.step(loss=OnDevice(2.0))
     with pytest.raises(KeyboardInterrupt), rec:
@@ -377,7 +434,7 @@ def test_sample_losses_that_move_to_a_device_are_not_waited_for_either(
             rec.step(loss=1.0, samples=torch.tensor([1.0]))
         rec.step(loss=1.0, samples=Losses([2.0]))
 
-        assert len(rec._live.event_log._late) == 1
+        assert len(rec._live.event_log.late) == 1
     assert open_run(rec.folder).samples()["loss"].to_pylist() == [1.0, 1.0, 1.0, 2.0]
 
 
@@ -416,7 +473,7 @@ controllers:
 
     lags = {event.value_lag for event in late.events() if norm in event.metrics and event.step < 9}
     assert norms(late) == norms(plain) != []
-    assert lags == {VALUE_LAG}
+    assert lags == {2}
     assert copies == [1, 1, 1, 1]
     assert decided(late) == decided(plain) != []
     assert verify(late).identical
@@ -427,7 +484,7 @@ def watched_training(store: Path, rules: Path, prefix: str) -> Run:
     torch.manual_seed(0)
     model = ResidualModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Recorder(store, rules=rules, strict=True) as rec:
+    with Recorder(store, rules=rules, journal=Journal(value_lag=2), strict=True) as rec:
         rec.watch(model, optimizer, every=3, budget=None, prefix=prefix)
         for step in range(1, 10):
             optimizer.param_groups[0]["lr"] = 0.05 if step > 5 else 0.1

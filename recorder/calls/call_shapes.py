@@ -15,10 +15,11 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from ...store.event_json import encoded_attrs
+from ...store.events import AWAITED
 from ...store.journal.format import event_tail
 from ...store.journal.writer import Layout
 from ...store.reading.tally import NUM_SAMPLES, NUM_TOKENS
-from ..loop_values import EXACT_INTEGER, are_texts, as_text, float_at_hand, is_distributed, may_be_masked
+from ..loop_values import EXACT_INTEGER, are_texts, as_text, float_at_hand, is_distributed, is_on_device, may_be_masked
 
 #: Maximum cached shapes of each form of call; the oldest is evicted.
 _MOST_SHAPES: Final = 16
@@ -79,7 +80,8 @@ class CallShape:
         others: Indexes of the other values that are tensors, arrays and the like.
         texts: Indexes of the other values that are text, by name.
         latest: The text values of the latest call, which seldom change.
-        layout: The journal's layout of the metrics; None before their first event.
+        layout: The journal's layout of the metrics that are on the host; None before their first event.
+        awaited: What the latest general call left on a device; None without any.
     """
 
     names: list[Any]
@@ -98,6 +100,7 @@ class CallShape:
     texts: dict[Any, int]
     latest: Texts = NO_TEXTS
     layout: Layout | None = None
+    awaited: DeviceValues | None = None
 
     @classmethod
     def of(cls, names: list[Any], types: list[type], arguments: Collection[str]) -> CallShape:
@@ -163,6 +166,51 @@ class CallShape:
         return latest
 
 
+@dataclass(slots=True)
+class DeviceValues:
+    """The values of a call that are on a device.
+
+    Attributes:
+        indexes, names: Of these among the other values, in the order in which they are to be removed.
+        host: The shape of the call without them.
+        tail: The attributes that say that they are awaited, with their flags and bytes for the journal.
+    """
+
+    indexes: list[int]
+    names: tuple[Any, ...]
+    host: CallShape
+    tail: tuple[Mapping[str, Any], int, bytes]
+
+    @classmethod
+    def among(cls, shape: CallShape, values: list[Any], arguments: Collection[str]) -> DeviceValues | None:
+        """Return what of the values of a call is on a device; None without any, or where texts are given, too."""
+        shape.taken_from(values)
+        found = [index for index in shape.others if is_on_device(values[index])]
+        if not found or shape.texts or shape.counts:
+            return None
+        named = [name for name in shape.names if name not in arguments]
+        names = tuple(named[index] for index in found)
+        rest = [each for each in zip(shape.names, shape.types, strict=True) if each[0] not in names]
+        host = CallShape.of([name for name, _ in rest], [of_value for _, of_value in rest], arguments)
+        attrs = {AWAITED: [*names]}
+        # Each is counted without those before it.
+        return cls(
+            [index - place for place, index in enumerate(found)],
+            names,
+            host,
+            (attrs, *event_tail(encoded_attrs(attrs).encode(), None)),
+        )
+
+    def taken_from(self, values: list[Any]) -> dict[str, Any] | None:
+        """Remove them from the other values of a call and return them by name; None if one is on the host."""
+        tensors = {}
+        for index, name in zip(self.indexes, self.names, strict=True):
+            tensors[name] = tensor = values.pop(index)
+            if not is_on_device(tensor):
+                return None
+        return tensors
+
+
 class CallShapes:
     """A cache of one recorder's latest call shapes, for one form of call.
 
@@ -177,6 +225,11 @@ class CallShapes:
         self._arguments = arguments
         self._shapes: dict[tuple[tuple[Any, ...], tuple[type, ...]], CallShape] = {}
         self.latest = CallShape.of([], [], ())
+
+    def host_metrics(self, shape: CallShape, given: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """Return the metrics of a call of this shape that are on the host, and keep in the shape which are not."""
+        shape.awaited = DeviceValues.among(shape, [*given.values()], self._arguments) if shape.others else None
+        return (shape if shape.awaited is None else shape.awaited.host).metrics
 
     def of(self, names: list[Any], types: list[type]) -> CallShape:
         """Return the shape of calls with these names and types, from the cache if possible."""

@@ -1,8 +1,8 @@
 """The fast path of ``Recorder.step``: a closure that writes repeated calls in less than half the time.
 
-It compares a call's names and types with those of earlier calls (``call_shapes.py``). Every unusual call takes the
-general path: values on a device, nested mappings, token losses, events that are due before or after the step. A
-property test compares the two paths byte for byte.
+It compares a call's names and types with those of earlier calls (``call_shapes.py``). Metrics on a device are left
+there and awaited. Every unusual call takes the general path: samples on a device, nested mappings, token losses, events
+that are due before or after the step. A property test compares the two paths byte for byte.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ...store.journal.format import HAS_SAMPLES, TAG_EVENT, event_tail, samples_
 from ...store.journal.writer import Layout
 from ...store.reading.tally import DATA_ORDER, RankTally, samples_in, tokens_in, tokens_of
 from ..loop_values import EXACT_INTEGER, GREATEST_WHOLE, is_on_device
-from .call_shapes import NO_TEXTS, CallShape, CallShapes, Texts
+from .call_shapes import NO_TEXTS, CallShape, CallShapes, DeviceValues, Texts
 from .packing import data_order, sample_losses
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Outcome
     from ..control import Control
     from ..event_log import EventLog, Latest
+    from ..live_attempt import LiveAttempt
     from ..position import Position
 
 _SAMPLES: Final = frozenset(("samples", "sample_ids", "sample_tokens"))
@@ -45,12 +46,15 @@ _Details: TypeAlias = tuple[int | None, float | None, int, SampleLosses | None, 
 _NONE: Final[_Details] = (None, None, 0, None, {}, 0, b"")
 
 #: Writes a step and lets rules judge it. Returns None if the general path must do so.
-_Write: TypeAlias = "Callable[[Layout, tuple[str, ...], Iterable[float], _Details], Sequence[Outcome] | None]"
+_Write: TypeAlias = (
+    "Callable[[Layout, tuple[str, ...], Iterable[float], _Details, Mapping[str, Any] | None], Sequence[Outcome] | None]"
+)
 
 
 def quick_step(
     general: Callable[..., Control],
     apply: Callable[[Sequence[Outcome]], Control],
+    live: LiveAttempt,
     event_log: EventLog,
     position: Position,
     control: Control,
@@ -63,6 +67,7 @@ def quick_step(
     Args:
         general: ``Recorder.step`` itself.
         apply: Carries out decisions and returns ``control``.
+        live: The attempt. While one of its operations has something to do in a step, the general path is taken.
         event_log, position, control, log_every: The recorder's own.
         keeps_samples: Whether the recorder keeps all sample losses of all steps.
     """
@@ -71,35 +76,31 @@ def quick_step(
 
     # Python would compare each name of a call with each keyword declared here. Seven of them cost 0.6 us.
     def step(metrics: Mapping[str, Any] | None = None, /, *unnamed: Never, **named: Any) -> Control:
-        if unnamed:
+        is_idle = (operations := live.operations) is None or operations.is_idle
+        if unnamed or not is_idle or not (metrics is None or type(metrics) is dict):
             return general(metrics, *unnamed, **named)
-        if metrics is None:
-            given, calls = named, by_name
-        elif type(metrics) is dict:
-            given, calls = metrics, by_mapping
-        else:
-            return general(metrics, **named)
+        given, calls = (named, by_name) if metrics is None else (metrics, by_mapping)
         names, types = [*given], [*map(type, given.values())]
         shape = calls.latest
         if names != shape.names or types != shape.types:
             shape = calls.of(names, types)
         if (layout := shape.layout) is not None:
             if shape.is_plain and (given is named or not named):
-                outcomes = write(layout, shape.metrics, given.values(), _NONE)
+                outcomes = write(layout, shape.metrics, given.values(), _NONE, None)
             else:
                 values = [*given.values()]
                 arguments = shape.taken_from(values) if given is named else named
                 is_on_host = given is named and shape.is_on_host
-                details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
-                floats = shape.floats(values)
-                outcomes = None if floats is None or details is None else write(layout, shape.metrics, floats, details)
-                if outcomes is not None and details and (details[3] or details[4] or shape.counts):
-                    counts = dict(zip(shape.metrics, floats or (), strict=True)) if shape.counts else {}
-                    _count(position.tally, details, counts)
+                if shape.awaited is not None:
+                    outcomes = _write_awaiting(write, shape.awaited, layout, values, arguments)
+                else:
+                    details = _details(shape, values, arguments, is_on_host=is_on_host, keeps_samples=keeps_samples)
+                    outcomes = _write_read(write, position.tally, shape, layout, values, details)
             if outcomes is not None:
                 return apply(outcomes) if outcomes else control
         general(metrics, **named)
-        shape.layout = layout_of("step_end", shape.metrics) if shape.is_quick else None
+        if shape.is_quick:
+            shape.layout = layout_of("step_end", calls.host_metrics(shape, given))
         return control
 
     return functools.update_wrapper(step, general)
@@ -109,7 +110,7 @@ def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _
     """Make the function that writes a step and lets rules judge it, or returns None if the general path must do so."""
     journal, lock, started_ns = event_log.journal, event_log.lock, event_log.started_ns
     append, now_ns, monotonic_ns = journal.append_payload, time.time_ns, time.monotonic_ns
-    end_update = position.tally.end_update
+    end_update, late = position.tally.end_update, event_log.late
     attempt, rank, is_steered, reads_samples = (
         event_log.attempt,
         event_log.rank,
@@ -128,7 +129,11 @@ def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _
     event_log.latest_quick_step = latest
 
     def write(
-        layout: Layout, names: tuple[str, ...], floats: Iterable[float], details: _Details
+        layout: Layout,
+        names: tuple[str, ...],
+        floats: Iterable[float],
+        details: _Details,
+        on_device: Mapping[str, Any] | None,
     ) -> Sequence[Outcome] | None:
         nonlocal latest_seq, latest_names, latest_payload
         step, epoch, micro_step, samples, attrs, flags, tail = details
@@ -143,7 +148,7 @@ def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _
             if (
                 layout.segment != journal.segment
                 or elapsed_ns >= journal.look_at_ns
-                or (step <= position.step and position.is_ordered)
+                or (step <= position.step and (position.is_ordered or late.next_step < math.inf))
                 or (log_every and not step % log_every)
             ):
                 return None
@@ -164,14 +169,42 @@ def _writer(event_log: EventLog, position: Position, log_every: int | None) -> _
             end_update(step, micro_step)
             if epoch is not None:
                 position.epoch, position.epoch_began_at = epoch, step
-            if not is_steered:
+            if not is_steered and on_device is None and step < late.next_step:
                 event_log.is_clear = not event_log.postponed
                 return ()
             envelope = ("step_end", step, seq, attempt, rank, micro_step, at, time_ns, elapsed_ns, 0)
             seen = samples if reads_samples else None
-            return event_log.decide(Event(*envelope, dict(zip(names, floats, strict=True)), attrs, seen))
+            event = Event(*envelope, dict(zip(names, floats, strict=True)), attrs, seen) if is_steered else None
+            return event_log.end_step(event, ("step_end", seq, step, micro_step, at), on_device)
 
     return write
+
+
+def _write_read(
+    write: _Write, tally: RankTally, shape: CallShape, layout: Layout, values: list[Any], details: _Details | None
+) -> Sequence[Outcome] | None:
+    """Write a step of values on the host, and count its samples; None if the general path must do so."""
+    floats = shape.floats(values)
+    if floats is None or details is None:
+        return None
+    outcomes = write(layout, shape.metrics, floats, details, None)
+    if outcomes is not None and (details[3] or details[4] or shape.counts):
+        _count(tally, details, dict(zip(shape.metrics, floats, strict=True)) if shape.counts else {})
+    return outcomes
+
+
+def _write_awaiting(
+    write: _Write, awaited: DeviceValues, layout: Layout, values: list[Any], arguments: Mapping[str, Any]
+) -> Sequence[Outcome] | None:
+    """Write a step of which some values are on a device; None if the general path must do so."""
+    on_device, host = awaited.taken_from(values), awaited.host
+    details: _Details | None = _NONE
+    if arguments:
+        details = _details(host, [], arguments, is_on_host=False, keeps_samples=False)
+    floats = host.floats(values)
+    if on_device is None or details is None or floats is None:
+        return None
+    return write(layout, host.metrics, floats, (*details[:3], None, *awaited.tail), on_device)
 
 
 def _details(

@@ -228,6 +228,11 @@ class Operations:
         else:
             self._answer(order, lambda: self.handlers.call(order.request(self._position.step)))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the end of an update has nothing to do with it."""
+        return not self._skips and self.handlers.learning_rate is None and self.handlers.has_named
+
     @staticmethod
     def in_order(operations: Iterable[str]) -> list[str]:
         """Return operations as they are to be asked for."""

@@ -94,6 +94,9 @@ class EventFold:
         self._build_watches()
         self._conclusions = OutcomeMaker(policy.source, LogMessages(policy.operations, policy.params), self._workspace)
         self._intake.declare(plan.constants)
+        self._required = {
+            state: [self._series[key.whole] for key in state.declaration.requires] for state in self._states
+        }
         self._reminds = self._await_series()
 
     def _build_metrics(self, plan: Plan) -> None:
@@ -272,9 +275,9 @@ class EventFold:
         outcomes = self._judge(listener.watches, range(len(listener.watches)), answers, event)
         return [*failures, *outcomes] if failures else outcomes
 
-    def _lacks(self, controller: Controller) -> bool:
+    def _lacks(self, state: ControllerState) -> bool:
         """Whether a metric that a controller requires has had no value."""
-        return any(not self._series[key.whole].values for key in controller.requires)
+        return any(not series.values for series in self._required[state])
 
     def _rest(self, kind: str) -> None:
         """Mark a kind of event as idle for now, unless something else looks at every event."""
@@ -314,7 +317,9 @@ class EventFold:
         made: list[Outcome] = []
         for number in numbers:
             watch = watches[number]
-            if watch.is_asked(event) and not self._lacks(watch.state.declaration):
+            state = watch.state
+            # Rules that wait for a metric which never comes are pending for the whole run.
+            if (state.unseen or state.notices) and not self._lacks(state) and watch.is_asked(event):
                 made += self._remind(watch, event)
             for answer in answers.get(number, ()):
                 made += self._concluded(watch, event, answer)
@@ -369,7 +374,7 @@ class EventFold:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
         readers: dict[SeriesKey, list[Controller]] = {}
         for state in self._states:
-            for series in () if self._lacks(state.declaration) else state.unseen:
+            for series in () if self._lacks(state) else state.unseen:
                 if series.bound_kind is None:
                     readers.setdefault(series.key, []).append(state.declaration)
         return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]
