@@ -229,7 +229,7 @@ class Recorder:
         sample_tokens: Any = None,
         token_losses: Any = None,
         vectors: Mapping[str, Any] | None = None,
-        applied: bool = True,
+        applied: bool | None = None,
         awaits: Sequence[str] = (),
         **scalars: Any,
     ) -> Control:
@@ -250,7 +250,8 @@ class Recorder:
             vectors: Named lists of numbers, such as the tokens of each expert by layer: tensors, arrays or sequences of
                 one dimension, at most 65,536 values each. Those on a device are copied in the background.
             applied: False for an update that was skipped, as mixed precision does after an overflow. It counts as a
-                step; rules read ``updates_applied`` and ``updates_skipped``.
+                step; rules read ``updates_applied`` and ``updates_skipped``. If not given, a ``watch`` with the loop's
+                ``scaler`` says it; else the update counts as applied.
             awaits: Names of values that ``late`` will bring. Rules that read them judge this step then.
             **scalars: More values by name: numbers or one-element tensors. NaN is recorded, None is not.
 
@@ -272,7 +273,10 @@ class Recorder:
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None:
             warnings.warn_of_lone_samples(sample_tokens=sample_tokens, token_losses=token_losses)
-        operations, is_applied = live.operations, bool(applied is None or applied)
+        have_applied = [each for watch in self._watches if (each := watch.has_applied_update()) is not None]
+        if applied is None:
+            applied = not have_applied or any(have_applied)
+        operations, is_applied = live.operations, bool(applied)
         if operations is not None:
             operations.name_what_is_not_handled()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
@@ -623,7 +627,8 @@ class Recorder:
             check_every: Updates between slower measurements: histograms, optimizer state, probe batch.
             clip_norm: The norm to which the loop clips gradients. The clip coefficient is then known, and a clip that
                 does nothing shows.
-            scaler: The loop's ``GradScaler``, without which gradients before clipping are scaled ones.
+            scaler: The loop's ``GradScaler``, without which gradients before clipping are scaled ones. An update that
+                it skips is then recorded with ``applied=False``, unless the loop says otherwise.
             peak_tflops: The device's peak, for ``Perf/mfu``.
             probe_loss: Called with model and probe batch; returns the loss, if the batch does not say it.
             prefix: Precedes the names of all metrics, so that several models can be watched.

@@ -24,6 +24,7 @@ from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.recorder.probes.watch import CadenceBudget
 from steptape.rules.metric_catalogue import entry_of
 from steptape.store.events import Event
+from steptape.store.run import Run
 
 BLOCKS = [[f"blocks.{index}.up.weight", f"blocks.{index}.down.weight"] for index in range(4)]
 
@@ -392,6 +393,53 @@ def test_one_watch_of_several_optimizers_takes_each_rate(tmp_path: Path) -> None
     grads = metrics["Gradients/block_0/norm"] / metrics["Gradients/block_1/norm"]
     ratios = metrics["Updates/block_0/ratio"] / metrics["Updates/block_1/ratio"]
     assert ratios / grads == pytest.approx(1e-3, rel=0.5)
+
+
+def scaled_training(
+    store: Path, rules: str | None = None, *, accumulation: int = 1, fused: bool = False, says: bool | None = None
+) -> Run:
+    """Train 40 updates with a scale that overflows at the first ones, and record the norm of the gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    with Recorder(store, rules=rules, strict=True) as rec:
+        rec.watch(model, optimizer, scaler=scaler, clip_norm=1.0, budget=None)
+        for step in range(40):
+            optimizer.zero_grad()
+            for micro in range(accumulation):
+                with torch.autocast("cpu", torch.float16):
+                    loss = model(batch(step + 100 * micro)).square().mean() / accumulation
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            if rec.step(loss=loss, grad_norm=norm, applied=says).should_stop:
+                break
+    return open_run(rec.folder)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_update_that_the_scaler_skips_counts_as_not_applied(accumulation: int, fused: bool, tmp_path: Path) -> None:
+    """The loop need not say so, whether the optimizer is called or skips it itself; a rule on norms trains on."""
+    run = scaled_training(tmp_path, "nano_train", accumulation=accumulation, fused=fused)
+
+    steps = [event for event in run.events() if event.kind == "step_end"]
+    overflows = [event.step for event in steps if not np.isfinite(event.metrics["grad_norm"])]
+    assert overflows[:3] == [1, 2, 3]
+    assert [event.step for event in steps if event.attrs.get("applied") is False] == overflows
+    assert (len(steps), run.status) == (40, "completed")
+    assert verify(run).identical
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_the_loop_says_of_an_update_counts_more_than_the_scaler(says: bool, tmp_path: Path) -> None:
+    """It may know of another optimizer."""
+    run = scaled_training(tmp_path, says=says)
+
+    assert run.progress().skipped == (0 if says else 40)
 
 
 def test_a_skipped_update_of_a_scaler_is_no_failure(tmp_path: Path) -> None:

@@ -109,6 +109,11 @@ class Watch:
         self._rate = self._rate_before = self._scheduled = math.nan
         self._has_jumped = self._has_seen_forward = self._is_early = self._has_lazy = self.is_closed = False
         self._is_armed_late = self._is_unseen = False
+        scaler = options.scaler
+        is_scaler = isinstance(scaler, torch.amp.GradScaler)  # Another's answers may fail.
+        self._has_scaler = bool(self._optimizers) and is_scaler and scaler.is_enabled()
+        #: Of each turn of an optimizer since the last step: None, or a ``found_inf`` that may be on the device.
+        self._turns: list[Any] = []
         self._ended: tuple[int, Totals] | None = None
         self._took_at = self._taken_ns = 0
         self._since: tuple[int, int, int] | None = None
@@ -124,6 +129,8 @@ class Watch:
             peak_tflops=options.peak_tflops,
         )
         self._groups[:0] = [self._data, Memory(model)]
+        if self._has_scaler:
+            live().event_log.expect_probes(are_due=True)
         # It precedes the hook of FSDP2, after which parameters are whole for the forward pass only.
         self._handles += [model.register_forward_pre_hook(Hook(self._before_forward), prepend=True)]
         for reference in self._optimizers:
@@ -187,6 +194,17 @@ class Watch:
             group.close()
         self._handles, self._groups, self._structure = [], [], None
 
+    def has_applied_update(self) -> bool | None:
+        """Whether an optimizer has applied the update that has just ended; None without a ``GradScaler``.
+
+        To be called once an update. A scaler either does not call the optimizer, or sets ``found_inf`` of a fused one,
+        which is waited for.
+        """
+        turns, self._turns = self._turns, []
+        if not self._has_scaler or self.is_closed:
+            return None
+        return any(found is None or not found.item() for found in turns)
+
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, *_: Any) -> None:
@@ -217,6 +235,8 @@ class Watch:
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         with self._guard("the optimizer's step"):
             self._note_rate(optimizer)
+            if self._has_scaler:
+                self._turns.append(getattr(optimizer, "found_inf", None))
             if self._is_behind():
                 return
             self._ended = time.monotonic_ns(), self._data.totals()
@@ -306,6 +326,8 @@ class Watch:
             if values.numbers and not self.is_closed:
                 self._taken_ns += time.perf_counter_ns() - self._took_at
         self._has_jumped = False
+        if self._has_scaler and not self.is_closed:  # The fast path of a step asks for no update that was skipped.
+            self._live().event_log.expect_probes(are_due=True)
         return values
 
     def values_of_evaluation(self) -> Mapping[str, Any]:
