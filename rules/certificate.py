@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
-from ..store.errors import TelemetryError, require_version
+from ..store.errors import TelemetryError, plain, require_version
 from ..store.events import JsonObject
 from ..store.run_info import flattened
 from .policy_file.declarations import SEMANTICS_VERSION
@@ -29,6 +29,9 @@ FORMAT: Final = 4
 MOST_VALUES: Final = 50
 
 _AGAIN: Final = "Use the steptape that certified it, or certify again"
+
+#: Digits of a configuration's number in a reason: as many as each float keeps.
+_DIGITS: Final = 15
 
 #: Most entries that a reason names.
 _NAMED: Final = 5
@@ -169,8 +172,8 @@ class MetricRange:
             usual = _span(self.fewest, self.most)
             yield f"it has {found.number:,} evaluations of {metric}, the population has {usual}"
         if not self.least <= found.median <= self.greatest:
-            span = f"{self.least:.4g} to {self.greatest:.4g}"
-            yield f"the median of its {metric} is {found.median:.4g}, the population has values of {span}"
+            span = f"{plain(self.least)} to {plain(self.greatest)}"
+            yield f"the median of its {metric} is {plain(found.median)}, the population has values of {span}"
 
 
 class Evaluations(NamedTuple):
@@ -203,13 +206,13 @@ class KeyRange:
             is_known = self.least is not None and self.greatest is not None and self.least <= value <= self.greatest
         else:
             is_known = json_text(value) in self.others
-        return "" if is_known else f"is {json_text(value)}, the population has {self}"
+        text = plain(value, _DIGITS) if is_number(value) else json_text(value)
+        return "" if is_known else f"is {text}, the population has {self}"
 
     def __str__(self) -> str:
         numbers = []
         if self.least is not None and self.greatest is not None:
-            alone = self.least == self.greatest
-            numbers = [f"{self.least:g}" if alone else f"{self.least:g} to {self.greatest:g}"]
+            numbers = [" to ".join(dict.fromkeys(plain(end, _DIGITS) for end in (self.least, self.greatest)))]
         return " or ".join([*numbers, *_some(self.others or ())])
 
 

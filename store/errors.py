@@ -5,6 +5,7 @@ Each exception carries the place, the fact, the offending value and a fix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -178,3 +179,18 @@ def counted(count: float, noun: str, number_format: str = "") -> str:
 def plural(count: float, noun: str) -> str:
     """Return the noun alone, singular or plural to match the count."""
     return noun if count == 1 else f"{noun}s"
+
+
+def plain(value: float, digits: int = 4) -> str:
+    """Format a number to so many digits, never with an exponent.
+
+    >>> plain(1234567.0), plain(0.0000123), plain(2.5), plain(math.inf)
+    ('1,235,000', '0.0000123', '2.5', 'inf')
+    """
+    if not math.isfinite(value):
+        return f"{value}"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    decimals = digits - 1 - int(power)
+    if decimals > 0:
+        return f"{value:,.{decimals}f}".rstrip("0").rstrip(".")
+    return f"{int(mantissa.replace('.', '')) * 10**-decimals:,}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,12 +182,9 @@ def test_a_best_value_of_zero_has_no_relative_regret(make_runs: MakeRuns) -> Non
 def test_families_that_share_a_log_are_one(make_runs: MakeRuns) -> None:
     """A log that lies in two families makes both dependent."""
     runs = make_runs([worse(1)] * 25)
-    copied = json.loads((runs[3].folder / "run.json").read_text()) | {"run_id": "run-99", "group": "family 4"}
-    copy = runs[3].folder.with_name("run-99")
-    copy.mkdir()
-    for file in runs[3].folder.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "run.json").write_text(json.dumps(copied))
+    copy = runs[3].folder.parents[1] / "copies" / runs[3].folder.name
+    shutil.copytree(runs[3].folder, copy)
+    (copy / "run.json").write_text(json.dumps(json.loads((copy / "run.json").read_text()) | {"group": "family 4"}))
 
     assert len(certified(runs).families) == 25
     assert len(certified([*runs, open_run(copy)]).families) == 24

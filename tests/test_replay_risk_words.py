@@ -8,7 +8,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.replay.runs.risk import percent_words, plain, plain_param, plain_probability
+from steptape.replay.runs.risk import percent_words, plain_param, plain_probability
+from steptape.store.errors import plain
 
 NUMBERS = st.floats(-1e300, 1e300)
 

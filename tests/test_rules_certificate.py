@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steptape import TelemetryError
 from steptape.rules.certificate import (
@@ -16,6 +20,7 @@ from steptape.rules.certificate import (
     CertifiedPolicy,
     CertifiedPopulation,
     CertifiedRisk,
+    Evaluations,
     KeyRange,
     MetricRange,
     PopulationRun,
@@ -134,6 +139,8 @@ def test_another_file_is_no_certificate(text: str, message: str, tmp_path: Path)
         (INSIDE | {"lr": 0.31}, {}, ("config lr is 0.31, the population has 0.1 to 0.3",)),
         (INSIDE | {"model": "rnn"}, {}, ('config model is "rnn", the population has "cnn" or "vit"',)),
         (INSIDE | {"clip": 2}, {}, ("config clip is 2, the population has 1 or null",)),
+        (INSIDE | {"lr": 3e-7}, {}, ("config lr is 0.0000003, the population has 0.1 to 0.3",)),
+        (INSIDE | {"lr": 2e16}, {}, ("config lr is 20,000,000,000,000,000, the population has 0.1 to 0.3",)),
         ({"lr": 0.2}, {}, ("its config lacks model, note, which all runs of the population have",)),
         (INSIDE, {"steps": 201}, ("its length is 201 steps, the population has 100 to 200",)),
         (INSIDE, {"metrics": ["loss"]}, ("it recorded no eval_loss, which all runs of the population did",)),
@@ -144,6 +151,18 @@ def test_a_run_is_outside_for_each_thing_that_the_population_never_had(
 ) -> None:
     """Ends of ranges are inside; what is not known yet is no reason."""
     assert CERTIFICATE.why_outside(config, **more) == reasons
+
+
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300))
+def test_a_reason_has_no_exponent_whatever_the_magnitude(least: float, greatest: float) -> None:
+    """This holds for configurations and for evaluations."""
+    config = (
+        KeyRange(least, greatest, (), True),
+        KeyRange(least, least, (), True).why_not(math.nextafter(least, math.inf)),
+    )
+    evaluations = MetricRange(1, 9, math.inf, greatest).why_not("loss", Evaluations(3, least))
+
+    assert [text for text in map(str, [*config, *evaluations]) if re.search(r"\de[+-]?\d", text)] == []
 
 
 def test_another_policy_is_told_by_its_params_or_its_rules() -> None:

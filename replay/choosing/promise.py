@@ -8,9 +8,9 @@ from typing import Final
 
 from ...rules.certificate import Certificate, CertifiedRisk, tries_sentence
 from ...rules.readings.reading import Param
-from ...store.errors import counted
+from ...store.errors import counted, plain
 from ...store.events import JsonObject
-from ..runs.risk import percent_words, plain, plain_param
+from ..runs.risk import percent_words, plain_param
 
 #: Most variants in a table, and most reasons that are listed.
 MOST_ROWS: Final = 10

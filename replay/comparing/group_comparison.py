@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...store.errors import TelemetryError, counted
+from ...store.errors import TelemetryError, counted, plain
 from ...store.events import JsonObject
 from ..documents import document
 from ..runs.metric_names import Mode, Renames
 from ..runs.objective import Objective
-from ..runs.risk import plain, plain_probability
+from ..runs.risk import plain_probability
 
 ALPHA: Final = 0.05
 

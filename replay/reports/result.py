@@ -15,11 +15,11 @@ from functools import cached_property
 from typing import Final, NamedTuple, Self
 
 from ...rules.certificate import Certificate
-from ...store.errors import counted
+from ...store.errors import counted, plain
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
 from ..runs.objective import UPDATES
-from ..runs.risk import Risk, plain
+from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
 from .amounts import hours, percent, share_range

@@ -8,14 +8,14 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Final
 
-from ...store.errors import counted
+from ...store.errors import counted, plain
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
 from ..runs.appearances import thinning_note
 from ..runs.judging import CENSORED
 from ..runs.mute_rules import PLANS_BY_LENGTH
 from ..runs.objective import FEWEST_EVALUATIONS, UPDATES, Saves
-from ..runs.risk import Risk, plain
+from ..runs.risk import Risk
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
 from ..runs.same_training import repeated_sentence

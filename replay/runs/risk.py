@@ -16,7 +16,7 @@ import numpy as np
 
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats
-from ...store.errors import TelemetryError
+from ...store.errors import TelemetryError, plain
 
 _RISK: Final = re.compile(
     r"(?P<mean>mean\s+)?(?P<deployable>deployable[_ ])?regret(?:\s*>\s*(?P<over>[^\s%]+)\s*(?P<percent>%?))?",
@@ -176,15 +176,6 @@ def checked_confidence(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
     return confidence
-
-
-def plain(value: float, digits: int = 4) -> str:
-    """Format a number to so many digits, never with an exponent.
-
-    >>> plain(1234567.0), plain(0.0000123), plain(2.5), plain(math.inf)
-    ('1,235,000', '0.0000123', '2.5', 'inf')
-    """
-    return f"{Decimal(f'{value:.{digits}g}'):,f}" if math.isfinite(value) else f"{value}"
 
 
 def plain_param(value: Param) -> str:
