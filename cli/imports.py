@@ -14,14 +14,15 @@ from ..importers.source import Reader, ReadOptions, UnreadableSource
 from ..replay.run_pool import Pool
 from ..store.errors import TelemetryError
 from ..store.run import Run
+from ..store.run_info import FORMAT
 from ..store.store import delete_run, open_run
 from ..store.user_cache import cache_folder
 from .import_notes import doubts
 from .output import messages_on_stderr, progress
 from .streams import complain
 
-#: The store in the user's cache that holds logs imported by ``--history``.
-HISTORY: Final = "history"
+#: The store in the user's cache that holds logs imported by ``--history``. Another format has another one.
+HISTORY: Final = f"history-{FORMAT}"
 
 #: The signature of each source when it was last read, by kind and path.
 Signatures: TypeAlias = dict[tuple[str, Path], tuple[tuple[str, int, int], ...]]

@@ -19,6 +19,7 @@ from command_line import call as steptape
 from event_files import losses, write_events
 
 from steptape import open_store
+from steptape.store.run_info import FORMAT
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -461,7 +462,24 @@ def test_history_is_imported_into_the_cache_and_backtested_at_once(
 
     (run,) = json.loads(result.stdout)["runs"]
     assert run["stop"]["step"] == 64
-    assert len(list((tmp_path / "cache" / "history").iterdir())) == 1
+    assert len(list((tmp_path / "cache").glob("history*/*"))) == 1
+
+
+def test_history_that_another_format_cached_is_imported_anew(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade of steptape needs no look into the cache."""
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.csv").write_text("step,loss,val_loss\n1,1,1\n2,2,1\n")
+    call("backtest", "loss_spike", "--history", "a.csv", "--json")
+    (info,) = (tmp_path / "cache").glob("history*/*/run.json")
+    info.write_text(info.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT - 1}'))
+    store = info.parents[1]
+    store.rename(store.with_name(store.name.replace(str(FORMAT), str(FORMAT - 1))))
+
+    result = call("backtest", "loss_spike", "--history", "a.csv", "--json")
+
+    assert [run["recorded"]["steps"] for run in json.loads(result.stdout)["runs"]] == [2]
 
 
 def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word(
@@ -481,7 +499,7 @@ def test_a_rewritten_log_of_history_is_imported_again_into_the_cache_with_a_word
     assert judged("123", "45678") == ([3, 5], "")
     assert judged("4321", "45678") == ([4, 5], f"warning: {word}\n")
     assert judged("4321", "45678") == ([4, 5], "")
-    assert len(list((tmp_path / "cache" / "history").iterdir())) == 2
+    assert len(list((tmp_path / "cache").glob("history*/*"))) == 2
 
 
 def test_metrics_of_history_are_renamed_as_policies_name_them(
