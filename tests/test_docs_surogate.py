@@ -81,7 +81,11 @@ def _row(name: str, run: Report, other: Report) -> str:
 def test_what_the_page_says_of_rules_and_of_the_censored_run_is_so(reports: dict[str, Report]) -> None:
     """The rules that stop, and the spike that the guard answers."""
     stopped = {each["controller"]: each["stopped"] for each in reports["surogate"]["aggregate"]["by_controller"]}
-    assert {name: count for name, count in stopped.items() if count} == {"stop_convergence": 31, "stop_efficiency": 27}
+    said = {
+        name: int(count)
+        for name, count in re.findall(r"`(stop_\w+)`(?: ended)? (\d+)", PAGE.read_text(encoding="utf-8"))
+    }
+    assert {name: count for name, count in stopped.items() if count} == said
     (spiky,) = (run for run in reports["surogate"]["runs"] if "caspr_adaptive" in (run["name"] or ""))
     guard = next(each for each in spiky["decisions"] if each["controller"] == "guard")
 
