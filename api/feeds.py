@@ -55,7 +55,9 @@ class Line(NamedTuple):
 
 
 def read_lines(run: RunAccess, rank: int, passed: Place) -> tuple[list[Line], str]:
-    """Return the next events of a rank after a position, and the run's status; ``gone`` for a run that is.
+    """Return the next events of a rank after a position, and ``running`` or the run's last status.
+
+    The status of a deleted run is ``gone``, that of a stalled one ``running``: more events may come.
 
     At most ``_MOST_AT_ONCE`` events are returned.
     """
@@ -71,7 +73,8 @@ def read_lines(run: RunAccess, rank: int, passed: Place) -> tuple[list[Line], st
             )
             for event in found
         ]
-        return lines, snapshot.status if len(found) < _MOST_AT_ONCE else "running"
+        goes_on = snapshot.is_live or len(found) == _MOST_AT_ONCE
+        return lines, "running" if goes_on else snapshot.status
 
     try:
         return run.read(read)

@@ -29,7 +29,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from ..store.events import JsonObject
 from ..store.reading.catalog import Look
 from ..store.reading.summary import Entry, RunSummary
-from ..store.run_info import STATUSES, flattened
+from ..store.run_info import SHOWN_STATUSES, flattened
 from .models import FormedQuery
 
 _TEXTS: Final = ("run_id", "name", "group", "policy_digest")
@@ -112,7 +112,7 @@ class _RunsQuery(FormedQuery):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Text]
 
-    status: Literal[STATUSES] | None = None  # type: ignore[valid-type]
+    status: Literal[SHOWN_STATUSES] | None = None  # type: ignore[valid-type]
     """The run's status."""
     group: str | None = None
     """The run's group, exactly."""

@@ -157,7 +157,7 @@ class FilterOptions(NamedTuple):
         list[str] | None,
         typer.Option(
             "--status",
-            parser=one_of("running", "completed", "stopped", "failed", "interrupted", "crashed"),
+            parser=one_of("running", "stalled", "completed", "stopped", "failed", "interrupted", "crashed"),
             metavar="STATUS",
             help="Only runs in this state, such as completed, as 'runs' lists it; repeatable.",
         ),

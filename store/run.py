@@ -121,7 +121,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``running``, ``completed``, ``stopped`` (by a rule), ``failed``, ``interrupted`` or ``crashed``."""
+        """One of ``SHOWN_STATUSES``: ``stopped`` was by a rule, ``stalled`` is live and silent."""
         return self.snapshot().status
 
     def events(

@@ -28,6 +28,12 @@ _Value = TypeVar("_Value")
 #: Statuses of an attempt. Its writer records ``running``; once that writer is gone, readers report ``crashed``.
 STATUSES: Final = ("running", "completed", "stopped", "failed", "interrupted", "crashed")
 
+#: Statuses that runs are shown with: ``stalled`` is a running run without events for too long.
+SHOWN_STATUSES: Final = (*STATUSES, "stalled")
+
+#: Those of runs that a process is writing to.
+LIVE_STATUSES: Final = ("running", "stalled")
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:

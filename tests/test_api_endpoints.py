@@ -21,7 +21,7 @@ from steptape.store.events import SampleLosses
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
-from steptape.store.run_info import STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
+from steptape.store.run_info import SHOWN_STATUSES, Attempt, PolicyRecord, RunInfo, write_run_info
 
 DIGITS = "20260101T000000-aaaaaa"
 LIVE = "20260102T000000-bbbbbb"
@@ -160,7 +160,7 @@ def test_runs_come_newest_first(client: httpx.Client) -> None:
 
     assert [(row["run_id"], row["status"]) for row in page["items"]] == [
         (EMPTY, "crashed"),
-        (LIVE, "running"),
+        (LIVE, "stalled"),
         (DIGITS, "stopped"),
     ]
     assert (page["next"], page["problems"]) == (None, [])
@@ -191,7 +191,7 @@ def test_a_run_is_one_row(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("filters", "found"),
     [
-        ({"status": "running"}, [LIVE]),
+        ({"status": "stalled"}, [LIVE]),
         ({"group": "paper"}, [DIGITS]),
         ({"tag": "small"}, [DIGITS]),
         ({"tag": "smal"}, []),
@@ -207,10 +207,10 @@ def test_runs_are_filtered(client: httpx.Client, filters: dict[str, str], found:
 
 
 def test_the_filter_knows_every_status() -> None:
-    """The filter accepts the store's own list of statuses."""
+    """The filter accepts the store's own list of shown statuses."""
     literal = get_args(RunsQuery.model_fields["status"].annotation)[0]
 
-    assert get_args(literal) == STATUSES
+    assert get_args(literal) == SHOWN_STATUSES
 
 
 def test_a_run_says_all_that_is_known_of_it(client: httpx.Client) -> None:

@@ -48,7 +48,7 @@ class RunFacts(Model):
     group: str | None
     tags: list[str]
     status: str
-    """`running`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
+    """`running`, `stalled`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
     started: _InUtc | None
     """UTC, ISO 8601; null if the source of an imported run has no clock."""
     ended: _InUtc | None

@@ -75,7 +75,7 @@ def run_data(snapshot: Snapshot) -> JsonObject:
         "name": snapshot.info.name,
         "metrics": metrics,
         "leading": leading_metric(metrics),
-        "live": snapshot.status == "running",
+        "live": snapshot.is_live,
         "attempts": [
             {"attempt": attempt.attempt, "from_step": attempt.from_step} for attempt in snapshot.info.attempts[1:]
         ],

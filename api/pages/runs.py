@@ -20,6 +20,7 @@ from ...store.reading.catalog import Look
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
 from ...store.reading.summary import Entry, RunSummary, leading_metric
 from ...store.run_folder import SealedFile, retrying
+from ...store.run_info import LIVE_STATUSES
 from ..access import OpenStore
 from ..endpoints.series import kept_indices
 from ..problems import without_path
@@ -88,7 +89,7 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
         asked=asked,
         page_number=number,
         last_page=last_page,
-        is_live=any(entry.summary.status == "running" for entry in shown),
+        is_live=any(entry.summary.status in LIVE_STATUSES for entry in shown),
         problems=[without_path(str(problem), store.path) for _, problem in look.problems],
         spark=(WIDTH, HEIGHT),
     )

@@ -25,7 +25,7 @@ def seal(asked: SealArguments) -> None:
             print_json({"run_id": run.run_id, "events_sealed": events})
         elif events or foreign:
             say(f"{run.run_id}: {counted(events, 'event')} sealed")
-        elif run.status == "running":
+        elif run.snapshot().is_live:
             say(f"{run.run_id}: a process is writing to this run. It is sealed at its end")
         else:
             done += 1

@@ -74,7 +74,7 @@ def followed(run: Run, *, kinds: frozenset[str], lines: int) -> Iterator[Event]:
             passed = events[-1].attempt, events[-1].seq
         chosen = [event for event in events if not kinds or event.kind in kinds]
         yield from islice(chosen, max(0, len(chosen) - lines) if is_first else 0, None)
-        if snapshot.status != "running":
+        if not snapshot.is_live:
             return
         is_first = False
         time.sleep(pause_after(began_s, _PAUSE_S))

@@ -22,7 +22,7 @@ from ...store.errors import TelemetryError
 from ...store.lineage import DECIDING_RANK
 from ...store.reading.snapshot import Snapshot, events_table_along
 from ...store.reading.tally import NUM_TOKENS
-from ...store.run_info import RunInfo, flattened
+from ...store.run_info import LIVE_STATUSES, RunInfo, flattened
 from ..runs.event_stream import renamed_columns
 from ..runs.metric_names import Renames, mode_of
 from .group_comparison import Axis, Standing
@@ -193,7 +193,7 @@ class MetricCourse:
     @property
     def is_live(self) -> bool:
         """Whether the run may still record values."""
-        return self.status == "running"
+        return self.status in LIVE_STATUSES
 
     @property
     def is_finished(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Final
 from ...rules.effects import Effect
 from ...rules.engine.decisions import decision_digest
 from ...store.plan import Plan
-from ...store.run_info import Attempt
+from ...store.run_info import LIVE_STATUSES, Attempt
 from .event_stream import EventStream
 from .history import History
 from .metric_names import Mode
@@ -186,7 +186,7 @@ def why_right_censored(status: str, steps: int, plan: Plan, *, is_end_stated: bo
         how: How it was stopped, if it was.
     """
     planned = plan.max_steps()
-    if status == "running":
+    if status in LIVE_STATUSES:
         return "still running: the rest of its record is unknown"
     if status == "stopped" and (planned is None or steps < planned):
         of = "" if planned is None else f" of {planned}"

@@ -21,7 +21,7 @@ from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_d
 from ...store.parquet.digests import unproven as unproven_in
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ...store.run_info import Attempt
+from ...store.run_info import LIVE_STATUSES, Attempt
 
 #: The note on a finished run with a journal: the sealer takes the digest.
 _UNSEALED: Final = "no log digest yet"
@@ -133,7 +133,7 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
     def verdict(difference: Mismatch | None = None, fault: str = "", unproven: str = "") -> Verification:
         digest = decision_digest(recorded_all)
         log_digest = kept_log_digest(kept, snapshot.listing)
-        unsealed = [_UNSEALED] if snapshot.listing.journals and snapshot.status != "running" else []
+        unsealed = [_UNSEALED] if snapshot.listing.journals and not snapshot.is_live else []
         note = "; ".join(dict.fromkeys([*_unruled(info.attempts), *notes, *unsealed]))
         return Verification(info.run_id, len(recorded_all), digest, difference, note, fault, log_digest, unproven)
 
@@ -296,7 +296,7 @@ def _is_cut_short(
     status: str, events: list[Event], recorded: list[tuple[int, Outcome]], replayed: list[Outcome]
 ) -> bool:
     """Whether the log of a run that was killed (or still writes) ends before the decisions at its last event."""
-    if status not in ("crashed", "running") or len(recorded) >= len(replayed):
+    if status not in ("crashed", *LIVE_STATUSES) or len(recorded) >= len(replayed):
         return False
     agreed = replayed[: len(recorded)]
     if _first_difference(0, recorded, agreed) is not None:

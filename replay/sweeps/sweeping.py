@@ -19,7 +19,7 @@ from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ...store.run_info import RunInfo
+from ...store.run_info import LIVE_STATUSES, RunInfo
 from ..columns.variant_firings import VariantBatch, batches_of
 from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
@@ -289,7 +289,7 @@ class RunSweeper:
     def _swept(self, snapshot: Snapshot) -> _ReadRun | Excluded:
         """Evaluate all variants on one snapshot of a run."""
         background = background_of(snapshot, self.settings)
-        if self.certifies and background.status == "running":
+        if self.certifies and background.status in LIVE_STATUSES:
             return Excluded(background.run_id, background.name, "it is still running")
         every = [batch for batches in self._batches for batch in batches]
         renames, metrics = self.settings.renames, frozenset[str]().union(*(batch.metrics for batch in every))

@@ -175,6 +175,11 @@ class Segment:
         return self._numbers("<i8", self.start + field_offset("seq"))
 
     @property
+    def time_ns(self) -> Integers:
+        """The wall clock of each event."""
+        return self._numbers("<i8", self.start + field_offset("time_ns"))
+
+    @property
     def records(self) -> list[Record]:
         """The events one by one.
 

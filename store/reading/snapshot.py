@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from ..parquet.tables import (
 )
 from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
 from ..run_info import Attempt, RunInfo, read_run_info
+from .pace import LEAST_SILENCE_NS, PACE_COLUMNS, Pace, pace_of
 from .tally import ProgressCounts, RankTally
 
 _NO_TAIL: Final = Tail(())
@@ -60,6 +62,7 @@ class Snapshot:
         tail_samples, tail_metrics, tail_vectors: The same for the tables ``samples``, ``metrics`` and ``vectors``.
         columns: The column of every metric, including those of the tail.
         is_live: Whether a process is writing to it.
+        read_ns: Wall clock when it was read.
     """
 
     folder: Path
@@ -71,12 +74,35 @@ class Snapshot:
     tail_vectors: Tail
     columns: Columns
     is_live: bool
+    read_ns: int
 
     @property
     def status(self) -> str:
-        """Status of the newest attempt; ``crashed`` when its writer ended without recording a status."""
+        """Status of the newest attempt: one of ``SHOWN_STATUSES``.
+
+        A ``running`` attempt is shown as ``crashed`` when its writer is gone, and as ``stalled`` when it is live and
+        silent for longer than its pace allows.
+        """
         status = self.info.last.status
-        return "crashed" if status == "running" and not self.is_live else status
+        if status != "running":
+            return status
+        if not self.is_live:
+            return "crashed"
+        return "stalled" if self.is_stalled else status
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the run is live and was silent for longer than ``Pace.allowed_silence_ns`` when it was read."""
+        tail = self.tail.segments
+        # Most live runs have just written: the rest of their events need not be read.
+        if not self.is_live or (tail and self.read_ns - int(tail[-1].time_ns.max()) <= LEAST_SILENCE_NS):
+            return False
+        return self.pace.is_stalled(self.read_ns)
+
+    @property
+    def pace(self) -> Pace:
+        """How fast its events follow one another. Reads four columns of all of them."""
+        return pace_of(self.info.attempts, self.events_table(PACE_COLUMNS))
 
     @property
     def lineage(self) -> Lineage:
@@ -208,6 +234,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 def _read_snapshot(folder: Path) -> Snapshot:
     freshen(folder)
+    read_ns = time.time_ns()
     listing = list_files(folder)
     listing.require_files()
     # Liveness before run.json: a writer releases its journal only after it has recorded how it ended.
@@ -219,7 +246,7 @@ def _read_snapshot(folder: Path) -> Snapshot:
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     require_own(listing.sealed, info.run_id)
     if not listing.journals:
-        return sealed_snapshot(folder, info, listing, is_live=is_live)
+        return sealed_snapshot(folder, info, listing, is_live=is_live, read_ns=read_ns)
     fetch(journal.path for journal in listing.journals)
     segments = [(journal, read_segment(journal.path, info.run_id)) for journal in listing.journals]
     for journal, segment in segments:
@@ -235,13 +262,15 @@ def _read_snapshot(folder: Path) -> Snapshot:
     for segment in tail.segments:
         columns.extend(segment.metric_names())
     samples, metrics, vectors = map(tail_of, ("samples", "metrics", "vectors"))
-    return Snapshot(folder, info, listing, tail, samples, metrics, vectors, columns, is_live)
+    return Snapshot(folder, info, listing, tail, samples, metrics, vectors, columns, is_live, read_ns)
 
 
-def sealed_snapshot(folder: Path, info: RunInfo, listing: Listing, *, is_live: bool = False) -> Snapshot:
+def sealed_snapshot(
+    folder: Path, info: RunInfo, listing: Listing, *, is_live: bool = False, read_ns: int = 0
+) -> Snapshot:
     """Return the snapshot of a run without journals, from what was read of its folder before."""
     columns = read_columns(folder)
-    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live)
+    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live, read_ns)
 
 
 def _is_held(listing: Listing) -> bool:
