@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from drawing import examples
 from hypothesis import given
@@ -34,6 +35,7 @@ from steptape.store.journal.format import (
     layout_record,
     samples_block,
 )
+from steptape.store.journal.segment import grouped
 from steptape.store.journal.segment_reading import read_segment
 from steptape.store.parquet.from_journal import events_table, samples_table, vectors_table
 
@@ -318,3 +320,24 @@ def test_a_segment_without_events_has_columns_without_rows(store_folder: Callabl
 
         assert [len(column) for column in (segment.layout, segment.flags, segment.start, segment.end)] == [0] * 4
         assert (segment.records, [*segment.pieces(1)]) == ([], [])
+
+
+class Counted(np.ndarray[Any, Any]):
+    """An array that counts the numbers that it compares."""
+
+    compared = 0
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        Counted.compared += max(np.size(each) for each in inputs)
+        plain = [each.view(np.ndarray) if isinstance(each, Counted) else each for each in inputs]
+        return getattr(ufunc, method)(*plain, **options)
+
+
+def test_as_many_layouts_as_events_are_grouped_without_a_pass_for_each() -> None:
+    """Four thousand passes over four thousand codes would compare sixteen million."""
+    codes = np.arange(4000, dtype=np.int32)[::-1]
+
+    groups = [code for code, _ in grouped(codes.view(Counted))]
+
+    assert groups == list(range(4000))
+    assert 0 < Counted.compared < 10 * len(codes)

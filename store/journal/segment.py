@@ -220,12 +220,18 @@ class Segment:
         with readable(self.where):
             return bool(self.sample_spans().counts.any())
 
-    def by_layout(self) -> Iterator[tuple[EventLayout, Chosen, npt.NDArray[np.void]]]:
-        """Iterate over the layouts in use, each with its events, their envelopes and values as a structured array."""
-        used = self._used_layouts()
-        for index in sorted(used):
-            chosen = slice(None) if len(used) == 1 else np.flatnonzero(self.layout == index)
-            yield self.layouts[index], chosen, self.gathered(self.layouts[index].head, self.start[chosen])
+    def by_layout(self) -> Iterator[tuple[EventLayout, Chosen]]:
+        """Iterate over the layouts in use, each with its events."""
+        for index, chosen in grouped(self.layout):
+            yield self.layouts[index], chosen
+
+    def heads(self, layout: EventLayout, chosen: Chosen) -> npt.NDArray[np.void]:
+        """Return the envelopes and values of events of one layout as a structured array."""
+        return self.gathered(layout.head, self.start[chosen])
+
+    def envelopes(self) -> npt.NDArray[np.void]:
+        """Return the envelopes of all events, without their values."""
+        return self.gathered(_head(0), self.start)
 
     def metric_names(self) -> list[str]:
         """The metrics of its events, in order of first appearance."""
@@ -241,8 +247,7 @@ class Segment:
         events = np.flatnonzero(self.flags & HAS_ATTRS)
         if not len(events):
             return events, events, events
-        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
-        length_at = self.start[events] + EVENT.size + 8 * sizes[self.layout[events]]
+        length_at = self._behind_values()[events]
         require(length_at + LENGTH.size <= self.end[events], "its attrs are cut short")
         begin = length_at + LENGTH.size
         end = begin + self._numbers("<u4", length_at)
@@ -306,10 +311,16 @@ class Segment:
         require(end <= self.end[events], "its vectors are cut short")
         return events, begin, end
 
+    def _behind_values(self) -> Integers:
+        """Return the offset behind the metrics of each event."""
+        behind: Integers = self.start + EVENT.size
+        for index, chosen in grouped(self.layout):
+            behind[chosen] += 8 * len(self.layouts[index].names)
+        return behind
+
     def _behind_attrs(self) -> Integers:
         """Return the offset behind the metrics and attrs of each event."""
-        sizes = np.fromiter((len(layout.names) for layout in self.layouts), np.int64, len(self.layouts))
-        behind: Integers = self.start + EVENT.size + 8 * sizes[self.layout]
+        behind = self._behind_values()
         with_attrs, _, attrs_end = self.attrs_spans()
         behind[with_attrs] = attrs_end
         return behind
@@ -364,7 +375,8 @@ class Segment:
         samples = {span[0]: self._losses(span) for span in spans}
         vectors = self.vectors()
         records: list[Record | None] = [None] * len(self)
-        for layout, chosen, heads in self.by_layout():
+        for layout, chosen in self.by_layout():
+            heads = self.heads(layout, chosen)
             indices = range(len(self)) if isinstance(chosen, slice) else chosen.tolist()
             for index, (_, _, _, seq, step, micro_step, value_lag, time_ns, elapsed_ns, epoch), values in zip(
                 indices, heads[list(EVENT_FIELDS)].tolist(), heads["values"].tolist(), strict=True
@@ -421,6 +433,20 @@ def segment_of_columns(columns: Sequence[EventColumns], *, attempt: int = 0, ran
     flags, header = np.zeros(len(layout), np.uint8), {"attempt": attempt, "rank": rank}
     data = b"".join(parts)
     return Segment(header, 0, "", data, tuple(layouts), layout.astype(np.int32), flags, start, end)
+
+
+def grouped(codes: npt.NDArray[np.integer[Any]]) -> Iterator[tuple[int, Chosen]]:
+    """Yield each distinct code, ascending, and where it occurs, in one sort: a log may have a code for each event."""
+    if not len(codes):
+        return
+    if (codes == codes[0]).all():
+        yield int(codes[0]), slice(None)
+        return
+    order = np.argsort(codes, kind="stable")
+    edges = np.flatnonzero(np.diff(codes[order])) + 1
+    bounds = [0, *edges.tolist(), len(codes)]
+    for code, first, last in zip(codes[order[bounds[:-1]]].tolist(), bounds, bounds[1:], strict=False):
+        yield code, order[first:last]
 
 
 @contextmanager

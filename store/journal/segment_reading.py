@@ -178,6 +178,8 @@ class _Scan:
             whole = start - FRAME.size + count * stride
         self._flush()
         layout, flags, starts, ends = (_joined(column) for column in zip(*(self._parts or [NOTHING]), strict=True))
+        sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts] or [0], np.int64)
+        require(ends - starts >= sizes[layout], "it is shorter than its layout requires")
         if len(layout) and not all(isinstance(self._header[name], int) for name in ("attempt", "rank")):
             raise TypeError("its header does not name the attempt and rank of its events")
         torn = len(self._data) - whole
@@ -215,7 +217,7 @@ class _Scan:
     def _events(self, heads: npt.NDArray[np.void], start: int, length: int) -> None:
         self._flush()
         starts = start + (FRAME.size + length) * np.arange(len(heads), dtype=np.int64)
-        self._add_events(self._layout_of(heads["layout_id"]), heads["flags"], starts, starts + length)
+        self._parts.append((self._layout_of(heads["layout_id"]), heads["flags"], starts, starts + length))
 
     def _layout_of(self, ids: npt.NDArray[np.uint32]) -> Codes:
         if (ids == ids[0]).all():
@@ -223,16 +225,10 @@ class _Scan:
         distinct, which = np.unique(ids, return_inverse=True)
         return np.array([self._known[layout_id] for layout_id in distinct.tolist()], np.int32)[which]
 
-    def _add_events(self, layout: Codes, flags: Flags, start: Integers, end: Integers) -> None:
-        """Add events; their payloads must be long enough for their layouts."""
-        sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts], np.int64)
-        require(end - start >= sizes[layout], "it is shorter than its layout requires")
-        self._parts.append((layout, flags, start, end))
-
     def _flush(self) -> None:
         if self._few:
             layout, flags, starts, ends = np.array(self._few, np.int64).T
-            self._add_events(layout.astype(np.int32), flags.astype(np.uint8), starts, ends)
+            self._parts.append((layout.astype(np.int32), flags.astype(np.uint8), starts, ends))
             self._few = []
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..columns import Columns
 from ..event_json import restated_attrs
 from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS
-from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, readable
+from ..journal.segment import Chosen, Integers, Record, SampleSpans, Segment, grouped, readable
 from ..run_folder import Stream
 from .tables import (
     ATTRS_FIELD,
@@ -114,8 +114,11 @@ def metrics_table(run_id: str, segment: Segment, metrics: Collection[str]) -> pa
     names = sorted(metrics)
     code_of = {name: code for code, name in enumerate(names)}
     codes, seqs, values = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], [np.zeros(0)]
-    for layout, _, heads in segment.by_layout():
+    for layout, chosen in segment.by_layout():
         places = {name: place for place, name in enumerate(layout.names) if name in code_of}
+        if not places:
+            continue
+        heads = segment.heads(layout, chosen)
         logged = np.array([code_of[name] for name in places], np.int32)
         codes.append(np.repeat(logged, len(heads)))
         seqs.append(np.tile(heads["seq"], len(places)))
@@ -206,12 +209,9 @@ def vectors_table(run_id: str, segment: Segment) -> pa.Table:
 
 def _positions(segment: Segment) -> list[npt.NDArray[Any]]:
     """The columns seq, step and micro_step of events."""
+    heads = segment.envelopes()
     kinds = {"seq": np.int64, "step": np.int64, "micro_step": np.int32}
-    of_event = {name: np.empty(len(segment), kind) for name, kind in kinds.items()}
-    for _, of_layout, heads in segment.by_layout():
-        for name, column in of_event.items():
-            column[of_layout] = heads[name]
-    return [*of_event.values()]
+    return [heads[name].astype(kind) for name, kind in kinds.items()]
 
 
 @dataclass(slots=True)
@@ -235,23 +235,24 @@ def _identity(run_id: str, segment: Segment, rows: int) -> list[pa.Array]:
 
 def _envelope(segment: Segment, columns: Columns) -> dict[str, _Column]:
     """The numbers of the events by column: envelope and metrics."""
-    count = len(segment)
-    found: dict[str, _Column] = {}
-    for layout, chosen, heads in segment.by_layout():
+    count, groups = len(segment), [*segment.by_layout()]
+    is_single = len(groups) == 1
+    heads = segment.heads(*groups[0]) if is_single else segment.envelopes()
+    found = {name: _Column(np.ascontiguousarray(heads[name])) for name in (*_CARRIED, "epoch")}
+    for layout, chosen in groups:
         places = {columns.by_metric[m]: place for place, m in enumerate(layout.names) if m in columns.by_metric}
+        if not places:
+            continue
         # All metrics at once, because copying one at a time would walk through the whole journal for each.
-        values = np.ascontiguousarray(heads["values"].T)
-        arrays = {name: heads[name] for name in (*_CARRIED, "epoch")}
-        arrays |= {column: values[place] for column, place in places.items()}
-        if isinstance(chosen, slice):
-            found = {name: _Column(np.ascontiguousarray(array)) for name, array in arrays.items()}
-            break
-        for name, array in arrays.items():
+        values = np.ascontiguousarray((heads if is_single else segment.heads(layout, chosen))["values"].T)
+        for name, place in places.items():
+            if is_single:
+                found[name] = _Column(values[place])
+                continue
             column = found.get(name)
             if column is None:
-                has = np.zeros(count, np.bool_) if name in places else None
-                column = found[name] = _Column(np.zeros(count, array.dtype), has)
-            column.values[chosen] = array
+                column = found[name] = _Column(np.zeros(count), np.zeros(count, np.bool_))
+            column.values[chosen] = values[place]
             if column.has is not None:
                 column.has[chosen] = True
     return found | {
@@ -274,13 +275,10 @@ def _attrs(segment: Segment) -> pa.Array:
 
 def _same_count(counts: Integers) -> Iterator[tuple[Chosen, Chosen, int]]:
     """Group events by sample count: yields the events, the rows of their samples, and the count."""
-    if (counts == counts[0]).all():
-        yield slice(None), slice(None), int(counts[0])
-        return
     offsets = np.cumsum(counts) - counts
-    for count in np.unique(counts).tolist():
-        chosen = np.flatnonzero(counts == count)
-        yield chosen, (offsets[chosen][:, None] + np.arange(count)).ravel(), count
+    for count, chosen in grouped(counts):
+        is_all = isinstance(chosen, slice)
+        yield chosen, slice(None) if is_all else (offsets[chosen][:, None] + np.arange(count)).ravel(), count
 
 
 def _where_given(
