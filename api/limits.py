@@ -21,10 +21,11 @@ class Limits:
             size applies to rule trials.
         query_worker_bytes: Memory of such a process; beyond it, it fails or dies, and is replaced.
         queries_waiting: Most waiting statements, and most waiting rule trials; further ones are refused.
-        rules_s: Timeout of a rule trial (a check, or a test file), in seconds.
+        rules_s: Processor time of a rule trial (a check, or a test file), in seconds. This limit, the next and that of
+            a statement allow many times as long by the clock.
         jobs_waiting: Most waiting jobs; further ones are refused.
         jobs_kept: Number of finished jobs that are kept, with their results.
-        job_s: Timeout of a job, in seconds.
+        job_s: Processor time of a job, in seconds.
         job_bytes: Memory of a job's process; beyond it, the job fails.
         job_result_bytes: Largest result of a job or a rule trial.
         series_values: Most values of all series in one response.

@@ -110,6 +110,42 @@ def limit_process(memory_bytes: int, *, writes_files: bool = True, niceness: int
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
+#: A limit on processor time allows this multiple of it by the clock: on a busy machine a process waits for its turn.
+WALL_TIMES: Final = 20
+
+
+class TimeBudget:
+    """A limit on the processor time of a process, from now on, and a far larger one by the clock.
+
+    Args:
+        seconds: The processor time, of all threads.
+        pid: A child of this process; by default this process itself.
+
+    Attributes:
+        until_s: When the limit by the clock ends, on the monotonic clock.
+    """
+
+    def __init__(self, seconds: float, pid: int | None = None) -> None:
+        self.until_s = time.monotonic() + WALL_TIMES * seconds
+        self._pid = pid
+        self._until_cpu_s = self._cpu_s() + seconds
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether either limit is exceeded. A process that has ended spends nothing."""
+        return self._cpu_s() > self._until_cpu_s or time.monotonic() > self.until_s
+
+    def _cpu_s(self) -> float:
+        if self._pid is None:
+            return time.process_time()
+        if sys.platform != "linux":
+            return time.monotonic()  # No other system has a clock of another process.
+        try:
+            return time.clock_gettime(~self._pid << 3 | 2)  # The kernel's id of a process's clock (CPUCLOCK_SCHED).
+        except OSError:
+            return 0.0
+
+
 def end_with_parent(lifeline: int | None = None) -> None:
     """End this process, whatever it is computing, as soon as its parent ends or closes the pipe between them.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import PATIENCE_S
 
-from api_serving import RUN, SMALL, recorded, served
+from api_serving import RUN, SMALL, ended, recorded, served
 from steptape.api.workers.pool import QueryWorkers, start_worker
 from steptape.api.workers.worker_requests import SqlQuestion
 from steptape.rules.errors import PolicyError
@@ -31,6 +33,7 @@ controllers:
     rule: len([x for x in [1, 2, 3, 4, 5, 6, 7, 8, 9]*900 if x*x > loss]) > 100000
     operations: [hfcontrols.should_log]
 """
+LIGHT = HEAVY.replace("[1, 2, 3, 4, 5, 6, 7, 8, 9]*900", "[1]")
 TESTS = "policy: p\ntests: [{name: t, series: {loss: 1+1x100000}, expect: []}]"
 
 
@@ -146,3 +149,38 @@ def test_a_query_of_a_store_that_is_gone_is_told_so_until_it_is_back(store: Path
     assert [(answer.status_code, answer.json()["code"]) for answer in gone] == [(503, "store-not-found")] * 2
     assert gone[0].json()["detail"] == "no such store"
     assert (first.json()["rows"], back.json()["rows"]) == ([[1]], [[2]])
+
+
+def test_a_query_whose_process_gets_no_turn_is_answered_once_it_gets_one(store: Path) -> None:
+    """It stands still for longer than its limit, as on a busy machine, and has spent none of it."""
+    workers = QueryWorkers(store, replace(SMALL, query=QueryLimits(seconds=1.0)))
+    workers.warm()
+    (pid,) = query_workers()
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(workers.run_sql, "SELECT 1 AS n", None)
+        wait([asked], timeout=2.5)
+        os.kill(pid, signal.SIGCONT)
+        answer = asked.result(timeout=PATIENCE_S)
+    workers.close()
+
+    assert from_arrow_stream(answer.rows).to_pylist() == [{"n": 1}]
+
+
+def test_beside_busy_processes_nothing_is_refused_but_what_is_truly_expensive(store: Path) -> None:
+    """Four processes compute meanwhile, and end by themselves."""
+    busy = "import time\nuntil_s = time.monotonic() + 30\nwhile time.monotonic() < until_s: pass"
+    crowd = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(4)]
+    limits = replace(SMALL, query=QueryLimits(seconds=3.0), rules_s=6.0, job_s=20.0)
+    with served(store, limits=limits) as client:
+        answers = [client.post("/api/v1/query", json={"sql": "SELECT count(*) AS n FROM steps"}) for _ in range(5)]
+        answers += [client.post("/api/v1/rules/check", json={"text": LIGHT})]
+        job = ended(client, client.post("/api/v1/verifications", json={"runs": [RUN]}).json())
+        expensive = "SELECT sum(a.range * b.range) AS s FROM range(1000000) a, range(1000000) b"
+        stopped = client.post("/api/v1/query", json={"sql": expensive})
+    for each in crowd:
+        each.kill()
+        each.wait()
+
+    assert ([answer.status_code for answer in answers], job["status"]) == ([200] * 6, "done")
+    assert (stopped.status_code, stopped.json()["code"]) == (422, "query-timed-out")

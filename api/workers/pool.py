@@ -10,7 +10,6 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -25,15 +24,19 @@ from ...store.child_process import ChildProcess
 from ...store.child_protocol import MOST_BYTES, BrokenFrame, Frame
 from ...store.errors import DamagedLog, QueryRefused, QueryTimedOut, TelemetryError
 from ...store.objects.mirror_access import fetch
+from ...store.own_process import TimeBudget
 from ...store.sql.statements import DAMAGED_FILE
 from ...store.user_cache import CACHE_VARIABLES
 from ..limits import Limits
 from ..problems import Busy, InvalidRequest
 from .worker_requests import SqlQuestion, Trial
 
-#: Seconds beyond the time limit for a worker to report a timeout itself; seconds for a worker to start.
+#: Processor time beyond the limit for a worker to report a timeout itself, and for a worker to start, in seconds.
 _GRACE_S: Final = 1.0
 _START_S: Final = 60.0
+
+#: Interval at which the processor time of a worker is read, in seconds.
+_LOOK_EVERY_S: Final = 0.05
 
 #: Times that parts of a store in object storage are fetched for one statement.
 _MOST_FETCHES: Final = 5
@@ -64,19 +67,33 @@ def exchange(
 ) -> Frame:
     """Send a request to a worker and return its answer.
 
+    Args:
+        worker: The worker.
+        request: The request.
+        within_s: Processor time that the worker may spend on it.
+        most_bytes: Largest answer.
+        on_progress: Called with the number of runs done.
+
     Raises:
         TelemetryError: The worker answered with this error.
-        TimeoutError: The worker is late.
+        TimeoutError: The worker has spent its processor time, or many times that by the clock.
         BrokenFrame: The answer is larger than ``most_bytes``, or incomplete.
         EOFError, OSError: The worker has ended.
     """
-    until_s = time.monotonic() + within_s
+    budget = TimeBudget(within_s, worker.pid)
     with suppress(BrokenPipeError):
-        worker.send(request, until_s=until_s)
-    while "progress" in (frame := worker.receive(most_bytes=most_bytes, until_s=until_s)).head:
+        worker.send(request, until_s=budget.until_s)
+    while True:
+        while not worker.has_answered(within_s=_LOOK_EVERY_S):
+            if budget.is_spent:
+                raise TimeoutError
+        frame = worker.receive(most_bytes=most_bytes, until_s=budget.until_s)
+        if "progress" not in frame.head:
+            return frame
+        if budget.is_spent:
+            raise TimeoutError
         if on_progress is not None:
             on_progress(frame.head["progress"])
-    return frame
 
 
 class WorkerPool:

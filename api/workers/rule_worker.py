@@ -7,7 +7,6 @@ parent sets a time limit, and kills a late worker.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from ...rules.readings.reading import Param
 from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.run import result_json, run_test
 from ...store.errors import shortened
-from ...store.own_process import limit_process
+from ...store.own_process import TimeBudget, limit_process
 from ...store.run import Run
 from ..problems import InvalidRequest
 from .worker_requests import HealthTrial, JobTrial, PolicyTrial, ScenarioTrial
@@ -93,11 +92,11 @@ def check_job(trial: JobTrial) -> None:
     count = math.prod(map(len, axes.values()))
     if count > MAX_VARIANTS:
         raise InvalidRequest(f"a sweep has at most {MAX_VARIANTS:,} variants", where="body.axes", got=f"{count:,}")
-    until_s = time.monotonic() + trial.seconds
+    budget = TimeBudget(trial.seconds)
     policy = parse_policy(text, source=source, params=params)
     wrong: list[PolicyError] = []
     for name, value in _in_turn(axes, policy.params):
-        if len(wrong) == _MOST_WRONG or time.monotonic() > until_s:
+        if len(wrong) == _MOST_WRONG or budget.is_spent:
             break
         try:
             parse_policy(text, source=source, params={**params, name: value})

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ..arrow_tables import Row, values_of
 from ..errors import QueryRefused, QueryTimedOut, TelemetryError
+from ..own_process import TimeBudget
 from ..run_folder import retrying
 from .statement_scope import StatementScope, scope_of
 
@@ -310,7 +311,7 @@ class QueryLimits:
     Attributes:
         rows: Maximum rows of the result; further ones are left out.
         result_bytes: Maximum size of these rows in memory; further ones are left out.
-        seconds: Time until it is interrupted, including the time to create the views.
+        seconds: Processor time until it is interrupted, of all its threads, including the time to create the views.
         memory: DuckDB's memory limit, in its own notation.
         threads: DuckDB's thread count.
     """
@@ -351,15 +352,14 @@ def run_bounded(connect: Connect, statement: str, limits: QueryLimits) -> QueryR
         QueryRefused: The statement is not one read-only statement, or fails.
         QueryTimedOut: It took too long.
     """
-    started_s = time.monotonic()
+    started_s, budget = time.monotonic(), TimeBudget(limits.seconds)
     internal = _INTERNALS.search(statement)
     if internal is not None:
         what = f"a query over HTTP cannot use {internal[1]!r}: it may reveal paths of the server"
         raise QueryRefused(what, got=statement, fix="DESCRIBE and SHOW list views and their columns")
 
     def ask() -> QueryResult:
-        left_s = max(0.001, limits.seconds - (time.monotonic() - started_s))
-        with connect(statement) as connection, _interrupted_after(connection, left_s, statement):
+        with connect(statement) as connection, _interrupted_after(connection, budget, statement):
             table, truncated = _read(connection, statement, limits)
         return QueryResult(table, truncated, time.monotonic() - started_s)
 
@@ -385,16 +385,16 @@ def _read(connection: duckdb.DuckDBPyConnection, statement: str, limits: QueryLi
 
 
 @contextmanager
-def _interrupted_after(connection: duckdb.DuckDBPyConnection, seconds: float, statement: str) -> Iterator[None]:
-    """Interrupt the connection at the time limit, and raise QueryTimedOut in place of DuckDB's error."""
+def _interrupted_after(connection: duckdb.DuckDBPyConnection, budget: TimeBudget, statement: str) -> Iterator[None]:
+    """Interrupt the connection once the time is spent, and raise QueryTimedOut in place of DuckDB's error."""
     is_done, is_late = threading.Event(), threading.Event()
 
     def watch() -> None:
         # DuckDB drops an interrupt between two statements, so it is repeated until it takes effect.
-        if not is_done.wait(seconds):
-            is_late.set()
         while not is_done.wait(0.02):
-            connection.interrupt()
+            if budget.is_spent:
+                is_late.set()
+                connection.interrupt()
 
     watcher = threading.Thread(target=watch, name="query-limit", daemon=True)
     watcher.start()
