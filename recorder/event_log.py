@@ -63,6 +63,14 @@ _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 _VECTOR: Final = f"{VECTORS}/"
 
 
+#: Layouts of one segment that a loop reaches only where names change with the steps.
+_MANY_LAYOUTS: Final = 1000
+_CHANGING_NAMES: Final = (
+    f"{_MANY_LAYOUTS:,} different sets of metric names are in one part of the log, which makes it large and slow to "
+    "read. Log what changes with the step, such as a task's number, as a value and not in a name"
+)
+
+
 class _Carried(NamedTuple):
     """The sample losses and vectors of an event."""
 
@@ -438,6 +446,8 @@ class EventLog:
             samples=carried.samples,
             vectors=carried.vectors,
         )
+        if self.journal.layout_count >= _MANY_LAYOUTS:
+            self._warnings.once(_CHANGING_NAMES)
         self.kinds.add(kind)
         if payload.names:
             self._latest["late" if LATE_FOR in payload.attrs else kind] = seq, payload.names, payload.values

@@ -33,7 +33,7 @@ from ..store.journal.format import (
     VERSION,
     header_record,
 )
-from ..store.journal.segment import Segment
+from ..store.journal.segment import MOST_LAYOUTS, Segment
 from ..store.journal.segment_reading import segment_of
 from ..store.own_process import WriterIdentity
 from ..store.run_folder import Stream
@@ -188,7 +188,7 @@ def checked_chunk(data: bytes, run_id: str) -> Chunk:
         own, fix = PREAMBLE.unpack(beginning)[1], SAME_RELEASE
         raise BadFrames(f"this steptape supports journal version {VERSION}", where=run_id, got=own, fix=fix)
     try:
-        segment = segment_of(data, run_id)
+        segment = segment_of(data, run_id, most_layouts=MOST_LAYOUTS)
         if segment.torn_bytes:
             where = len(data) - segment.torn_bytes
             raise BadFrames(f"the frame at byte {where} is cut or its checksum is wrong", where=run_id)

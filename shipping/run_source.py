@@ -30,7 +30,7 @@ from ..store.journal.format import (
     TAG_LAYOUT,
     VERSION,
 )
-from ..store.journal.segment import Frames
+from ..store.journal.segment import MOST_LAYOUTS, Frames
 from ..store.journal.segment_reading import is_being_written, read_segment, runs_of_frames
 from ..store.objects.mirror_access import is_live
 from ..store.own_process import WriterIdentity
@@ -125,10 +125,11 @@ class GrowingSegment:
         used: dict[int, None] = {}
         whole = PREAMBLE.size
         for frame, payload in _frames(data):
-            whole += len(frame)
             tag = payload[0]
             if tag == TAG_EVENT:
                 layout, number = EVENT.unpack_from(payload)[2:4]
+                if len(used) == MOST_LAYOUTS and layout not in used:
+                    break
                 self.next_seq = number + 1
                 if number >= seq:
                     events.append(frame)
@@ -138,6 +139,7 @@ class GrowingSegment:
             elif tag == TAG_HEADER:
                 header = json.loads(payload[1:])
                 self.writer, self.recording = header.get("writer") or WriterIdentity(), header.get(RECORDING) or ""
+            whole += len(frame)
         if whole == PREAMBLE.size:
             return None
         self._offset += whole - PREAMBLE.size

@@ -150,6 +150,19 @@ def test_an_ordinary_call_warns_of_nothing(tmp_path: Path, calls: list[Call], ca
     assert caplog.messages == []
 
 
+def test_a_loop_with_a_new_name_at_each_step_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each step is recorded nevertheless."""
+    with Recorder(tmp_path, quiet=True) as rec:
+        for step in range(1100):
+            rec.step({f"task_{step}/acc": 0.5})
+
+    warnings = [record for record in caplog.records if "different sets of metric names" in record.getMessage()]
+    assert len(warnings) == 1
+    assert len(open_run(rec.folder).sql("SELECT step FROM all_events WHERE kind = 'step_end'")) == 1100
+
+
 def test_what_a_wrong_call_recorded_before_it_still_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Warnings change no data, except that a masked value is no number."""
     events = recorded(

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from shipped_runs import RUN, Loop
 
+from steptape import Recorder
 from steptape.shipping.push_protocol import BadFrames, Chunk, Recording, checked_chunk, chunk_of
 from steptape.shipping.run_source import StreamFrames
 from steptape.store.journal.format import EVENT, framed, layout_record
+from steptape.store.journal.segment import MOST_LAYOUTS
 from steptape.store.journal.segment_reading import read_segment
 from steptape.store.parquet.sealing import seal
 from steptape.store.run_folder import list_files
@@ -195,3 +197,25 @@ def test_an_event_that_no_reader_could_read_is_refused(events: bytes) -> None:
     given = {"after": 0, "recording": Recording(), "writer": {}, "layouts": LAYOUT, "events": events}
     with pytest.raises(BadFrames):
         checked_chunk(chunk_of(RUN, (0, 0), 0, **given), RUN)  # type: ignore[arg-type]
+
+
+def test_a_log_with_a_layout_for_each_event_is_cut_into_chunks_that_an_intake_takes(tmp_path: Path) -> None:
+    """From the open journal and from sealed files; a chunk with one layout more is refused with its place."""
+    with Recorder(tmp_path, run_id=RUN, quiet=True) as rec:
+        for step in range(MOST_LAYOUTS + 10):
+            rec.step({f"task_{step}": 1.0})
+        frames = StreamFrames(rec.folder, RUN, (0, 0))
+        live = chunks(frames, rec.folder, size=1 << 30)
+        frames.close()
+    seal(rec.folder)
+    sealed = chunks(StreamFrames(rec.folder, RUN, (0, 0)), rec.folder, size=1 << 30)
+    layouts = b"".join(layout_record(number, "log", [f"m{number}"]) for number in range(MOST_LAYOUTS + 1))
+    with pytest.raises(BadFrames, match=f"the layout at byte [0-9]+ exceeds the limit of {MOST_LAYOUTS:,} layouts"):
+        checked_chunk(
+            chunk_of(RUN, (0, 0), 0, after=0, recording=Recording(started_ns=1), writer={}, layouts=layouts), RUN
+        )
+
+    for found in (live, sealed):
+        assert len(found) == 2
+        assert numbers(found) == list(range(len(numbers(found))))
+        assert max(len(chunk.segment.layouts) for chunk in found) == MOST_LAYOUTS

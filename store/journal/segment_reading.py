@@ -135,19 +135,20 @@ def idle(path: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def segment_of(data: bytes, where: str, *, checks: bool = True) -> Segment:
+def segment_of(data: bytes, where: str, *, checks: bool = True, most_layouts: int | None = None) -> Segment:
     """Parse a segment whose preamble has been verified.
 
     Args:
         data: The segment's bytes.
         where: The file, for messages.
         checks: As for ``runs_of_frames``.
+        most_layouts: Most layout records; None for any number.
 
     Raises:
-        DamagedLog: A record cannot be parsed although its checksum is right.
+        DamagedLog: A record cannot be parsed although its checksum is right, or there are too many layouts.
     """
     with readable(where):
-        return _Scan(data).to_segment(where, checks)
+        return _Scan(data, most_layouts).to_segment(where, checks)
 
 
 #: The first bytes of an event record. The dtype is also a plain u64, because numpy copies those in an eighth of the
@@ -158,8 +159,9 @@ _HEAD: Final = np.dtype(("<u8", [("tag", "u1"), ("flags", "u1"), ("layout_id", "
 class _Scan:
     """One pass over a segment's frames."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, most_layouts: int | None) -> None:
         self._data = data
+        self._most_layouts = most_layouts
         self._header: JsonObject = {}
         self._layouts: list[EventLayout] = []
         self._known: dict[int, int] = {}
@@ -191,6 +193,8 @@ class _Scan:
             (layout_id,) = LENGTH.unpack_from(self._data, start + field_offset("layout_id"))
             self._few.append((self._known[layout_id], self._data[start + field_offset("flags")], start, end))
         elif tag == TAG_LAYOUT:
+            if len(self._layouts) == self._most_layouts:
+                raise DamagedLog(f"the layout at byte {start} exceeds the limit of {self._most_layouts:,} layouts")
             layout_id = LAYOUT.unpack_from(self._data, start)[1]
             kind, *names = json.loads(self._data[start + LAYOUT.size : end])
             "".join((kind, *names)).encode()  # All must be text, without lone surrogates.

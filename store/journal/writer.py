@@ -200,6 +200,11 @@ class JournalWriter:
         layout = self._layouts.get((kind, names))
         return None if layout is None or layout.record else layout
 
+    @property
+    def layout_count(self) -> int:
+        """Number of the layouts in the open segment."""
+        return len(self._layouts)
+
     def append_payload(self, payload: bytes, layout: Layout | None = None) -> None:
         """Write one packed event, with ``seq`` in it.
 

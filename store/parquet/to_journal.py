@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ..columns import Columns, read_columns
 from ..events import INTEGER_IDS, NO_IDS, TEXT_IDS, SampleLosses, Vectors, vector_of
 from ..journal.format import EVENT, TAG_EVENT, event_tail, framed, layout_record
-from ..journal.segment import Frames
+from ..journal.segment import MOST_LAYOUTS, Frames
 from ..run_folder import Listing, SealedFile, Stream
 from .tables import read_long_values, row_groups_of
 
@@ -51,6 +51,7 @@ def sealed_frames(
         _long_values(files["metrics"]),
     )
     waiting: list[tuple[int, int, bytes]] = []
+    used: set[int] = set()
     size = 0
     for file in files["events"]:
         for group in row_groups_of(file.path):
@@ -60,10 +61,12 @@ def sealed_frames(
             for first in range(0, group.num_rows, rows):
                 for event in encoder.events(group.slice(first, rows)):
                     # A hole in the log ends a piece: chunks are numbered one by one.
-                    if waiting and (size >= most_bytes or event[0] != waiting[-1][0] + 1):
+                    is_full = size >= most_bytes or (len(used) == MOST_LAYOUTS and event[1] not in used)
+                    if waiting and (is_full or event[0] != waiting[-1][0] + 1):
                         yield encoder.piece(waiting)
-                        waiting, size = [], 0
+                        waiting, used, size = [], set(), 0
                     waiting.append(event)
+                    used.add(event[1])
                     size += len(event[2])
     if waiting:
         yield encoder.piece(waiting)
