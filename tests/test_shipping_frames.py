@@ -212,7 +212,7 @@ def test_a_log_with_a_layout_for_each_event_is_cut_into_chunks_that_an_intake_ta
     layouts = b"".join(layout_record(number, "log", [f"m{number}"]) for number in range(MOST_LAYOUTS + 1))
     with pytest.raises(BadFrames, match=f"the layout at byte [0-9]+ exceeds the limit of {MOST_LAYOUTS:,} layouts"):
         checked_chunk(
-            chunk_of(RUN, (0, 0), 0, after=0, recording=Recording(started_ns=1), writer={}, layouts=layouts), RUN
+            chunk_of(RUN, (0, 0), 0, after=0, recording=Recording("1 1@host"), writer={}, layouts=layouts), RUN
         )
 
     for found in (live, sealed):
