@@ -110,6 +110,7 @@ class EventLog:
         lost_events: Number of events that could not be written.
         latest_quick_step: Returns the latest step that the fast path wrote.
         watch: The same.
+        reads_samples: Whether its rules read sample losses or vectors.
         late: The values that are still on a device.
         kinds: The kinds of the events so far, without decisions and gaps. The first step of a kind of call takes the
             general path.
@@ -151,6 +152,7 @@ class EventLog:
         self._sealed_as = os.path.abspath(folder)
         self._on_moved = on_moved
         self._steering = steering
+        self.reads_samples = steering is not None and steering.reads_samples
         self._tally = tally
         self._strict = strict
         self._warnings = warnings
@@ -181,11 +183,6 @@ class EventLog:
     def is_steered(self) -> bool:
         """Whether rules or ``watch`` see its events."""
         return self._steering is not None or self.watch is not None
-
-    @property
-    def reads_samples(self) -> bool:
-        """Whether its rules read sample losses or vectors."""
-        return self._steering is not None and self._steering.reads_samples
 
     def latest_metrics(self) -> dict[str, float]:
         """Return the values of the latest step, then those of the latest evaluation and log."""

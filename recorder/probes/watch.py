@@ -277,7 +277,12 @@ class Watch:
             self._checked_at = number
         inner = innermost(model)
         if self._level and (self._structure is None or self._has_lazy):
-            self._find_structure(model)
+            # Lazy parameters have no shape yet, so the structure is found again with the next update.
+            self._has_lazy = any(map(is_lazy, model.parameters()))
+            self._structure = structure_of(model, self._options.sites)
+            others = [group for group in self._groups if not isinstance(group, (Activations, AttentionScores))]
+            self._groups = [*others, Activations(self._structure), AttentionScores(self._structure)]
+            self._miss(self._structure.absent)
         optimizers = tuple(each for reference in self._optimizers if (each := reference()) is not None)
         self._tensors = TensorProbe(
             Watched(inner, optimizers, self._structure, self._options.clip_norm, self._options.scaler, self._sharded),
@@ -290,14 +295,6 @@ class Watch:
             group.arm(self._readings)
         self._live().event_log.expect_probes(are_due=True)
         return True
-
-    def _find_structure(self, model: nn.Module) -> None:
-        """Find what the model is made of. Lazy parameters have no shape yet, so it is found again with the next."""
-        self._has_lazy = any(map(is_lazy, model.parameters()))
-        self._structure = structure_of(model, self._options.sites)
-        others = [group for group in self._groups if not isinstance(group, (Activations, AttentionScores))]
-        self._groups = [*others, Activations(self._structure), AttentionScores(self._structure)]
-        self._miss(self._structure.absent)
 
     def _disarm(self) -> None:
         if self._tensors is not None:

@@ -231,19 +231,19 @@ class Segment:
 
     def heads(self, layout: EventLayout, chosen: Chosen) -> npt.NDArray[np.void]:
         """Return the envelopes and values of events of one layout as a structured array."""
-        return self.gathered(layout.head, self.start[chosen])
+        return _gathered(self.data, layout.head, self.start[chosen])
 
     def envelopes(self) -> npt.NDArray[np.void]:
         """Return the envelopes of all events, without their values."""
-        return self.gathered(_head(0), self.start)
+        return _gathered(self.data, _head(0), self.start)
 
     def metric_names(self) -> list[str]:
         """The metrics of its events, in order of first appearance."""
-        return list(dict.fromkeys(name for index in self._used_layouts() for name in self.layouts[index].names))
+        return list(dict.fromkeys(name for index in _in_use(self.layout) for name in self.layouts[index].names))
 
     def common_metrics(self) -> frozenset[str]:
         """The metrics that every one of its events has."""
-        names = [frozenset(self.layouts[index].names) for index in self._used_layouts()]
+        names = [frozenset(self.layouts[index].names) for index in _in_use(self.layout)]
         return frozenset.intersection(*names) if names else frozenset()
 
     def attrs_spans(self) -> tuple[Integers, Integers, Integers]:
@@ -282,7 +282,7 @@ class Segment:
         head_at[with_vectors] = vectors_end
         head_at, end = head_at[events], self.end[events]
         require(head_at + SAMPLES.size <= end, "its samples are cut short")
-        head = self.gathered(np.dtype(_fields(SAMPLES_FIELDS, SAMPLES_HEAD)), head_at)
+        head = _gathered(self.data, np.dtype(_fields(SAMPLES_FIELDS, SAMPLES_HEAD)), head_at)
         count, id_kind = head["count"].astype(np.int64), head["id_kind"].astype(np.int64)
         losses = head_at + SAMPLES.size
         ids = losses + 4 * count
@@ -347,36 +347,19 @@ class Segment:
         require((flagged + 8 * counts + 4 * tokens)[having] <= end[having], "its token losses are cut short")
         return flagged, counts, tokens
 
-    def gathered(self, item: np.dtype[Any], position: Integers) -> npt.NDArray[Any]:
-        """Return the items of one type at these offsets."""
-        step = int(position[1] - position[0]) if len(position) > 1 else 0
-        if step >= item.itemsize and (np.diff(position) == step).all():
-            return np.ndarray((len(position),), item, self.data, int(position[0]), (step,))
-        # Overlapping windows, one per byte; numpy copies only those at the offsets.
-        windows = max(0, len(self.data) - item.itemsize + 1)
-        return np.ndarray((windows,), item, self.data, 0, (1,))[position]
-
     def blocks(self, code: str, count: int, position: Integers) -> npt.NDArray[Any]:
         """Return ``count`` numbers from each of these offsets, in one flat array."""
-        return self.gathered(np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
-
-    def _used_layouts(self) -> list[int]:
-        """The indices of the layouts that its events use, in order of first appearance."""
-        if len(self) and (self.layout == self.layout[0]).all():
-            return [int(self.layout[0])]
-        _, first = np.unique(self.layout, return_index=True)
-        used: list[int] = self.layout[np.sort(first)].tolist()
-        return used
+        return _gathered(self.data, np.dtype([("numbers", code, (count,))]), position)["numbers"].ravel()
 
     def _numbers(self, item: str, position: Integers) -> Integers:
-        return self.gathered(np.dtype(item), position).astype(np.int64)
+        return _gathered(self.data, np.dtype(item), position).astype(np.int64)
 
     def _records(self) -> list[Record]:
         attrs: dict[int, JsonObject] = {}
         for event, begin, end in zip(*(span.tolist() for span in self.attrs_spans()), strict=True):
             attrs[event] = json.loads(self.data[begin:end])
         spans = zip(*(column.tolist() for column in self.sample_spans()), strict=True)
-        samples = {span[0]: self._losses(span) for span in spans}
+        samples = {span[0]: _losses_at(self.data, span) for span in spans}
         vectors = self.vectors()
         records: list[Record | None] = [None] * len(self)
         for layout, chosen in self.by_layout():
@@ -402,20 +385,40 @@ class Segment:
                 records[index] = Record(event, samples.get(index), vectors.get(index, NO_VECTORS))
         return [record for record in records if record is not None]
 
-    def _losses(self, spans: tuple[int, ...]) -> SampleLosses:
-        _, count, id_kind, losses, ids, ids_size, tokens, positions, flagged, flagged_count, token_count = spans
-        data, lengths = self.data, flagged + 4 * flagged_count
-        token_losses = lengths + 4 * flagged_count
-        return SampleLosses(
-            data[losses : losses + 4 * count],
-            data[ids : ids + ids_size],
-            id_kind,
-            b"" if tokens < 0 else data[tokens : tokens + 4 * count],
-            b"" if positions < 0 else data[positions : positions + 4 * count],
-            data[flagged:lengths],
-            data[lengths:token_losses],
-            data[token_losses : token_losses + 4 * token_count],
-        )
+
+def _gathered(data: bytes, item: np.dtype[Any], position: Integers) -> npt.NDArray[Any]:
+    """Return the items of one type at these offsets."""
+    step = int(position[1] - position[0]) if len(position) > 1 else 0
+    if step >= item.itemsize and (np.diff(position) == step).all():
+        return np.ndarray((len(position),), item, data, int(position[0]), (step,))
+    # Overlapping windows, one per byte; numpy copies only those at the offsets.
+    windows = max(0, len(data) - item.itemsize + 1)
+    return np.ndarray((windows,), item, data, 0, (1,))[position]
+
+
+def _in_use(layout: npt.NDArray[np.integer[Any]]) -> list[int]:
+    """Return the indices of the layouts that events use, in order of first appearance."""
+    if len(layout) and (layout == layout[0]).all():
+        return [int(layout[0])]
+    _, first = np.unique(layout, return_index=True)
+    used: list[int] = layout[np.sort(first)].tolist()
+    return used
+
+
+def _losses_at(data: bytes, spans: tuple[int, ...]) -> SampleLosses:
+    _, count, id_kind, losses, ids, ids_size, tokens, positions, flagged, flagged_count, token_count = spans
+    lengths = flagged + 4 * flagged_count
+    token_losses = lengths + 4 * flagged_count
+    return SampleLosses(
+        data[losses : losses + 4 * count],
+        data[ids : ids + ids_size],
+        id_kind,
+        b"" if tokens < 0 else data[tokens : tokens + 4 * count],
+        b"" if positions < 0 else data[positions : positions + 4 * count],
+        data[flagged:lengths],
+        data[lengths:token_losses],
+        data[token_losses : token_losses + 4 * token_count],
+    )
 
 
 def segment_of_columns(columns: Sequence[EventColumns], *, attempt: int = 0, rank: int = 0) -> Segment:
