@@ -85,12 +85,22 @@ class IntakeLimits:
     Attributes:
         chunk_bytes: Largest chunk.
         owner_bytes: Quota: most bytes on disk of all runs that one token began.
+        owner_runs: Quota: most runs that one token began.
         free_bytes: Bytes of the disk that stay free.
     """
 
     chunk_bytes: int = MOST_CHUNK_BYTES
     owner_bytes: int = 10**12
+    owner_runs: int = 100_000
     free_bytes: int = 256 << 20
+
+
+@dataclass(slots=True)
+class _Used:
+    """What the runs of a token take: their number and their bytes on disk."""
+
+    runs: int = 0
+    size_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -116,7 +126,7 @@ class Intake:
         self._store, self._seal, self._limits = store, seal, limits or IntakeLimits()
         self._lock = threading.RLock()
         self._runs: dict[str, _ReceivedRun] = {}
-        self._used: dict[str, int] = {}
+        self._used: dict[str, _Used] = {}
 
     def state(self, run_id: str, owner: str) -> RunState:
         """Return how much of a run is there.
@@ -164,9 +174,11 @@ class Intake:
         folder = self._folder(run_id)
         chunk = checked_chunk(data, run_id)  # Outside the lock: it takes most of the time.
         with self._lock:
-            self._claim(folder, owner)
-            self._check_room(owner, len(data))
             run = self._runs.get(run_id) or _ReceivedRun()
+            if _is_unclaimed(folder):
+                _attempt_of(folder, run, chunk)
+                return chunk.stream, 0  # Nothing is kept of a writer whose run nobody has begun.
+            self._claim(folder, owner, len(data), begins=False)
             attempt = _attempt_of(folder, run, chunk)
             stream = run.streams.get(chunk.stream) or ReceivedStream(folder, run_id, chunk.stream)
             if attempt is not None:
@@ -179,7 +191,7 @@ class Intake:
                 _forget_digest(folder, chunk.stream)
             self._runs[run_id] = run
             run.heard_s[chunk.stream] = time.monotonic()
-            self._used[owner] = self._used.get(owner, 0) + stream.append(chunk)
+            self._used[owner].size_bytes += stream.append(chunk)
             if stream.has_closed:
                 self._seal_closed(folder, run)
             return chunk.stream, stream.next_seq
@@ -191,16 +203,17 @@ class Intake:
 
         Raises:
             BadFrames: The document is not a ``run.json`` of this run.
+            OutOfStep: ``run.json`` is missing: it begins a run.
             RunConflict: It has other attempts than the run here.
             ForeignRun: The run was begun with another token.
+            QuotaExceeded: The token's runs are too many or too large.
             NotWritten: The disk has no room.
         """
         folder = self._folder(run_id)
         content = papers.run.encode()
         new = _checked_run(content, run_id, folder) if content else None
         with self._lock:
-            self._claim(folder, owner)
-            self._check_room(owner, len(content))
+            self._claim(folder, owner, len(content), begins=new is not None)
             try:
                 old = _run_in(folder)[1]
                 if new is not None and is_news(old, new):
@@ -258,16 +271,23 @@ class Intake:
         if not run.streams:
             del self._runs[run_id]
 
-    def _claim(self, folder: Path, owner: str) -> None:
-        """Check the owner of a run, or make the token its owner if it is new."""
+    def _claim(self, folder: Path, owner: str, size: int, *, begins: bool) -> None:
+        """Check the owner of a run and its quotas; ``run.json`` begins a new run, and makes the token its owner."""
         require_writable(folder.parent, folder.name)
+        is_new = _is_unclaimed(folder)
+        if not is_new:
+            self._check_owner(folder, owner)
+        elif not begins:
+            raise OutOfStep("run.json comes before all else", where=folder.name)
+        self._check_room(owner, size, runs=int(is_new))
+        if not is_new:
+            return
         try:
-            if _is_unclaimed(folder):
-                folder.mkdir(exist_ok=True)
-                replace_file(folder / INTAKE_JSON, json.dumps({"format": 1, "owner": owner}).encode() + b"\n")
+            folder.mkdir(exist_ok=True)
+            replace_file(folder / INTAKE_JSON, json.dumps({"format": 1, "owner": owner}).encode() + b"\n")
         except OSError as error:
             raise NotWritten(f"the run cannot be written ({error.strerror})", where=str(folder)) from None
-        self._check_owner(folder, owner)
+        self._used[owner].runs += 1
 
     def _check_owner(self, folder: Path, owner: str) -> None:
         known = _owner_of(folder)
@@ -277,16 +297,21 @@ class Intake:
         if known != owner:
             raise ForeignRun("this run was begun with another token", where=folder.name, fix="Push with that token")
 
-    def _check_room(self, owner: str, size: int) -> None:
-        status = os.statvfs(self._store)
-        if status.f_bavail * status.f_frsize < self._limits.free_bytes + size:
-            what = f"the target's disk has less than {self._limits.free_bytes >> 20} MiB left"
+    def _check_room(self, owner: str, size: int, *, runs: int) -> None:
+        limits, status = self._limits, os.statvfs(self._store)
+        if status.f_bavail * status.f_frsize < limits.free_bytes + size:
+            what = f"the target's disk has less than {limits.free_bytes >> 20} MiB left"
             raise NotWritten(what, fix="Free some space there")
-        if owner not in self._used or self._used[owner] + size > self._limits.owner_bytes:
-            self._used[owner] = sum(_sizes_of(self._store, owner))
-        if self._used[owner] + size > self._limits.owner_bytes:
-            what = f"the runs of this token fill their quota of {self._limits.owner_bytes:,} bytes"
-            raise QuotaExceeded(what, got=self._used[owner], fix="Delete some of them at the target")
+        used = self._used.get(owner)
+        if used is None or used.size_bytes + size > limits.owner_bytes or used.runs + runs > limits.owner_runs:
+            used = self._used[owner] = _used_by(self._store, owner)
+        fix = "Delete some of them at the target"
+        if used.size_bytes + size > limits.owner_bytes:
+            what = f"the runs of this token fill their quota of {limits.owner_bytes:,} bytes"
+            raise QuotaExceeded(what, got=used.size_bytes, fix=fix)
+        if used.runs + runs > limits.owner_runs:
+            what = f"this token has begun as many runs as its quota allows, {limits.owner_runs:,}"
+            raise QuotaExceeded(what, got=used.runs, fix=fix)
 
     def _extend_columns(self, folder: Path, metrics: Collection[str]) -> None:
         columns = read_columns(folder)
@@ -387,8 +412,8 @@ def _checked_run(content: bytes, run_id: str, folder: Path) -> RunInfo:
 
 
 def _is_unclaimed(folder: Path) -> bool:
-    """Whether nobody has begun a run in a folder. A server that was killed meanwhile leaves a temporary file."""
-    return not folder.is_dir() or all(name.startswith(".") for name in os.listdir(folder))
+    """Whether nobody has begun a run in a folder. An intake that was killed meanwhile leaves only its own files."""
+    return not folder.is_dir() or all(name.startswith(".") or name == INTAKE_JSON for name in os.listdir(folder))
 
 
 def _owner_of(folder: Path) -> str | None:
@@ -400,14 +425,17 @@ def _owner_of(folder: Path) -> str | None:
     return owner if isinstance(owner, str) else None
 
 
-def _sizes_of(store: Path, owner: str) -> Iterator[int]:
-    """Yield the sizes of the files of the owner's runs."""
+def _used_by(store: Path, owner: str) -> _Used:
+    """Count the owner's runs and the bytes of their files."""
+    used = _Used()
     for name in run_names(store):
         if _owner_of(store / name) == owner:
+            used.runs += 1
             with contextlib.suppress(OSError), os.scandir(store / name) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
-                        yield entry.stat().st_size
+                        used.size_bytes += entry.stat().st_size
+    return used
 
 
 def _forget_digest(folder: Path, stream: Stream) -> None:

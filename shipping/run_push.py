@@ -97,6 +97,8 @@ class RunPush:
         self._source.open_streams(listing)
         content, info = self._source.read_run()
         self._check_recording(info, listing)
+        if self._state is not None and not self._state.run_sha256:
+            self._begin_attempts(info)  # A run begins with its ``run.json``.
         self._announce(live)
         self._begin_attempts(info)
         until_s = time.monotonic() + _LOOK_S

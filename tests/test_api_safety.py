@@ -323,6 +323,7 @@ def test_strangers_text_is_never_a_page(tmp_path: Path) -> None:
         ("short read me", "at least 16 characters"),
         ("a-token-of-many-letters everything me", "a token, a scope and a name"),
         ("a-token-of-many-letters read", "a token, a scope and a name"),
+        ("a-token-of-many-letters read me\nanother-of-many-letters record me", "tokens:2: two tokens have the same"),
     ],
 )
 def test_wrong_lines_of_tokens_are_told_without_the_token(lines: str, what: str) -> None:

@@ -292,6 +292,37 @@ def test_a_run_belongs_to_the_token_that_began_it(tmp_path: Path) -> None:
             ask()
 
 
+def test_an_id_is_claimed_by_a_run_json_alone(tmp_path: Path) -> None:
+    """Papers without it, chunks and announcements leave no folder and no owner, so the id stays free for others."""
+    intake = an_intake(tmp_path / "b")
+    for empty in (RunPapers(), RunPapers(columns=("a",))):
+        with pytest.raises(OutOfStep, match=r"run\.json comes before all else"):
+            intake.take_papers(RUN, "me", empty)
+    with pytest.raises(OutOfStep):
+        intake.take_chunk(RUN, "me", a_chunk(0, 1))
+    announced = intake.take_chunk(RUN, "me", a_chunk(0, 0))
+
+    assert announced == ((0, 0), 0)
+    assert list((tmp_path / "b").iterdir()) == []
+    intake.take_papers(RUN, "you", PAPERS)
+
+
+def test_a_token_begins_no_more_runs_than_its_quota_allows(tmp_path: Path) -> None:
+    """They are counted in the store, so a new intake counts them too; those that have begun go on."""
+    papers = {name: RunPapers(PAPERS.run.replace(RUN, name)) for name in ("a", "b", "c")}
+    limits = IntakeLimits(owner_runs=2)
+    intake = an_intake(tmp_path / "b", limits)
+    intake.take_papers("a", "me", papers["a"])
+    intake.take_papers("b", "me", papers["b"])
+    for each in (intake, an_intake(tmp_path / "b", limits)):
+        with pytest.raises(QuotaExceeded, match="as many runs as its quota allows, 2; got 2"):
+            each.take_papers("c", "me", papers["c"])
+    intake.take_papers("c", "you", papers["c"])
+    intake.take_papers("b", "me", papers["b"])
+
+    assert sorted(os.listdir(tmp_path / "b")) == ["a", "b", "c"]
+
+
 def test_a_run_that_was_recorded_at_the_target_is_no_push_s_to_write(tmp_path: Path) -> None:
     """Its folder stays as it is."""
     Loop(tmp_path / "b").end()

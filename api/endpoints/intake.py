@@ -90,7 +90,7 @@ def intake_state(request: Request, run_id: RunId) -> IntakeState:
 
 @router.put("/intake/{id}/papers", summary="Replace a pushed run's run.json")
 def put_papers(request: Request, run_id: RunId, body: NewPapers) -> IntakeState:
-    """Replace `run.json`, and add columns and notes. The first request about a run makes its token the owner.
+    """Replace `run.json`, and add columns and notes. The first `run.json` of a run makes its token the owner.
 
     Returns how much of the run is there.
     """

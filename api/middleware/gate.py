@@ -210,7 +210,7 @@ def parse_tokens(text: str, *, source: str) -> Tokens:
     """Parse lines of ``token scope name``; blank lines and those that begin with ``#`` are skipped.
 
     Raises:
-        TelemetryError: A line does not parse, or there are no tokens. The message shows no token.
+        TelemetryError: A line does not parse, two have one name, or there are no tokens. The message shows no token.
     """
     holders: list[tuple[str, Holder]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -230,7 +230,15 @@ def parse_tokens(text: str, *, source: str) -> Tokens:
                 where=where,
                 fix="To make one: python -c 'import secrets; print(secrets.token_urlsafe(24))'",
             )
-        holders.append((words[0], Holder(words[2].strip(), Scope[words[1].upper()])))
+        name = words[2].strip()
+        if name in (holder.name for _, holder in holders):
+            raise TelemetryError(
+                "two tokens have the same name, and would own each other's runs",
+                where=where,
+                got=name,
+                fix="Give each token a name of its own",
+            )
+        holders.append((words[0], Holder(name, Scope[words[1].upper()])))
     if not holders:
         raise TelemetryError("there are no tokens", where=source, fix="Each line holds a token, a scope and a name")
     return Tokens(holders)
