@@ -280,7 +280,7 @@ class Recorder:
         if operations is not None:
             operations.name_what_is_not_handled()
             scalars = {**operations.metrics(is_applied=is_applied), **scalars}
-        probed = self._values_of_probes() if self._watches else NO_VALUES
+        probed = self._values_of_probes(position.step + 1 if step is None else step) if self._watches else NO_VALUES
         outcomes = live.event_log.record(
             "step_end",
             (metrics, *unnamed) if unnamed else metrics,
@@ -815,10 +815,10 @@ class Recorder:
         for watch in [*self._watches]:
             watch.close()
 
-    def _values_of_probes(self) -> ProbeValues:
-        """Return the values that watches add to the update that has just ended."""
+    def _values_of_probes(self, step: int) -> ProbeValues:
+        """Return the values that watches add to the update of this number, which has just ended."""
         self._live.event_log.expect_probes(are_due=False)
-        return ProbeValues.joined(watch.values_of_update() for watch in self._watches)
+        return ProbeValues.joined(watch.values_of_update(step) for watch in self._watches)
 
     def _roll_back(self) -> None:
         """Let the loop load a checkpoint, and continue from it in a new attempt."""

@@ -289,7 +289,7 @@ def test_the_server_says_what_it_is_and_what_it_did(client: httpx.Client) -> Non
     version = client.get("/version").json()
     metrics = client.get("/metrics")
 
-    assert (version["api"], version["event_format"]) == ("1", 6)
+    assert (version["api"], version["event_format"]) == ("1", 7)
     assert 'steptape_http_requests_total{method="GET",route="/version",status="200"}' in metrics.text
     assert 'steptape_runs{status="completed"} 3' in metrics.text
     assert client.get("/readyz").json() == {"status": "ready", "runs": 3}

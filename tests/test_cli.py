@@ -132,6 +132,7 @@ def test_show_tells_a_pause_between_attempts_from_training(tmp_path: Path) -> No
         rec.step(loss=1.0)
     with Recorder(tmp_path / "runs", resume=(rec.run_id, 1)) as resumed:
         resumed.step(loss=1.0)
+        resumed.close(seal=True)
     path = rec.folder / "run.json"
     document = json.loads(path.read_text())
     start_ns = 1_700_000_000 * 10**9

@@ -79,7 +79,7 @@ def call(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
         ),
         (
             ("backtest", "policy.yaml", "b.csv", "--history", "a.csv"),
-            "name a RUN, or give --history PATH; not both. With several logs, write --history before each",
+            "name a RUN or a STORE, or give --history PATH; not both. With several logs, write --history before each",
         ),
         (("sweep", "policy.yaml", "--set", "spike=1-2"), "a range FIRST:LAST:STEP, such as 1:2:0.5; got '1-2'"),
         (("show", "twice@3"), "no such run: 2 runs called 'twice'; got 'twice@3'. Count from twice@1"),

@@ -111,8 +111,11 @@ def test_a_run_is_listed_once_and_its_run_json_read_once(folder: Path, policy_fi
     result = subprocess.run(command, capture_output=True, text=True, check=True)
 
     seen = json.loads(result.stdout)
-    assert (seen["listed"], seen["run.json"]) == (1, 1), seen
-    assert max(seen.get(name, 0) for name in ("columns.json", "digests.json", "annotations.jsonl")) == 1, seen
+    # To verify a run is to compare the bytes of each file with their digests, once all is read.
+    most = 2 if way == "verify" else 1
+    assert seen["listed"] == 1, seen
+    assert 1 <= seen["run.json"] <= most, seen
+    assert max(seen.get(name, 0) for name in ("columns.json", "digests.json", "annotations.jsonl")) <= most, seen
 
 
 def contradictions(result: RunResult) -> Iterator[str]:

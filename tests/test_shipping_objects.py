@@ -271,7 +271,7 @@ def test_another_run_of_the_same_id_is_refused(bucket: Place, tmp_path: Path) ->
         pushed(shorter.folder, bucket)
     with pytest.raises(PushRefused, match="differs from the one at the target"):
         pushed(other.folder, bucket)
-    with pytest.raises(PushRefused, match="attempt 0 at the target is another one"):
+    with pytest.raises(PushRefused, match="attempt 0 at the target is of another recording"):
         pushed(foreign, bucket)
     assert digests_of(at(bucket).folder) == digests_of(folder)
 

@@ -58,9 +58,14 @@ def test_a_reader_that_has_had_enough_ends_any_command_quietly(command: tuple[st
     assert done.stderr == b""
 
 
-def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path) -> None:
+def test_signs_of_ours_are_plain_ones_where_the_encoding_lacks_them(store: Path, tmp_path: Path) -> None:
     """Columns stay aligned with their headings."""
-    command = [sys.executable, "-m", "steptape", "backtest", "overfitting", "--store", str(store)]
+    policy = tmp_path / "stop.yaml"
+    policy.write_text(
+        "controllers:\n  - name: late\n    triggers: [on_step_end]\n    rule: step >= 1000\n"
+        "    operations: [hfcontrols.should_save, hfcontrols.should_training_stop]\n"
+    )
+    command = [sys.executable, "-m", "steptape", "backtest", str(policy), "--store", str(store)]
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
 
     plain = subprocess.run(command, capture_output=True, text=True, check=True, env=ascii_only).stdout

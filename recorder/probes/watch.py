@@ -315,11 +315,11 @@ class Watch:
 
     # --- the recorder's side ------------------------------------------------------------------------------------------
 
-    def values_of_update(self) -> ProbeValues:
-        """Return what probes add to the event of the update that has just ended. Called once for each such event."""
+    def values_of_update(self, step: int) -> ProbeValues:
+        """Return what probes add to the event of the update of this number, which has just ended. Called once."""
         values, self._took_at = NO_VALUES, time.perf_counter_ns()
         with self._guard("the end of an update"):
-            values = self._values_of_update().prefixed(self.prefix)
+            values = self._values_of_update(step).prefixed(self.prefix)
             if values.numbers and not self.is_closed:
                 self._taken_ns += time.perf_counter_ns() - self._took_at
         self._has_jumped = False
@@ -334,7 +334,7 @@ class Watch:
             read = self._data.read_evaluation()
         return prefixed(self.prefix, read)
 
-    def _values_of_update(self) -> ProbeValues:
+    def _values_of_update(self, step: int) -> ProbeValues:
         rates = {"LR": self._rate, "LR/previous": self._rate_before} if self._has_jumped else {}
         if self._tensors is None or self._readings is None or self._is_early:
             return ProbeValues(rates)
@@ -348,12 +348,12 @@ class Watch:
         self._disarm()
         self._emitted_at = self._armed_at if readings.level == self._level else -1
         if self._is_unseen:
-            self._is_early = self._arm_if_due(self._live().position.step + 1)
+            self._is_early = self._arm_if_due(step + 1)
         if not math.isnan(self._rate_before):
             readings.number("LR/previous", self._rate_before)
         readings.number("Probes/every", self._emissions.every)
         readings.number("Probes/level", readings.level)
-        self._settle_cost(readings)
+        self._settle_cost(readings, step)
         numbers = dict(readings.numbers)
         if bundle is not None and bundle.is_on_host:
             numbers |= bundle.derive(bundle.tensors)
@@ -361,9 +361,9 @@ class Watch:
         self._miss(readings.absent)
         return ProbeValues(numbers, readings.vectors, readings.texts, () if bundle is None else (bundle,))
 
-    def _settle_cost(self, readings: Readings) -> None:
+    def _settle_cost(self, readings: Readings, step: int) -> None:
         """Compare the cost of this emission with the time since the one before, and lengthen the cadence if needed."""
-        now, step = time.perf_counter_ns(), self._live().position.step
+        now = time.perf_counter_ns()
         cost_ns = Hook.spent_ns + now - self._took_at
         if self._since is not None:
             then, step_then, cost_then = self._since

@@ -104,9 +104,10 @@ def free(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 def test_the_weights_are_those_of_the_loop_without_steptape(free: tuple[Path, list[str]], tmp_path: Path) -> None:
-    """Bit for bit, and so are the losses. The loop without steptape is the example without its seven statements."""
+    """Bit for bit, and so are the losses. The loop without steptape is the example without its statements."""
     text = EXAMPLE.read_text(encoding="utf-8")
-    plain = re.sub(r".*\brec\b.*\n|from steptape .*\n", "", text.replace(" or control.should_stop", ""))
+    ordered = r"    if control\.should_save .*\n +torch\.save\(.*\n"
+    plain = re.sub(rf"{ordered}|.*\brec\b.*\n|from steptape .*\n", "", text.replace(" or control.should_stop", ""))
     (tmp_path / "plain.py").write_text(plain)
 
     folder, losses = free
@@ -200,7 +201,7 @@ def test_a_killed_loop_has_all_of_its_steps_and_resumes_from_its_checkpoint(tmp_
 
 
 def test_the_page_counts_the_statements_that_it_shows() -> None:
-    """The diff adds seven statements, and the lines around them."""
+    """The diff adds eight statements, the block of the ordered checkpoint being one, and the lines around them."""
     diff = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
     added = [line[1:].strip() for block in diff for line in block.splitlines() if line.startswith("+")]
@@ -210,10 +211,11 @@ def test_the_page_counts_the_statements_that_it_shows() -> None:
         "rec.save(",
         "grad_norm =",
         "control = rec.step(",
+        "if control.should_save",
         "if iter_num",
         "rec.close()",
     )
-    assert [sum(line.startswith(mark) for line in added) for mark in marks] == [1] * 7
+    assert [sum(line.startswith(mark) for line in added) for mark in marks] == [1, 1, 2, 1, 1, 1, 1, 1]
 
 
 def instrumented(text: str) -> str:
