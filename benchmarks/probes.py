@@ -147,9 +147,9 @@ def watched(training: Training, rec: Recorder, level: Level, every: int) -> Iter
     ) as watch:
         taking = watch.values_of_update
 
-        def timed() -> Any:
+        def timed(step: int) -> Any:
             begun = time.perf_counter_ns()
-            emission = taking()
+            emission = taking(step)
             Hook.spent_ns += time.perf_counter_ns() - begun
             return emission
 

@@ -136,7 +136,7 @@ def test_a_skipped_update_counts_as_a_step_and_is_marked(store: Path) -> None:
         quick = rec.step
         quick({"loss": 1.0}, applied=True)
         quick({"loss": 1.0}, applied=False)
-        quick({"loss": 1.0}, applied=None)  # type: ignore[arg-type]
+        quick({"loss": 1.0}, applied=None)
     steps = events(open_run(rec.folder), "step_end")
     assert [event.step for event in steps] == [*range(1, 10)]
     assert [event.step for event in steps if event.attrs.get("applied") is False] == [2, 5, 8]
