@@ -30,7 +30,7 @@ class SummaryWriter:
 
     The values of one step are one event, and those of tags such as ``Loss/val`` an evaluation. They are recorded when a
     value of another step comes, or the same tag again.
-    A second writer for the same folder begins another run. The first run ends, and its writer goes on in the second.
+    A second writer for the same folder begins another run. The first run ends, and its writer records into the second.
     After ``wandb.init(sync_tensorboard=True)`` of ``steptape.integrations.wandb``, the writer writes into that run.
 
     Args:

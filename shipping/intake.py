@@ -97,7 +97,7 @@ class IntakeLimits:
 
 @dataclass(slots=True)
 class _Used:
-    """What the runs of a token take: their number and their bytes on disk."""
+    """The number of runs that a token began, and their bytes on disk."""
 
     runs: int = 0
     size_bytes: int = 0

@@ -95,7 +95,7 @@ class SealedFile(NamedTuple):
         return self.stream == other.stream and self.first <= other.last and other.first <= self.last
 
     def header(self, run_id: str) -> dict[str, str | int]:
-        """What the file says of itself, if it is what its name says."""
+        """The header of the file, if it agrees with the name of the file."""
         _, _, attempt, rank, first, last = self
         return {"run_id": run_id, "attempt": attempt, "rank": rank, "first_seq": first, "last_seq": last}
 

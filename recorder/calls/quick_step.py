@@ -196,7 +196,7 @@ def _write_read(
 def _write_awaiting(
     write: _Write, awaited: DeviceValues, layout: Layout, values: list[Any], arguments: Mapping[str, Any]
 ) -> Sequence[Outcome] | None:
-    """Write a step of which some values are on a device; None if the general path must do so."""
+    """Write a step with values on a device; None if the general path must write it."""
     on_device, host = awaited.taken_from(values), awaited.host
     details: _Details | None = _NONE
     if arguments:

@@ -526,7 +526,7 @@ def faults_of(
         for number, digest in kept.attempts.items()
         if number not in attempts or attempt_digest(attempts[number]) != digest
     ]
-    # While a resumed attempt goes on, it may declare more of the configuration.
+    # A resumed attempt that is live may declare more of the configuration.
     has_ended = RUN_JSON in kept.files and attempts.keys() <= kept.attempts.keys()
     if has_ended and not faults and file_digest(folder / RUN_JSON) != kept.files[RUN_JSON]:
         faults.append("run.json has changed since the run ended")
