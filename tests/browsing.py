@@ -1,0 +1,80 @@
+"""Helpers for tests in a real browser: Chromium, pages that may not fail, and conditions to wait for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from waiting import PATIENCE_S
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+#: The mark of a test file that needs the browser.
+NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Run Debian's Chromium for the duration of the context."""
+    with sync_api.sync_playwright() as playwright:
+        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
+        environment = {**os.environ, "TMPDIR": "/tmp"}
+        arguments = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, env=environment)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def pages(browser: Any, base: str) -> Iterator[Callable[..., Any]]:
+    """Yield a function that opens pages of a server: ``open_page("/runs/digits", width=390)``.
+
+    Raises:
+        AssertionError: A script failed, the browser reported an error, a request failed, or left the server.
+    """
+    wrong: list[str] = []
+    contexts = []
+
+    def opened(path: str, *, width: int = 1280, height: int = 900, scheme: str = "light", **more: Any) -> Any:
+        viewport = {"width": width, "height": height}
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, **more)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(1_000 * PATIENCE_S)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on(
+            "response", lambda answer: wrong.append(f"{answer.status} {answer.url}") if answer.status > 399 else None
+        )
+        own = (base, "data:", "blob:")
+        page.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
+        page.goto(base + path)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def holds(page: Any, condition: str) -> bool:
+    """Whether a JavaScript condition holds in the page; False during a navigation."""
+    try:
+        return bool(page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"))
+    except sync_api.Error:
+        return False
+
+
+def when(page: Any, condition: str) -> None:
+    """Wait until a JavaScript condition holds. Polled from outside: the page's policy forbids evaluating text."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds(page, condition):
+        assert time.monotonic() < deadline_s, condition
+        page.wait_for_timeout(50)
