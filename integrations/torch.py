@@ -97,7 +97,7 @@ class StepWatch:
         self._turns.append(getattr(optimizer, "found_inf", None))
 
     def _watched_step(self, *metrics: Any, **named: Any) -> Any:
-        if "applied" not in named and not self._is_applied():
+        if named.get("applied") is None and not self._is_applied():
             named["applied"] = False
         self._turns.clear()
         return self._step(*metrics, **named)

@@ -273,8 +273,8 @@ class Recorder:
         given |= {} if token_losses is None else {"token_losses": token_losses}
         if samples is None:
             warnings.warn_of_lone_samples(sample_tokens=sample_tokens, token_losses=token_losses)
-        have_applied = [each for watch in self._watches if (each := watch.has_applied_update()) is not None]
         if applied is None:
+            have_applied = [each for watch in self._watches if (each := watch.has_applied_update()) is not None]
             applied = not have_applied or any(have_applied)
         operations, is_applied = live.operations, bool(applied)
         if operations is not None:

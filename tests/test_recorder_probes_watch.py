@@ -442,6 +442,45 @@ def test_what_the_loop_says_of_an_update_counts_more_than_the_scaler(says: bool,
     assert run.progress().skipped == (0 if says else 40)
 
 
+@pytest.mark.parametrize(("says", "reads"), [(None, 3), (True, 0), (False, 0)])
+def test_what_a_fused_optimizer_skipped_is_read_only_if_the_loop_does_not_say_it(
+    says: bool | None, reads: int, tmp_path: Path
+) -> None:
+    """On a GPU each read of ``found_inf`` would wait for the device."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, scaler=scaler, every=1000, budget=None)
+        counts = []
+        for step in range(4):
+            scaler.scale(model(batch(step)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            with HostReads() as host:
+                rec.step(applied=says)
+            counts.append(host.count)
+
+    assert sum(counts[1:]) == reads  # The first update emits.
+
+
+def test_what_an_optimizer_did_before_the_loop_said_so_does_not_count_for_the_next_update(tmp_path: Path) -> None:
+    """The update that the loop speaks of ends with its call, also for the scaler."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, scaler=scaler, budget=None)
+        for says, factor in ((True, 1.0), (None, float("inf"))):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(0)).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            rec.step(applied=says)
+
+    assert [event.step for event in open_run(rec.folder).events() if event.attrs.get("applied") is False] == [2]
+
+
 def test_a_skipped_update_of_a_scaler_is_no_failure(tmp_path: Path) -> None:
     """The scaler's factor is taken out of the norms, and a step that it skips has no norm in use."""
     model = nn.Linear(8, 2)

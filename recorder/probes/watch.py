@@ -197,13 +197,12 @@ class Watch:
     def has_applied_update(self) -> bool | None:
         """Whether an optimizer has applied the update that has just ended; None without a ``GradScaler``.
 
-        To be called once an update. A scaler either does not call the optimizer, or sets ``found_inf`` of a fused one,
-        which is waited for.
+        To be called before ``values_of_update``. A scaler either does not call the optimizer, or sets ``found_inf`` of
+        a fused one, which is waited for.
         """
-        turns, self._turns = self._turns, []
         if not self._has_scaler or self.is_closed:
             return None
-        return any(found is None or not found.item() for found in turns)
+        return any(found is None or not found.item() for found in self._turns)
 
     # --- hooks --------------------------------------------------------------------------------------------------------
 
@@ -323,6 +322,7 @@ class Watch:
             if values.numbers and not self.is_closed:
                 self._taken_ns += time.perf_counter_ns() - self._took_at
         self._has_jumped = False
+        self._turns.clear()
         if self._has_scaler and not self.is_closed:  # The fast path of a step asks for no update that was skipped.
             self._live().event_log.expect_probes(are_due=True)
         return values

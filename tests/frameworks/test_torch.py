@@ -198,12 +198,13 @@ def test_what_the_loop_says_of_a_step_counts_and_closing_ends_the_watch(tmp_path
         rec.step(loss=2.0)  # None.
         rec.step(loss=3.0, applied=True)
         rec.step({"loss": 4.0})
+        rec.step(loss=5.0, applied=None)
         watch.close()
         watch.close()
-        rec.step(loss=5.0)
+        rec.step(loss=6.0)
 
     said = [event.attrs.get("applied", True) for event in open_run(rec.folder).events() if event.kind == "step_end"]
-    assert said == [True, False, True, False, True]
+    assert said == [True, False, True, False, False, True]
 
 
 def test_a_watch_of_an_optimizer_takes_the_place_of_that_of_an_earlier_recorder(
