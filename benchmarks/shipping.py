@@ -193,6 +193,10 @@ def _steptape(*arguments: object) -> subprocess.Popen[bytes]:
 #: The run ids of a storm: few, so that they are used again on purpose.
 IDS: Final = ("nightly", "sweep", "first", "20260101T000000-aaaaaa")
 
+#: Recordings after which the storm adds an id: a target refuses an id for good once the recording that it knows is
+#: deleted, and a long storm would have nothing left that both ends hold.
+RECORDINGS_PER_ID: Final = 8
+
 #: Machines of a storm, each with a store and a pusher of its own.
 MACHINES: Final = 3
 
@@ -272,7 +276,8 @@ class Storm:
             self._start_services(self._commands)
             self._recorders = {run: each for run, each in self._recorders.items() if each.poll() is None}
             while len(self._recorders) < RECORDERS:
-                self._begin(self._chance.choice(self._stores) / self._chance.choice(IDS))
+                newest = f"newest-{self.counts['recordings'] // RECORDINGS_PER_ID}"
+                self._begin(self._chance.choice(self._stores) / self._chance.choice((*IDS, newest)))
             time.sleep(self._chance.expovariate(1 / KILL_EVERY_S))
             if self._chance.random() < 0.6:
                 begun = [run for run in sorted(self._recorders) if self._acks_of(run).exists()]
