@@ -18,7 +18,7 @@ from ..rules.policy_file.policy import shipped_policies
 from ..store.reading.snapshot import Snapshot
 from ..store.reading.summary import Entry
 from ..store.run import Run
-from ..store.run_folder import ANNOTATIONS, retrying
+from ..store.run_folder import retrying
 from ..store.store import Store, open_store
 from .problems import NotModified, PolicyNotFound
 
@@ -104,8 +104,7 @@ def check_freshness(request: Request, runs: Iterable[RunAccess]) -> None:
         entry = run.entry()
         if entry.listing.journals:
             return
-        noted = file_stamp(run.folder / ANNOTATIONS)
-        digest.update(repr((entry.summary.run_id, entry.stamp, noted)).encode())
+        digest.update(repr((entry.summary.run_id, entry.stamp)).encode())
     etag = f'"{digest.hexdigest()[:32]}"'
     request.state.etag = etag
     known = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]

@@ -32,6 +32,7 @@ GROUPS: Final = {
     "Record and import": {
         "demo": "Train a small model, backtest two policies on it, train under them, and compare.",
         "import": "Import past runs from the logs of other tools.",
+        "note": "Note something about runs: a text, another name, tags.",
         "ask": "Ask a running run to stop, or for a checkpoint or an evaluation.",
     },
     "Judge": {
@@ -73,6 +74,7 @@ _GROUP_OF: Final = {name: group for group, summaries in GROUPS.items() for name 
 #: The module and function of the commands that have no module of their own name.
 _FUNCTIONS: Final = {
     "import": ("import_runs", "import_runs"),
+    "note": ("ask", "note"),
     "query": ("listings", "query"),
     "runs": ("listings", "runs"),
     "samples": ("listings", "samples"),
@@ -112,6 +114,10 @@ EXAMPLES: Final = {
     "import": (
         "steptape import auto logs --store runs",
         "steptape import text out.log --store runs --pattern '<(?P<step>\\d+)> loss (?P<loss>\\S+)'",
+    ),
+    "note": (
+        "steptape note digits --name 'digits, wider' --tag best --store runs",
+        "steptape note base wide --untag best --text 'the labels were wrong'",
     ),
     "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
     "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),

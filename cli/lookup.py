@@ -102,7 +102,7 @@ def the_run_named(key: str, store: str | None) -> Run:
         return _run_in(key)
     folders = _folders_named(key, store)
     run = Run(folders[-1])
-    if len(folders) == 1 and key in (folders[0].name, run.info.run_id, run.info.name):
+    if len(folders) == 1 and key in (folders[0].name, run.run_id, run.snapshot().shown.name):
         return run
     ids = ", ".join(folder.name for folder in folders[:_IDS_NAMED])
     more = f" and {len(folders) - _IDS_NAMED} more" if len(folders) > _IDS_NAMED else ""

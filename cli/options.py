@@ -725,6 +725,23 @@ class AskArguments(NamedTuple):
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is recorded in the run.")] = ""
 
 
+class NoteArguments(NamedTuple):
+    """Note something about runs: a text, another name, tags.
+
+    Lists, tables, SQL, HTTP and the page then show the name and the tags. What was recorded stays, so digests, verdicts
+    and families of runs are the same.
+    """
+
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: each its id or name, or a path.")]
+    store: StoreOption = None
+    text: Annotated[str, typer.Option("--text", metavar="TEXT", help="The note itself.")] = ""
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", show_default=False, help="Show the runs under this name.")
+    ] = None
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Add a tag; repeatable.")] = None
+    untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TAG", help="Remove a tag; repeatable.")] = None
+
+
 #: The formats that ``export`` writes.
 ExportFormat: TypeAlias = Literal["jsonl", "csv", "parquet"]
 

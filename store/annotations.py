@@ -1,6 +1,7 @@
 """Appends and reads ``annotations.jsonl``: notes that people add to a run after it was recorded.
 
-The recorder's own files and their digests stay as recorded. A note may ask the recorder of a running run for an
+The recorder's own files and their digests stay as recorded. A note may give the run another name, or add and remove
+tags: ``shown_as`` overlays them on what was recorded. A note may also ask the recorder of a running run for an
 operation: it looks for such notes about once a second. FORMAT.md defines the format and the attributes.
 """
 
@@ -14,11 +15,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .errors import DamagedLog, InvalidEvent, NotWritten
 from .event_json import encoded_attrs
 from .run_folder import ANNOTATIONS, read_file
+from .run_info import RunInfo
 from .user_cache import require_writable
 
 #: Attribute that makes a note the label of an incident; its value names the incident.
@@ -41,6 +43,8 @@ class Annotation:
         author: The author; None when unknown.
         first_step, last_step: The steps that the note covers, both inclusive; None for the whole run.
         attrs: Further JSON attributes.
+        name: The run's name from now on; None if the note gives none.
+        tag, untag: Tags that the run has from now on, and those that it has no more.
     """
 
     id: str
@@ -50,6 +54,9 @@ class Annotation:
     first_step: int | None = None
     last_step: int | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    tag: tuple[str, ...] = ()
+    untag: tuple[str, ...] = ()
 
 
 def new_annotation_id() -> str:
@@ -64,12 +71,13 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
     spoils no other line.
 
     Raises:
-        InvalidEvent: Its attributes are not JSON.
+        InvalidEvent: Its attributes are not JSON, or its name or a tag is empty or not Unicode.
         ReadOnlyStore: The run is in object storage.
         NotWritten: The file is full or not a regular file, or the line cannot be written.
     """
     require_writable(folder.parent, folder.name)
-    document = {
+    _check_words(annotation, folder)
+    document: dict[str, Any] = {
         "id": annotation.id,
         "time_ns": annotation.time_ns,
         "text": annotation.text,
@@ -78,6 +86,9 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
         "last_step": annotation.last_step,
         "attrs": json.loads(encoded_attrs(annotation.attrs)),
     }
+    for key in ("name", "tag", "untag"):
+        if given := getattr(annotation, key):
+            document[key] = given
     path = folder / ANNOTATIONS
     try:
         _append_line(path, json.dumps(document).encode() + b"\n")
@@ -133,9 +144,60 @@ def annotations_in(content: bytes) -> Iterator[Annotation]:
                 first_step=_whole(document.get("first_step")),
                 last_step=_whole(document.get("last_step")),
                 attrs=dict(document.get("attrs") or {}),
+                name=next(iter(_words([document.get("name")])), None),
+                tag=_words(document.get("tag") or ()),
+                untag=_words(document.get("untag") or ()),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
+
+
+class Shown(NamedTuple):
+    """What readers show a run as: what was recorded, with what people have said since.
+
+    Attributes:
+        name: Its newest name.
+        tags: Its tags, the recorded ones first.
+    """
+
+    name: str
+    tags: tuple[str, ...]
+
+
+def shown_as(folder: Path, info: RunInfo) -> Shown:
+    """Return what the run in this folder is shown as: the notes in the order of their times overlay ``run.json``.
+
+    Notes that cannot be read, which ``steptape doctor`` finds, hide no run.
+    """
+    try:
+        notes = read_annotations(folder)
+    except DamagedLog:
+        notes = []
+    name, tags = info.name, dict.fromkeys(info.tags)
+    for note in sorted(notes, key=lambda note: note.time_ns):
+        name = note.name or name
+        for tag in note.untag:
+            tags.pop(tag, None)
+        tags |= dict.fromkeys(note.tag)
+    return Shown(name, tuple(tags))
+
+
+def _check_words(note: Annotation, where: Path) -> None:
+    for what, words in (("name", [] if note.name is None else [note.name]), ("tag", [*note.tag, *note.untag])):
+        for word in words:
+            if not word.strip():
+                raise InvalidEvent(f"a {what} must not be empty", where=str(where), got=word)
+            if word != _unicode(word):
+                raise InvalidEvent(f"a {what} must be valid Unicode", where=str(where), got=word)
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(_unicode(word) for word in value if isinstance(word, str) and word.strip())
+
+
+def _unicode(text: str) -> str:
+    """Return the text with a question mark for each half of a surrogate pair, which Parquet cannot hold."""
+    return text.encode(errors="replace").decode()
 
 
 def labelled_steps(attrs: Mapping[str, Any], step: int) -> tuple[int, int]:

@@ -111,7 +111,7 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """The content of ``run.json``: everything known of the run apart from its events."""
+        """The content of ``run.json``: everything recorded of the run apart from its events."""
         return self.snapshot().info
 
     @property

@@ -43,6 +43,12 @@ class AnnotationItem(Model):
     last_step: int | None
     """The steps that it is about, both inclusive; null if it is about the whole run."""
     attrs: FreeObject
+    name: str | None
+    """The name that it gives the run; null if it gives none."""
+    tag: list[str]
+    """The tags that it adds to the run."""
+    untag: list[str]
+    """The tags that it removes from the run."""
 
 
 class AnnotationPage(Page):

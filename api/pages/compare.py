@@ -46,7 +46,7 @@ def compare_runs(
         metrics=metrics,
         metric=metric if metric in metrics else leading_metric(metrics),
         differences=config_differences([snapshot.info.config for snapshot in snapshots]),
-        data=[{"id": one.info.run_id, "name": one.info.name, "live": one.is_live} for one in snapshots],
+        data=[{"id": one.info.run_id, "name": one.shown.name, "live": one.is_live} for one in snapshots],
     )
 
 

@@ -72,7 +72,7 @@ def run_data(snapshot: Snapshot) -> JsonObject:
     metrics = list(snapshot.columns.by_metric)
     return {
         "id": snapshot.info.run_id,
-        "name": snapshot.info.name,
+        "name": snapshot.shown.name,
         "metrics": metrics,
         "leading": leading_metric(metrics),
         "live": snapshot.is_live,

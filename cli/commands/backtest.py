@@ -94,7 +94,7 @@ def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | Non
     if path is None:
         return None
     labels = read_labels(path)
-    known = {name for run in chosen for name in (run.info.run_id, run.info.name)}
+    known = {name for run in chosen for name in (run.run_id, run.snapshot().shown.name)}
     if _reads_store(asked):
         summaries = [entry.summary for entry in open_store_named(asked.chosen.store).entries()[0]]
         known |= {name for summary in summaries for name in (summary.run_id, summary.name)}

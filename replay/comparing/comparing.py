@@ -93,7 +93,10 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
     """
     settings = settings or ComparisonSettings()
     entries = {entry.summary.run_id: entry for entry in store.entries()[0]}
-    infos = {run_id: entry.snapshot.info for run_id, entry in entries.items()}
+    infos = {
+        run_id: dataclasses.replace(entry.snapshot.info, name=entry.summary.name, tags=entry.summary.tags)
+        for run_id, entry in entries.items()
+    }
     selectors = [selector_of(text, [*infos.values()]) for text in (baseline, candidate)]
     ids = [members(selector, infos.values()) for selector in selectors]
     if shared := sorted(ids[0] & ids[1]):

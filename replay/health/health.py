@@ -98,7 +98,7 @@ def _health(snapshot: Snapshot, policy: Policy, renames: Renames, plans_by_lengt
     groups = [GroupHealth(name, by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
     return HealthSummary(
         run_id=snapshot.info.run_id,
-        name=snapshot.info.name,
+        name=snapshot.shown.name,
         step=step,
         policy=policy.name or policy.source,
         digest=policy.digest,

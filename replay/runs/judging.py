@@ -70,7 +70,7 @@ class RunBackground:
     """What is known of a run apart from its events, for backtests and sweeps alike.
 
     Attributes:
-        run_id, name, status: The run.
+        run_id, name, status: The run. The name is the one that people have given it.
         source: Path of the log that it was imported from; empty for a recorded run.
         plan: What its newest attempt declared at its start.
         is_plan_assumed: Whether its length counts as its plan, which nobody declared.
@@ -135,7 +135,7 @@ def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackgrou
     study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
     return RunBackground(
         run_id=info.run_id,
-        name=info.name,
+        name=snapshot.shown.name,
         status=snapshot.status,
         plan=plan,
         is_plan_assumed=plan != info.last.plan,

@@ -33,6 +33,7 @@ from .summary import (
     RUNS_SCHEMA,
     Entry,
     RunSummary,
+    Stamp,
     finished_entry,
     is_settled,
     read_entry,
@@ -144,7 +145,7 @@ class Catalog:
 
     def folders(self) -> list[Path]:
         """Folders of runs, oldest first."""
-        return [self._path / name for name in self._candidates() if self._stamp_of(name)[1] != NOT_THERE]
+        return [self._path / name for name in self._candidates() if self._stamp_of(name).run_json_mtime_ns != NOT_THERE]
 
     def _candidates(self) -> list[str]:
         """Names of folders that may be runs, sorted; listed again only when the store's folder changes."""
@@ -156,7 +157,7 @@ class Catalog:
         self._listed = (changed_ns, names) if is_settled(changed_ns) else None
         return names
 
-    def _stamp_of(self, name: str) -> tuple[int, int]:
+    def _stamp_of(self, name: str) -> Stamp:
         return stamp_of(f"{self._path}/{name}")
 
     def entry(self, folder: Path) -> Entry:
@@ -167,7 +168,7 @@ class Catalog:
         """
         return self._entry(folder.name, self._stamp_of(folder.name))
 
-    def _entry(self, name: str, stamp: tuple[int, int]) -> Entry:
+    def _entry(self, name: str, stamp: Stamp) -> Entry:
         known = self._settled.get(name)
         if known is not None and known.stamp == stamp:
             return known
@@ -179,7 +180,7 @@ class Catalog:
             self._settled.pop(name, None)
         return entry
 
-    def _finished(self, name: str, stamp: tuple[int, int]) -> Entry | None:
+    def _finished(self, name: str, stamp: Stamp) -> Entry | None:
         """Return the entry of a finished run; None for all others, and for those that cannot be read."""
         try:
             content = settled_content(self._path / name, stamp)
@@ -267,7 +268,7 @@ class Catalog:
     def _read(self, name: str, problems: list[_Problem]) -> Entry | None:
         """Return the entry of a folder; None if it is no run, or cannot be read, which adds a problem."""
         stamp = self._stamp_of(name)
-        if stamp[1] == NOT_THERE:
+        if stamp.run_json_mtime_ns == NOT_THERE:
             return None
         try:
             return self._entry(name, stamp)
@@ -405,7 +406,7 @@ def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:
 
 
 #: The first bytes of a file. Count up whenever an unchanged folder would yield another row.
-_MAGIC: Final = b"steptape catalog 2\n"
+_MAGIC: Final = b"steptape catalog 3\n"
 
 #: Catalogs kept in the user's cache; the least recently written ones are deleted first.
 _MOST_FILES: Final = 32
@@ -417,6 +418,7 @@ _SCHEMA: Final = pa.schema(
         ("folder", pa.string()),
         ("folder_mtime_ns", pa.int64()),
         ("run_json_mtime_ns", pa.int64()),
+        ("annotations_bytes", pa.int64()),
         ("files", pa.string()),
         ("columns_json", pa.binary()),
         *RUNS_SCHEMA.set(RUNS_SCHEMA.get_field_index("config"), pa.field("config", pa.string())),
@@ -452,8 +454,8 @@ class CatalogRows:
     def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
         """Yield the entries of these rows."""
         part = self._table.slice(start, (len(self) if stop is None else stop) - start)
-        names, folder_ns, run_json_ns, files, columns, *facts = (_values(column) for column in part.columns)
-        stamps = zip(folder_ns, run_json_ns, strict=True)
+        names, folder_ns, run_json_ns, noted, files, columns, *facts = (_values(column) for column in part.columns)
+        stamps = map(Stamp, folder_ns, run_json_ns, noted)
         summaries = map(RunSummary._make, zip(*facts, strict=True))
         for name, stamp, summary, held, mapping in zip(names, stamps, summaries, files, columns, strict=True):
             yield Entry(self._store, name, stamp, summary, files=held, columns_json=mapping)

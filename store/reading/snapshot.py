@@ -17,6 +17,7 @@ from typing import Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..annotations import Shown, shown_as
 from ..columns import Columns, read_columns
 from ..errors import TelemetryError
 from ..events import ENVELOPE, Event
@@ -56,7 +57,8 @@ class Snapshot:
 
     Attributes:
         folder: The run's folder.
-        info: Its ``run.json``.
+        info: Its ``run.json``: what was recorded.
+        shown: What readers show it as.
         listing: Its files.
         tail: Journal records not yet in an ``events`` file, in (attempt, rank, seq) order.
         tail_samples, tail_metrics, tail_vectors: The same for the tables ``samples``, ``metrics`` and ``vectors``.
@@ -67,6 +69,7 @@ class Snapshot:
 
     folder: Path
     info: RunInfo
+    shown: Shown
     listing: Listing
     tail: Tail
     tail_samples: Tail
@@ -262,15 +265,16 @@ def _read_snapshot(folder: Path) -> Snapshot:
     for segment in tail.segments:
         columns.extend(segment.metric_names())
     samples, metrics, vectors = map(tail_of, ("samples", "metrics", "vectors"))
-    return Snapshot(folder, info, listing, tail, samples, metrics, vectors, columns, is_live, read_ns)
+    shown = shown_as(folder, info)
+    return Snapshot(folder, info, shown, listing, tail, samples, metrics, vectors, columns, is_live, read_ns)
 
 
 def sealed_snapshot(
     folder: Path, info: RunInfo, listing: Listing, *, is_live: bool = False, read_ns: int = 0
 ) -> Snapshot:
     """Return the snapshot of a run without journals, from what was read of its folder before."""
-    columns = read_columns(folder)
-    return Snapshot(folder, info, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live, read_ns)
+    shown, columns = shown_as(folder, info), read_columns(folder)
+    return Snapshot(folder, info, shown, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live, read_ns)
 
 
 def _is_held(listing: Listing) -> bool:

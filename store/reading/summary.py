@@ -18,11 +18,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..annotations import Shown, shown_as
 from ..arrow_tables import Row
 from ..columns import Columns, columns_of
 from ..event_json import encoded
 from ..events import JsonObject
 from ..run_folder import (
+    ANNOTATIONS,
     COLUMNS_JSON,
     INTAKE_JSON,
     RUN_JSON,
@@ -82,12 +84,19 @@ class RunSummary(NamedTuple):
 
 
 def row_of(
-    info: RunInfo, status: str, steps: int, newest_ns: Mapping[int, int] = MappingProxyType({}), *, is_pushed: bool
+    info: RunInfo,
+    shown: Shown,
+    status: str,
+    steps: int,
+    newest_ns: Mapping[int, int] = MappingProxyType({}),
+    *,
+    is_pushed: bool,
 ) -> RunSummary:
     """Return the run's row.
 
     Args:
         info: The content of ``run.json``.
+        shown: What readers show the run as.
         status: The run's status.
         steps: Optimizer updates finished.
         newest_ns: Time of the newest event of each attempt; needed for those whose end is not recorded.
@@ -96,9 +105,9 @@ def row_of(
     last, taken = info.last, info.time_taken(newest_ns)
     return RunSummary(
         run_id=info.run_id,
-        name=info.name,
+        name=shown.name,
         group=info.group,
-        tags=info.tags,
+        tags=shown.tags,
         status=status,
         started=_utc(info.attempts[0].started_ns),
         ended=_utc(last.ended_ns),
@@ -157,7 +166,7 @@ def summarize(snapshot: Snapshot) -> RunSummary:
     steps = _finished_steps(snapshot) if info.last.steps is None else info.last.steps
     newest_ns = {} if _has_ends(info) else _newest_ns(snapshot)
     is_pushed = (snapshot.folder / INTAKE_JSON).exists()
-    return row_of(info, snapshot.status, steps, newest_ns, is_pushed=is_pushed)
+    return row_of(info, snapshot.shown, snapshot.status, steps, newest_ns, is_pushed=is_pushed)
 
 
 def _has_ends(info: RunInfo) -> bool:
@@ -203,18 +212,37 @@ def _newest_ns(snapshot: Snapshot) -> dict[int, int]:
 SETTLED_NS: Final = 2_000_000_000
 
 
+class Stamp(NamedTuple):
+    """When an entry was read, as the folder says it: an entry is valid while these are the same.
+
+    Attributes:
+        folder_mtime_ns, run_json_mtime_ns: Modification times; ``NOT_THERE`` for what is missing.
+        annotations_bytes: Size of ``annotations.jsonl``, which only grows; 0 without one. Appending to a file does not
+            change the time of its folder.
+    """
+
+    folder_mtime_ns: int
+    run_json_mtime_ns: int
+    annotations_bytes: int
+
+    @property
+    def changed_ns(self) -> int:
+        """The later of the modification times."""
+        return max(self.folder_mtime_ns, self.run_json_mtime_ns)
+
+
 class FolderContent(NamedTuple):
     """The raw content of a run's folder.
 
     Attributes:
         name: The folder's name.
-        stamp: Modification times of the folder and its ``run.json``, taken before the rest was read.
+        stamp: The folder's stamp, taken before the rest was read.
         names: Its files.
         run_json, columns_json: The bytes of these files; ``columns_json`` is None for a run without columns.
     """
 
     name: str
-    stamp: tuple[int, int]
+    stamp: Stamp
     names: list[str]
     run_json: bytes
     columns_json: bytes | None
@@ -224,8 +252,8 @@ class FolderContent(NamedTuple):
 NOT_THERE: Final = -1
 
 
-def stamp_of(folder: str | Path) -> tuple[int, int]:
-    """Return when the folder's directory and its ``run.json`` last changed; ``NOT_THERE`` for missing ones.
+def stamp_of(folder: str | Path) -> Stamp:
+    """Return the folder's stamp.
 
     A path that cannot be examined counts as present: reading it will raise the error.
     """
@@ -237,7 +265,11 @@ def stamp_of(folder: str | Path) -> tuple[int, int]:
             times.append(NOT_THERE)
         except OSError:
             times.append(0)
-    return times[0], times[1]
+    try:
+        noted = os.stat(f"{folder}/{ANNOTATIONS}").st_size
+    except OSError:
+        noted = 0
+    return Stamp(times[0], times[1], noted)
 
 
 def is_settled(changed_ns: int) -> bool:
@@ -245,14 +277,14 @@ def is_settled(changed_ns: int) -> bool:
     return time.time_ns() - changed_ns > SETTLED_NS
 
 
-def settled_content(folder: Path, stamp: tuple[int, int]) -> FolderContent | None:
+def settled_content(folder: Path, stamp: Stamp) -> FolderContent | None:
     """Read the folder's content; None if it may change without a change of its stamp, which was taken just now.
 
     Raises:
         DamagedLog: ``run.json`` or ``columns.json`` is not a regular file, or too large.
         OSError: The folder cannot be read.
     """
-    if not is_settled(max(stamp)):
+    if not is_settled(stamp.changed_ns):
         return None
     names, irregular = scan_folder(folder)
     if irregular or any(map(is_journal, names)):
@@ -270,7 +302,7 @@ class Entry:
     Args:
         store: The store's folder.
         name: The name of the run's folder.
-        stamp: Modification times of the folder and its ``run.json``.
+        stamp: The folder's stamp.
         summary: The row that lists show.
         files: The names of its sealed files, one a line; None for a run that may grow.
         columns_json: The content of ``columns.json``; None for a run without columns.
@@ -283,7 +315,7 @@ class Entry:
         self,
         store: Path,
         name: str,
-        stamp: tuple[int, int],
+        stamp: Stamp,
         summary: RunSummary,
         *,
         files: str | None = None,
@@ -351,18 +383,19 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
     if last.status == "running" or last.steps is None or not _has_ends(info):
         return None
     is_pushed = INTAKE_JSON in content.names
-    summary = row_of(info, last.status, last.steps, is_pushed=is_pushed)
+    shown = shown_as(folder, info) if content.stamp.annotations_bytes else Shown(info.name, info.tags)
+    summary = row_of(info, shown, last.status, last.steps, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
     return Entry(store, content.name, content.stamp, summary, files=files, columns_json=content.columns_json)
 
 
-def read_entry(store: Path, name: str, stamp: tuple[int, int]) -> Entry:
+def read_entry(store: Path, name: str, stamp: Stamp) -> Entry:
     """Read the entry of a run that may be live or crashed.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
-    may_settle = is_settled(max(stamp))
+    may_settle = is_settled(stamp.changed_ns)
     snapshot = read_snapshot(store / name)
     summary = summarize(snapshot)
     if not may_settle or snapshot.listing.journals:

@@ -9,7 +9,7 @@ const status = document.getElementById("noted");
 export function showAnnotations(items) {
   const rows = [...items].reverse().map((item) => [
     item.first_step === null ? "all" : item.last_step > item.first_step ? `${shown(item.first_step)} to ${shown(item.last_step)}` : shown(item.first_step),
-    item.text,
+    [item.text, item.name && `named ${item.name}`, ...item.tag.map((tag) => `+${tag}`), ...item.untag.map((tag) => `−${tag}`)].filter(Boolean).join(" · "),
     "incident" in item.attrs ? element("span", { class: "chip censored" }, shown(item.attrs.incident)) : "",
     item.author ?? (item.origin === "recorder" ? "training program" : "–"),
   ]);
