@@ -181,7 +181,7 @@ def admitted(entries: Sequence[Entry], query: _RunsQuery) -> Sequence[Entry]:
 
 def in_order(look: Look, sort: str) -> Sequence[Entry]:
     """Return the entries of a scan as ``sort`` says; sorted once for each scan."""
-    return look.newest_first if sort == "-started" else look.ordered(sort, lambda entries: _sorted(entries, sort))
+    return look.newest_first if sort == "-started" else look.kept(sort, lambda: _sorted(look.newest_first, sort))
 
 
 def _sorted(entries: Sequence[Entry], sort: str) -> list[Entry]:

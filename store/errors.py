@@ -150,6 +150,10 @@ class QueryRefused(TelemetryError):
     """The SQL is not one read-only statement, does not parse, or fails while it runs."""
 
 
+class QuestionRefused(TelemetryError):
+    """A question for runs, an order or a list of fields does not parse, or names what no run has."""
+
+
 class QueryTimedOut(QueryRefused):
     """The SQL exceeded its time limit."""
 

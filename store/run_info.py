@@ -208,12 +208,17 @@ def flattened(config: Any, prefix: str = "") -> JsonObject:
     >>> flattened({"optimizer": {"lr": 0.1}, "seed": 1})
     {'optimizer.lr': 0.1, 'seed': 1}
     """
-    if not isinstance(config, dict) or not config:
-        return {prefix: config} if prefix else {}
     found: JsonObject = {}
-    for key, value in config.items():
-        found |= flattened(value, f"{prefix}.{key}" if prefix else str(key))
+    _flatten_into(found, config, prefix)
     return found
+
+
+def _flatten_into(found: JsonObject, config: Any, prefix: str) -> None:
+    if isinstance(config, dict) and config:
+        for key, value in config.items():
+            _flatten_into(found, value, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        found[prefix] = config
 
 
 def write_run_info(folder: Path, info: RunInfo) -> None:

@@ -100,10 +100,10 @@ def ordered(look: Look, key: SortKey, order: str) -> Sequence[Entry]:
     if key == "started":
         return look.newest_first if order == "desc" else look.entries
 
-    def sort(_: Sequence[Entry]) -> list[Entry]:
+    def sort() -> Sequence[Entry]:
         return sorted(look.entries, key=lambda entry: _KEYS[key](entry.summary), reverse=order == "desc")
 
-    return look.ordered(f"page {key} {order}", sort)
+    return look.kept(f"page {key} {order}", sort)
 
 
 def searched(entries: Sequence[Entry], words: str) -> Sequence[Entry]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,6 +63,7 @@ KEPT_FROM: Final = 1000
 _CHANGED_SHARE: Final = 0.02
 
 _Problem = tuple[Path, TelemetryError]
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Look:
 
     entries: tuple[Entry, ...]
     problems: tuple[_Problem, ...]
-    _orders: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
+    _kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def newest_first(self) -> tuple[Entry, ...]:
@@ -95,16 +98,17 @@ class Look:
                 found.setdefault(key, []).append(entry)
         return found
 
-    def ordered(self, order: str, sort: Callable[[Sequence[Entry]], Iterable[Entry]]) -> tuple[Entry, ...]:
-        """Return the entries in an order, sorted at the first request for it.
+    @cached_property
+    def config_keys(self) -> Counter[str]:
+        """The dotted keys of all configurations, with the number of runs that have each."""
+        return Counter(itertools.chain.from_iterable(entry.config for entry in self.entries))
 
-        Args:
-            order: The name of the order.
-            sort: Sorts the entries, which it gets newest first.
-        """
-        if order not in self._orders:
-            self._orders[order] = tuple(sort(self.newest_first))
-        return self._orders[order]
+    def kept(self, name: str, make: Callable[[], _Made]) -> _Made:
+        """Return what ``make`` returned at the first call with this name, such as an order of the entries."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        made: _Made = self._kept[name]
+        return made
 
     def equals(self, other: Look) -> bool:
         """Whether nothing has changed between two scans."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -35,7 +36,7 @@ from ..run_folder import (
     read_file,
     scan_folder,
 )
-from ..run_info import Attempt, RunInfo, run_info_of
+from ..run_info import Attempt, RunInfo, flattened, run_info_of
 from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
 
 
@@ -309,7 +310,7 @@ class Entry:
         snapshot: The run's snapshot, if it has been read already.
     """
 
-    __slots__ = ("_snapshot", "_store", "columns_json", "files", "name", "stamp", "summary")
+    __slots__ = ("_config", "_snapshot", "_store", "columns_json", "files", "name", "stamp", "summary")
 
     def __init__(
         self,
@@ -329,6 +330,15 @@ class Entry:
         self.files = files
         self.columns_json = columns_json
         self._snapshot = snapshot
+        self._config: JsonObject | None = None
+
+    @property
+    def config(self) -> JsonObject:
+        """The configuration under dotted keys, parsed at the first access."""
+        if self._config is None:
+            flat = flattened(json.loads(self.summary.config))
+            self._config = {sys.intern(key): value for key, value in flat.items()}
+        return self._config
 
     @property
     def folder(self) -> Path:

@@ -1,0 +1,174 @@
+"""Names the fields of runs, and reads their values: facts of every run, configuration keys and metrics.
+
+In: entries of a catalog. Out: values, and what fields there are, for completion and for errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple
+
+from .errors import QuestionRefused
+from .reading.catalog import Look
+from .reading.summary import Entry
+
+#: What a field holds. ``texts`` are several, an ``age`` is counted from now, a ``value`` is any value of JSON.
+FieldType = Literal["text", "texts", "number", "span", "age", "moment", "value"]
+
+#: ``run`` is one of ``RUN_FIELDS``. A ``name`` is a configuration key if any run has it, else a metric.
+FieldKind = Literal["run", "name", "config", "metric", "min", "max"]
+
+#: Most names that an error suggests.
+_SUGGESTED: Final = 3
+
+#: Names that need no quotes.
+PLAIN_NAME: Final = re.compile(r"[^\s:=<>~!(),\"'-][^\s:=<>~!(),\"']*")
+
+#: What says whether a name is of a key or a metric.
+PREFIX: Final = re.compile(r"(config|metric)\.")
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+|\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
+)
+_INTEGER: Final = re.compile(r"[+-]?\d{1,100}", re.ASCII)
+
+
+class RunField(NamedTuple):
+    """A field that every run has or may have: its type, and how an entry gives it; None where it is unknown."""
+
+    type: FieldType
+    of: Callable[[Entry], Any]
+
+
+def _hosts(entry: Entry) -> tuple[str, ...] | None:
+    known = dict.fromkeys(host for host in entry.summary.hosts or () if host is not None)
+    return tuple(known) or None
+
+
+RUN_FIELDS: Final[dict[str, RunField]] = {
+    "name": RunField("text", attrgetter("summary.name")),
+    "id": RunField("text", attrgetter("summary.run_id")),
+    "group": RunField("text", attrgetter("summary.group")),
+    "tag": RunField("texts", lambda entry: entry.summary.tags or None),
+    "status": RunField("text", attrgetter("summary.status")),
+    "started": RunField("moment", attrgetter("summary.started")),
+    "ended": RunField("moment", attrgetter("summary.ended")),
+    "steps": RunField("number", attrgetter("summary.steps")),
+    "planned_steps": RunField("number", attrgetter("summary.planned_steps")),
+    "attempts": RunField("number", attrgetter("summary.attempts")),
+    "time": RunField("span", attrgetter("summary.duration_s")),
+    "source": RunField("text", attrgetter("summary.source")),
+    "host": RunField("texts", _hosts),
+    "policy_digest": RunField("text", attrgetter("summary.policy_digest")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field that a question or an order names. Its text parses to itself.
+
+    Attributes:
+        kind: What the name is of.
+        name: The name, without prefix and quotes.
+        place: Where it begins in the text, from 1.
+    """
+
+    kind: FieldKind
+    name: str
+    place: int = dataclasses.field(default=1, compare=False)
+
+    def __str__(self) -> str:
+        is_plain = PLAIN_NAME.fullmatch(self.name) is not None
+        if self.kind == "name" and is_plain:
+            is_plain = self.name not in RUN_FIELDS and not PREFIX.match(self.name)
+        name = self.name if is_plain else quoted(self.name)
+        if self.kind in ("min", "max"):
+            return f"{self.kind}({name})"
+        return f"{self.kind}.{name}" if self.kind in ("config", "metric") else name
+
+    @property
+    def type(self) -> FieldType:
+        """The type of its values."""
+        if self.kind == "run":
+            return RUN_FIELDS[self.name].type
+        return "value" if self.kind in ("name", "config") else "number"
+
+    def values(self, entries: Iterable[Entry]) -> list[Any]:
+        """Return the value of each entry; None where the run lacks the field. A name is taken for a key."""
+        if self.kind == "run":
+            return list(map(RUN_FIELDS[self.name].of, entries))
+        return [config_value(entry.config, self.name) for entry in entries]
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def config_value(config: dict[str, Any], name: str) -> Any:
+    """Return the value of a key, or else of the only key that ends in ``.name``; None without either, and for null.
+
+    >>> config_value({"optimizer.lr": 0.1, "a.seed": 1, "b.seed": 2}, "lr")
+    0.1
+    """
+    if name in config:
+        return config[name]
+    found = [key for key in config if key.endswith(name) and key.endswith(f".{name}")]
+    return config[found[0]] if len(found) == 1 else None
+
+
+def bound_field(named: Field, look: Look, source: str) -> Field:
+    """Return the field with its kind as the runs have it.
+
+    Raises:
+        QuestionRefused: No run has it. In a store without runs, any name will do.
+    """
+    if named.kind == "run" or not look.entries:
+        return named
+    ending = f".{named.name}"
+    keys = [key for key in look.config_keys if key == named.name or key.endswith(ending)]
+    if not keys:
+        raise _refusal("no run has this field", named, source, _nearest(named.name, look))
+    if len(keys) == 1:
+        return replace(named, kind="config", name=keys[0])
+    if named.name not in keys and all(value is None for value in named.values(look.entries)):
+        fix = f"Write {' or '.join(str(Field('config', key)) for key in sorted(keys)[:_SUGGESTED])}"
+        raise _refusal("several keys of each run end so", named, source, fix)
+    return replace(named, kind="config")
+
+
+def _refusal(what: str, named: Field, source: str, fix: str) -> QuestionRefused:
+    return QuestionRefused(what, where=f"{source}:{named.place}", got=named.name, fix=fix)
+
+
+def _nearest(name: str, look: Look) -> str:
+    known = [*RUN_FIELDS, *look.config_keys]
+    alike = [each for each in known if name.casefold() in each.casefold()]
+    alike = alike or get_close_matches(name[:100], known, n=_SUGGESTED)
+    if not alike:
+        return f"Fields of every run: {', '.join(RUN_FIELDS)}"
+    return f"Did you mean {' or '.join(alike[:_SUGGESTED])}?"
+
+
+def texts_of(value: Any) -> Sequence[str]:
+    """Return a value as texts: several for tags and the like, JSON for what is no text."""
+    kind = type(value)
+    if kind is str:
+        return (value,)
+    if kind is tuple:
+        return tuple(value)
+    return (repr(value),) if kind is int or kind is float else (json.dumps(value, ensure_ascii=False),)
+
+
+def number_of(value: Any) -> int | float | None:
+    """Return a number, or the number that a text is; None for everything else, as for true."""
+    if type(value) is float or type(value) is int:
+        return value
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        return None
+    return int(value) if _INTEGER.fullmatch(value) else float(value)

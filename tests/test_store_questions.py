@@ -1,0 +1,475 @@
+"""Questions for runs parse, print, filter and sort as "Query runs" says, and errors say where and how to go on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawing import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steptape.store.errors import QuestionRefused
+from steptape.store.events import JsonObject
+from steptape.store.questions import (
+    Order,
+    Question,
+    Clause,
+    column_values,
+    fields_of,
+    parse,
+    parse_fields,
+    parse_order,
+    selected,
+)
+from steptape.store.reading.catalog import Look
+from steptape.store.reading.summary import Entry, RunSummary
+from steptape.store.run_fields import RUN_FIELDS, Field, FieldKind
+from steptape.store.run_info import Attempt, RunInfo, write_run_info
+from steptape.store.store import open_store
+
+NOW = datetime(2026, 11, 28, 12, 0)
+DAY_NS = 86_400 * 10**9
+NOW_NS = 1_795_867_200 * 10**9
+
+SMALL = {"optimizer": {"name": "AdamW", "lr": 0.001, "betas": [0.9, 0.95]}, "seed": 1, "amp": True}
+LARGE = {"optimizer": {"name": "SGD", "lr": 0.1}, "seed": 2, "amp": False, "note": "1e-3", "my key": "a b"}
+
+
+@pytest.fixture(scope="module")
+def look(tmp_path_factory: pytest.TempPathFactory) -> Look:
+    """Four runs: ``small`` of today, ``large`` of three days ago, ``old`` of November 1, and ``timeless``."""
+    store = tmp_path_factory.mktemp("runs")
+
+    def add(run_id: str, name: str, age_days: float | None, status: str, steps: int, **info: Any) -> None:
+        started_ns = 0 if age_days is None else NOW_NS - int(age_days * DAY_NS)
+        ended_ns = started_ns + 3600 * 10**9 if started_ns else None
+        attempt = Attempt(0, status, started_ns, ended_ns, environment={"host": f"gpu-{name[0]}"}, steps=steps)
+        (store / run_id).mkdir()
+        write_run_info(store / run_id, RunInfo(run_id, name, (attempt,), **info))
+
+    add("a-1", "small", 0.25, "completed", 100, group="Paper", tags=("base", "keep"), config=SMALL)
+    add("b-2", "large", 3, "failed", 2000, group="paper", tags=("old",), config=LARGE)
+    add("c-3", "Small again", 27.25, "stopped", 50, config={"lr": 0.01, "seed": None, "steps": 7})
+    add("d-4", "timeless", None, "completed", 10, source={"path": "/logs/Wandb/run.json"}, config={"a.x": 1, "b.x": 2})
+    return open_store(store).catalog.look()
+
+
+def found(look: Look, where: str, sort: str = "-started") -> str:
+    """Return the first letters of the ids of the runs that match."""
+    return "".join(entry.summary.run_id[0] for entry in selected(look, where, sort, now=NOW))
+
+
+@pytest.mark.parametrize(
+    ("where", "runs"),
+    [
+        ("", "abcd"),
+        ("   ", "abcd"),
+        # Words are looked for in name, id, group and tags, in any case.
+        ("small", "ac"),
+        ("SMALL again", "c"),
+        ("paper -old", "a"),
+        ('"small again"', "c"),
+        ("d-4", "d"),
+        ("keep", "a"),
+        ("completed", ""),
+        # Text: ':' in any case, a part of name and source; '=' and '!=' to the letter; '~' is a regular expression.
+        ("name:small", "ac"),
+        ("name=small", "a"),
+        ("name!=small", "bcd"),
+        ("name~^s.*l$", "a"),
+        ("name~l{2}|time", "acd"),
+        ("group:paper", "ab"),
+        ("group=paper", "b"),
+        ("group!=paper", "a"),
+        ("-group=paper", "acd"),
+        ("group~.", "ab"),
+        ("-group~.", "cd"),
+        ("source:wandb", "d"),
+        ("id:A-1", "a"),
+        ("host:gpu-l", "b"),
+        ("status:completed,failed", "abd"),
+        ("status:Completed", "ad"),
+        ("status!=completed", "bc"),
+        # Of several values, one is enough; '!=' wants none.
+        ("tag:keep", "a"),
+        ("tag:old,base", "ab"),
+        ("tag:ol", ""),
+        ("tag!=old", "a"),
+        ("-tag:old", "acd"),
+        # Numbers compare as numbers, also as text.
+        ("steps>50", "ab"),
+        ("steps >= 50", "abc"),
+        ("steps:1e2", "a"),
+        ("steps=100,50", "ac"),
+        ("steps!=100", "bcd"),
+        ("config.steps=7", "c"),
+        ("lr<0.01", "a"),
+        ("lr<=0.01", "ac"),
+        ("lr:1e-3", "a"),
+        ("config.lr>0.01", "b"),
+        ("optimizer.lr>0", "ab"),
+        ("note=0.001", "b"),
+        ("note<1", "b"),
+        # A key of the configuration holds any value of JSON; null counts as no value.
+        ("optimizer.name:adamw", "a"),
+        ("optimizer.name=adamw", ""),
+        ("optimizer.name!=SGD", "a"),
+        ("optimizer.name~^[as]", "ab"),
+        ("optimizer.name>1", ""),
+        ("amp:true", "a"),
+        ("amp=false", "b"),
+        ("amp>0", ""),
+        ('betas:"[0.9, 0.95]"', "a"),
+        ("betas~0.95", "a"),
+        ("seed!=1", "b"),
+        ("-seed~.", "cd"),
+        ('"my key":"A B"', "b"),
+        ('config."my key"~^a', "b"),
+        ("'my key'='a b'", "b"),
+        # Times: a date lasts a day, an age until now.
+        ("started:7d", "ab"),
+        ("started:12h", "a"),
+        ("-started:7d", "cd"),
+        ("started:2026-11-01", "c"),
+        ("started:2026-11-01,2026-11-25", "bc"),
+        ("started:2026-11", "abc"),
+        ("started<2026-11-01", ""),
+        ("started<=2026-11-01", "c"),
+        ("started>2026-11-01", "ab"),
+        ("started>=2026-11-01", "abc"),
+        ("started<2026-11-01T07:00+01:00", ""),
+        ("started<=2026-11-01T07:00+01:00", "c"),
+        ("ended<2027", "abc"),
+        ("time>59m", "abc"),
+        ("time<=3600", "abcd"),
+        ("time<1h", "d"),
+    ],
+)
+def test_a_question_finds_its_runs(look: Look, where: str, runs: str) -> None:
+    """A run matches all terms; without a field it matches no comparison, and every negated one."""
+    assert found(look, where) == runs
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("lr<", "where:4: a value is missing after '<'. Write one; \"\" is the empty text"),
+        ("tag:a,", "where:7: a value is missing after ','. Write one; \"\" is the empty text"),
+        ("<5", "where:1: a field is missing; got '<5'. Write FIELD OPERATOR VALUE, as in lr<0.01, or a word"),
+        ("steps>1 -", "where:9: a term is missing after '-'; got '-'. Write -tag:old, without a blank"),
+        ("lr==5", "where:4: a second operator follows '='; got '=5'. Write one operator, or quotes around a value "),
+        ("lr<abc", "where:4: 'lr<' compares with a number; got 'abc'. Write one such as 10, 0.01 or 1e-3"),
+        ("lr<nan", "where:4: no number is less or greater than NaN; got 'nan'. Write lr:nan for the runs that have it"),
+        ("lr<1,2", "where:4: '<' takes one value; got '1,2'. Write one alone"),
+        ("name<5", "where:1: '<' does not suit 'name'. Write one of : = != ~"),
+        ("small time:5", "where:7: ':' does not suit 'time'. Write one of < <= > >="),
+        (
+            "time<soon",
+            "where:6: 'time' compares with a time; got 'soon'. Write seconds, or a number with s, m, h, d or w",
+        ),
+        ("started<7d", "where:9: an age has no order; got '7d'. Write started:7d for within that time, or -started:7d"),
+        ("started:2026-13", "where:9: 'started' takes a date, a time or an age; got '2026-13'. Write 2026-11-01, "),
+        ("started:9999-12", "where:9: 'started' takes a date, a time or an age; got '9999-12'. Write 2026-11-01, "),
+        ("started:30", "where:9: 'started' takes a date, a time or an age; got '30'. Write 2026-11-01, "),
+        ("started:99999999d", "where:9: 'started' takes a date, a time or an age; got '99999999d'. Write 2026-11-01, "),
+        ("status:asleep", "where:8: no run has this status; got 'asleep'. Statuses: running, completed, stopped, "),
+        ("name~(", "where:6: no regular expression of RE2 (missing ): (); got '('. To look for the text itself, "),
+        ("name~(?=x)", "where:6: no regular expression of RE2 (invalid perl operator: (?=); got '(?=x)'. To look for"),
+        ('"abc', "where:1: the closing quote is missing; got '\"abc'. End it with \""),
+        ('tag:"a"b', "where:8: a blank is missing after the closing quote; got 'b'. Put blanks between terms"),
+        ('"a"b', "where:4: a blank is missing after the closing quote; got 'b'. Put blanks between terms"),
+        ('small ""', "where:7: nothing is between the quotes; got '\"\"'. Write a word or a name there"),
+        ("min(loss", "where:1: min() takes the name of one metric; got 'min(loss'. Write min(METRIC); a name with "),
+        ("max()>1", "where:1: max() takes the name of one metric; got 'max()>1'. Write max(METRIC); a name with "),
+        ("min(loss)", "where:1: an operator is missing; got 'min(loss)'. Write min(loss)<2, for example"),
+        (
+            "a OR b",
+            "where:3: the language has no such word; got 'OR'. Write tag:a,b for one of several values; to look ",
+        ),
+        ("seeed:1", "where:1: no run has this field; got 'seeed'. Did you mean seed"),
+        ("steps>1 LR<1", "where:9: no run has this field; got 'LR'. Did you mean lr or optimizer.lr?"),
+        ("config.opt<1", "where:1: no run has this field; got 'opt'. Did you mean optimizer.name or optimizer.lr or "),
+        ("zzz:1", "where:1: no run has this field; got 'zzz'. Fields of every run: name, id, group, tag, status, "),
+        ("x:1", "where:1: several keys of each run end so; got 'x'. Write config.a.x or config.b.x"),
+        ("a" * 2001, "where: 2,001 characters are too many. Write at most 2,000"),
+    ],
+)
+def test_an_error_says_where_it_is_what_is_wrong_and_how_to_go_on(look: Look, where: str, message: str) -> None:
+    """The place counts characters from 1, within the parameter."""
+    with pytest.raises(QuestionRefused) as caught:
+        selected(look, where)
+
+    assert str(caught.value).startswith(message)
+
+
+def test_a_store_without_runs_has_no_unknown_fields() -> None:
+    """Nothing says yet which fields its runs will have."""
+    assert list(selected(Look((), ()), "lr<1", "-eval/loss")) == []
+
+
+@pytest.mark.parametrize(
+    ("sort", "runs"),
+    [
+        ("started", "cbad"),
+        ("-started", "abcd"),
+        ("steps", "dcab"),
+        ("-steps", "bacd"),
+        ("name", "bacd"),
+        ("group", "abcd"),
+        ("-group", "abcd"),
+        ("time", "dabc"),
+        ("lr", "acbd"),
+        ("-lr", "bcad"),
+        ("optimizer.name", "abcd"),
+        ("-optimizer.name", "bacd"),
+        ("-config.seed", "bacd"),
+        ('"my key"', "bacd"),
+    ],
+)
+def test_runs_are_sorted_by_any_field(look: Look, sort: str, runs: str) -> None:
+    """In either direction runs without the field come last, and equal ones newest first."""
+    assert found(look, "", sort) == runs
+
+
+@pytest.mark.parametrize(
+    ("sort", "message"),
+    [
+        ("sted", "sort:1: no run has this field; got 'sted'. Did you mean"),
+        ("-sted", "sort:2: no run has this field; got 'sted'. Did you mean"),
+        ("", "sort:1: a field is missing. Write FIELD OPERATOR"),
+        ("steps name", "sort:6: an order is one field; got 'name'. Write FIELD or -FIELD, such as -started"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(look: Look, sort: str, message: str) -> None:
+    """With its place, as in questions."""
+    with pytest.raises(QuestionRefused) as caught:
+        selected(look, "", sort)
+
+    assert str(caught.value).startswith(message)
+
+
+def test_columns_are_the_values_of_fields(look: Look) -> None:
+    """None where a run lacks the field; values of the configuration as they are."""
+    columns = parse_fields("lr, tag,optimizer.betas , 'my key',lr")
+
+    values = [column_values(look, column, look.newest_first) for column in columns]
+    assert values == [
+        [0.001, 0.1, 0.01, None],
+        [("base", "keep"), ("old",), None, None],
+        [[0.9, 0.95], None, None, None],
+        [None, "a b", None, None],
+    ]
+
+
+@pytest.mark.parametrize(("columns", "place"), [("", 1), ("lr,", 4), ("lr,,steps", 4), ("lr steps", 4), ("lr<1", 3)])
+def test_a_list_of_fields_that_is_none_is_refused(columns: str, place: int) -> None:
+    """With its place, as in questions."""
+    with pytest.raises(QuestionRefused, match=f"^columns:{place}: "):
+        parse_fields(columns)
+
+
+def test_fields_of_a_store_are_listed_with_type_count_and_commonest_values(look: Look) -> None:
+    """Each name is spelled as a question can hold it."""
+    facts = {each.name: each for each in fields_of(look)}
+
+    assert [*facts][: len(RUN_FIELDS)] == [*RUN_FIELDS]
+    assert facts["status"][1:] == ("run", "text", 4, ("completed", "failed", "stopped"))
+    assert facts["tag"][1:4] == ("run", "texts", 2)
+    assert facts["optimizer.lr"][1:] == ("config", "number", 2, ())
+    assert facts["optimizer.name"][1:] == ("config", "text", 2, ("AdamW", "SGD"))
+    assert facts["config.steps"][1:4] == ("config", "number", 1)
+    assert '"my key"' in facts
+
+
+NAMES = st.sampled_from(["lr", "a.b", "eval/loss", "my key", "status", "min(x", "config.a", "-x", 'q"q', "a,b", "!"])
+PATTERNS = st.sampled_from(["a b", "^x", "[a,b]{1,2}", "=", '"', "\\d+"])
+KINDS: list[FieldKind] = ["run", "name", "config", "metric", "min", "max"]
+TEXTS = st.text(st.sampled_from("abAB01 ._-/\\\"',:=<>~!()"), min_size=1, max_size=6)
+VALUES = st.sampled_from(["1", "0.5", "1e-3", "nan", "true", "ab", "AB", "a b", "", "-", "[1]"]) | TEXTS
+
+
+@st.composite
+def fields(draw: st.DrawFn) -> Field:
+    """A field of any kind."""
+    kind = draw(st.sampled_from(KINDS))
+    return Field(kind, draw(st.sampled_from(sorted(RUN_FIELDS)) if kind == "run" else NAMES | TEXTS))
+
+
+@st.composite
+def terms(draw: st.DrawFn) -> Clause:
+    """A term whose operator and values suit its field."""
+    is_negated = draw(st.booleans())
+    if draw(st.integers(0, 3)) == 0:
+        return Clause(is_negated, None, "", (draw(NAMES | TEXTS),))
+    named = draw(fields())
+    numbers = st.sampled_from(["1", "-2", "0.5", "1e-3"])
+    match named.type:
+        case "text" | "texts" | "value":
+            operator = draw(st.sampled_from([":", "=", "!=", "~"]))
+            values = st.sampled_from(["completed", "stopped"]) if named.name == "status" else VALUES
+        case "moment":
+            operator, values = draw(st.sampled_from([":", "<", ">="])), st.sampled_from(["2026", "2026-01-02T03:04Z"])
+        case "number":
+            operator, values = draw(st.sampled_from([":", "=", "!=", "<", ">"])), numbers
+        case _:
+            operator, values = draw(st.sampled_from(["<", ">="])), st.sampled_from(["2h", "30", "1.5d"])
+    if operator == "~":
+        return Clause(is_negated, named, operator, (draw(PATTERNS),))
+    most = 1 if operator in "<>=" and operator != "=" else 3
+    return Clause(is_negated, named, operator, tuple(draw(st.lists(values, min_size=1, max_size=most))))
+
+
+@examples(300)
+@given(drawn=st.lists(terms(), max_size=4))
+def test_a_printed_question_parses_to_itself(drawn: list[Clause]) -> None:
+    """Quotes are where a name or a value needs them."""
+    question = Question(tuple(drawn), NOW)
+
+    assert parse(str(question)) == question
+
+
+@given(named=fields(), is_descending=st.booleans())
+def test_printed_orders_and_columns_parse_to_themselves(named: Field, is_descending: bool) -> None:
+    """Alone and in a list."""
+    order = Order(named, is_descending)
+
+    assert parse_order(str(order)) == order
+    assert parse_fields(f"{named},lr , {named}") == tuple(dict.fromkeys((named, Field("name", "lr"))))
+
+
+WORDS = ["lr", "min(", ")", "config.", "metric.", "started", "7d", "2026-11-01", "tag"]
+PIECES = st.sampled_from([*WORDS, *"\"':=<>~!,- \\(0"])
+
+
+@examples(500)
+@given(text=st.lists(PIECES | st.characters(), max_size=12).map("".join))
+def test_any_text_is_a_question_or_is_refused_with_its_place(look: Look, text: str) -> None:
+    """Nothing else happens, in a filter, an order or a list of columns."""
+    for parameter, read in (
+        ("where", lambda: selected(look, text)),
+        ("sort", lambda: selected(look, "", text)),
+        ("columns", lambda: [column_values(look, named, look.entries) for named in parse_fields(text)]),
+    ):
+        try:
+            read()
+        except QuestionRefused as error:
+            place = int(error.where.removeprefix(f"{parameter}:"))
+            assert 1 <= place <= len(text) + 1
+
+
+def entry_of(number: int, config: JsonObject, tags: tuple[str, ...]) -> Entry:
+    """Return an entry of a run, which is in no folder."""
+    started = None if number % 5 == 4 else NOW - timedelta(days=number % 3)
+    name, steps, text = "ab" if number % 2 else "B", number % 3, json.dumps(config)
+    facts = (None, tags, "completed", started, None, float(number), 0.0, steps, None, 1, None, None, None, text)
+    summary = RunSummary(f"run-{number}", name, *facts)
+    return Entry(Path(), summary.run_id, (0, 0), summary, files="")
+
+
+SCALARS = st.sampled_from([0, 1, -2, 0.5, 0.001, "1e-3", "ab", "AB", "NaN", True, None, "1"])
+CONFIGS = st.dictionaries(st.sampled_from(["lr", "k"]), SCALARS | st.fixed_dictionaries({"lr": SCALARS}), max_size=2)
+TAGS = st.lists(st.sampled_from(["a", "AB"]), max_size=2).map(tuple)
+STORES = st.lists(st.tuples(CONFIGS, TAGS), min_size=1, max_size=6)
+FIELDS = st.sampled_from([Field("run", "name"), Field("run", "tag"), Field("name", "lr"), Field("config", "k.lr")])
+
+
+def plainly(entry: Entry, term: Clause) -> bool:
+    """Whether a run matches a term, by the words of the document, one run at a time."""
+    run, config = entry.summary, dict[str, Any]()
+    for key, value in json.loads(run.config).items():
+        config |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {key: value}
+    if term.field is None:
+        word = term.values[0].lower()
+        return any(word in text.lower() for text in (run.name, run.run_id, *run.tags)) is not term.is_negated
+    if term.field.kind == "run":
+        had: list[Any] = [run.name] if term.field.name == "name" else list(run.tags)
+    else:
+        name = term.field.name
+        keys = [name] if name in config else [key for key in config if key.endswith(f".{name}")]
+        had = [config[keys[0]]] if len(keys) == 1 and config[keys[0]] is not None else []
+    return (bool(had) and compared(had, term)) is not term.is_negated
+
+
+def compared(had: list[Any], term: Clause) -> bool:
+    """Whether the values of a field match a comparison."""
+
+    def number(value: Any) -> float:
+        try:
+            return math.nan if isinstance(value, bool) else float(value)
+        except ValueError:
+            return math.nan
+
+    def equal(value: Any, wanted: str) -> bool:
+        if number(value) == number(wanted) or str(value) == wanted == "NaN":
+            return term.field is not None and term.field.name not in ("name", "tag")
+        text = value if isinstance(value, str) else json.dumps(value)
+        is_part = term.field == Field("run", "name") and term.operator == ":"
+        text, wanted = (text.lower(), wanted.lower()) if term.operator == ":" else (text, wanted)
+        return wanted in text if is_part else text == wanted
+
+    match term.operator:
+        case ":" | "=":
+            return any(equal(value, wanted) for value in had for wanted in term.values)
+        case "!=":
+            return not any(equal(value, wanted) for value in had for wanted in term.values)
+        case "<":
+            return number(had[0]) < float(term.values[0])
+        case _:
+            return number(had[0]) >= float(term.values[0])
+
+
+@st.composite
+def plain_terms(draw: st.DrawFn) -> Clause:
+    """A term that ``plainly`` evaluates."""
+    is_negated, wanted = draw(st.booleans()), st.sampled_from(["1", "0.5", "0.001", "ab", "AB", "B", "a", "true"])
+    if draw(st.integers(0, 4)) == 0:
+        return Clause(is_negated, None, "", (draw(st.sampled_from(["ab", "AB", "run-1", "B"])),))
+    named, limits = draw(FIELDS), st.sampled_from(["1", "0.001", "-2"])
+    if named.kind != "run" and draw(st.booleans()):
+        return Clause(is_negated, named, draw(st.sampled_from(["<", ">="])), (draw(limits),))
+    operator = draw(st.sampled_from([":", "=", "!="]))
+    return Clause(is_negated, named, operator, tuple(draw(st.lists(wanted, min_size=1, max_size=2))))
+
+
+@examples(400)
+@given(held=STORES, drawn=st.lists(plain_terms(), min_size=1, max_size=3))
+def test_a_question_finds_what_its_words_say_run_by_run(
+    held: list[tuple[JsonObject, tuple[str, ...]]], drawn: list[Clause]
+) -> None:
+    """An evaluation by columns agrees with one that reads each run plainly."""
+    entries = [entry_of(number, *each) for number, each in enumerate(held)]
+    expected = [entry for entry in entries if all(plainly(entry, term) for term in drawn)]
+
+    question = Question(tuple(drawn), NOW)
+    assert question.admitted(entries) == expected
+    assert [entry for entry in entries if question.admits(entry)] == expected
+
+
+@given(held=STORES, name=st.sampled_from(["lr", "started", "tag", "steps", "k"]), is_descending=st.booleans())
+def test_places_in_an_order_are_those_of_its_sorted_runs(
+    held: list[tuple[JsonObject, tuple[str, ...]]], name: str, is_descending: bool
+) -> None:
+    """So a cursor that names a place finds the runs after it."""
+    entries = [entry_of(number, *each) for number, each in enumerate(held)]
+    newest_first = sorted(entries, key=lambda entry: entry.summary.age_order, reverse=True)
+    order = Order(Field("run" if name in RUN_FIELDS else "name", name), is_descending)
+
+    ordered = order.sorted(newest_first)
+    places = order.places(ordered)
+    assert all(order.is_after(later, place) for i, place in enumerate(places) for later in places[i + 1 :])
+    assert not any(order.is_after(place, later) for i, place in enumerate(places) for later in places[i:])
+
+
+def test_a_pattern_that_backtracks_without_end_is_answered_at_once(
+    store_path: Path, store_folder: Callable[..., Path]
+) -> None:
+    """Python's ``re`` would take hours for this one."""
+    store_folder("a" * 60 + "-b")
+
+    assert len(selected(open_store(store_path).catalog.look(), "name~^(a+)+$")) == 0
