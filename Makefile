@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 TYPING := $(VENV)/typing
 QUICK_SECONDS := .coverage-quick.xml
 ROOMS := store rules recorder importers integrations replay shipping api cli examples
-CODE := steptape $(ROOMS) docs tests $(wildcard benchmarks)
+CODE := setup.py steptape $(ROOMS) docs tests $(wildcard benchmarks)
 
 # What libFuzzer is told: how long, and what counts as too slow, too large and too long.
 FUZZ = -max_total_time=$(FUZZ_S) -timeout=30 -rss_limit_mb=3000 -max_len=4096 -dict=tests/fuzz/words.dict \
@@ -30,7 +30,7 @@ $(TYPING): pyproject.toml
 	@rm -rf $@ && mkdir -p $@/steptape
 	@cd $@/steptape && ln -s ../../../steptape/* . && for room in $(ROOMS); do ln -s ../../../$$room $$room; done
 
-$(READY): pyproject.toml | $(TYPING)
+$(READY): pyproject.toml setup.py | $(TYPING)
 	@command -v $(PYTHON) > /dev/null || { echo "No $(PYTHON) here: install Python 3.11 or newer, or name one: make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; got $$($(PYTHON) --version)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
@@ -127,4 +127,4 @@ format: $(READY)  ## Rewrite the code in the project's format
 	$(BIN)/ruff format $(CODE)
 
 clean:  ## Remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-* .trackers build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*
+	rm -rf $(VENV) .venv-* .trackers api/pages/vendor build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz .coverage*

@@ -44,7 +44,7 @@ controllers:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's wheel, built from a copy, because a build writes into its source folder."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "docs" / "reference", source / "docs" / "reference")
     for path in ROOT.glob("*/__init__.py"):
@@ -78,7 +78,7 @@ def run(python: Path, arguments: list[str], folder: Path, **more: str) -> subpro
 
 
 def test_the_wheel_holds_every_package_and_its_data(wheel: Path) -> None:
-    """It holds all modules, templates, page scripts, shipped policies and reference documents, and nothing else."""
+    """It holds all modules, templates, scripts, the plotter, shipped policies and references, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     rooms = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "steptape"]

@@ -1,4 +1,4 @@
-"""Serves the static files of the pages: steptape's styles and scripts, and plotly's chart library from its package."""
+"""Serves the static files of the pages: steptape's styles and scripts, and those of the libraries that draw."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
+
+from . import plotter
 
 router = APIRouter(include_in_schema=False)
 
@@ -52,14 +54,12 @@ def address_of(name: str) -> str:
 
 def _version_of(name: str) -> str:
     """Return the digest in a file's address: that of all own files, since scripts import each other by name."""
-    if name == _CHARTS:
-        return _file(_CHARTS).digest
-    return _own_digest()
+    return _file(name).digest if name in {_CHARTS, *_plotter_names()} else _own_digest()
 
 
 @cache
 def _own_digest() -> str:
-    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS}))
+    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS, *_plotter_names()}))
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:24]
 
 
@@ -80,12 +80,20 @@ def _answer(request: Request, name: str, caching: str) -> Response:
 @cache
 def file_names() -> frozenset[str]:
     """Return the names that are served; a request's path is only compared with them."""
-    return frozenset({_CHARTS, *(path.name for path in _STATIC.iterdir() if path.suffix in _TYPES)})
+    own = {path.name for path in _STATIC.iterdir() if path.suffix in _TYPES}
+    return frozenset(own | {_CHARTS} | _plotter_names())
+
+
+@cache
+def _plotter_names() -> frozenset[str]:
+    """Return the names of the plotter's files; nothing where the build could not get them."""
+    return frozenset({plotter.SCRIPT, plotter.STYLES}) if plotter.is_complete() else frozenset()
 
 
 @cache
 def _file(name: str) -> PageFile:
-    path = _charts_path() if name == _CHARTS else _STATIC / name
+    folder = plotter.FOLDER if name in _plotter_names() else _STATIC
+    path = _charts_path() if name == _CHARTS else folder / name
     content = path.read_bytes()
     compressed = gzip.compress(content, mtime=0)
     return PageFile(content, compressed, _TYPES[path.suffix], hashlib.sha256(content).hexdigest()[:24])
