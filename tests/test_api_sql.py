@@ -374,9 +374,9 @@ def test_a_refused_file_is_not_called_damaged(client: httpx.Client, folder: Path
 
 def test_a_pivot_without_its_columns_is_told_how_to_list_them(client: httpx.Client) -> None:
     """The form that the message names works."""
-    refused = ask(client, "PIVOT series_values ON metric USING max(value) GROUP BY step").json()
+    refused = ask(client, "PIVOT metric_values ON metric USING max(value) GROUP BY step").json()
     pivoted = ask(
-        client, "PIVOT series_values ON metric IN ('loss') USING max(value) GROUP BY step ORDER BY step LIMIT 2"
+        client, "PIVOT metric_values ON metric IN ('loss') USING max(value) GROUP BY step ORDER BY step LIMIT 2"
     )
 
     assert refused["hint"].startswith("PIVOT must list its columns: PIVOT t ON metric IN ('loss', 'lr')")

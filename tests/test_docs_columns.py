@@ -58,10 +58,6 @@ def listed(name: str, side: str = "SQL") -> Columns:
     ):
         left_out = re.findall(r"`(\w+)`", inherited[2] or "")
         columns = [column for column in listed(inherited[1], side) if column[0] not in left_out]
-    elif some := re.search(r"^The columns `(\w+)` to `(\w+)` of \[`(\w+)`\]\(#\3\)", text, re.MULTILINE):
-        columns = listed(some[3], side)
-        names = [column for column, _ in columns]
-        columns = columns[names.index(some[1]) : names.index(some[2]) + 1]
     return columns + list(rows_of(text, side))
 
 

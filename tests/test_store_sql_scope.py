@@ -26,7 +26,7 @@ EVENTS = {"all_events", "long_values", "events"}
     [
         ("SELECT count(*) FROM runs", {"runs"}),
         ("FROM steps", {"steps", *EVENTS}),
-        ("SELECT * FROM series('loss')", {"series", "series_values", "all_events", "long_values"}),
+        ("SELECT * FROM series('loss')", {"series", "metric_values", "all_events", "long_values"}),
         ("WITH best AS (FROM evals) SELECT * FROM best JOIN runs USING (run_id)", {"evals", "runs", *EVENTS}),
         ("SELECT (SELECT max(loss) FROM samples)", {"samples", "all_samples"}),
         ("SELECT 1", set()),

@@ -84,7 +84,7 @@ def test_events_are_equal_through_journal_and_parquet(
     folder = store_record(events, root=root, segment_bytes=200 if rotate else 1 << 26)
     run = open_run(folder)
     expected = store_facts(event._replace(seq=seq) for seq, event in enumerate(events))
-    query = "SELECT seq, metric, value FROM series_values ORDER BY seq, metric"
+    query = "SELECT seq, metric, value FROM metric_values ORDER BY seq, metric"
     from_tail, tail_rows = store_facts(run.events()), repr(run.rows(query))
     seal(folder)
     from_parquet, parquet_rows = store_facts(run.events()), repr(run.rows(query))

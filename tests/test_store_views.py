@@ -436,7 +436,7 @@ def test_names_of_any_sort_are_reached_by_their_series(store_record: Callable[..
     run = open_run(
         store_record([Event("save", metrics={name: float(i) for i, name in enumerate(AWKWARD)})], sealed=sealed)
     )
-    values = {row["metric"]: row["value"] for row in run.rows("FROM series_values")}
+    values = {row["metric"]: row["value"] for row in run.rows("FROM metric_values")}
 
     assert values == {name: float(index) for index, name in enumerate(AWKWARD)}
     assert [run.series(name)["value"].to_pylist() for name in AWKWARD] == [[float(i)] for i in range(len(AWKWARD))]

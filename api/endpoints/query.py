@@ -27,7 +27,7 @@ class SqlRequest(RequestModel):
 
     sql: str = Field(min_length=1, max_length=100_000)
     """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `events`, `steps`, `evals`, `saves`,
-    `samples`, `vectors`, `decisions`, `windows`; table macros: `series(metric)`, `rolling(n)`,
+    `samples`, `vectors`, `decisions`, `metric_values`, `windows`; table macros: `series(metric)`, `rolling(n)`,
     `spiking_samples(step)`."""
     run: str | None = Field(default=None, max_length=1000)
     """Query only this run: its id, or its name if no other run has it."""

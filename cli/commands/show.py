@@ -27,7 +27,7 @@ SELECT metric, kind, count(*) AS count, first(value ORDER BY attempt, seq) AS fi
 AS last,
        min(value) FILTER (NOT isnan(value)) AS min, max(value) FILTER (NOT isnan(value)) AS max,
        count(*) FILTER (NOT isfinite(value)) AS not_finite
-FROM series_values GROUP BY ALL ORDER BY kind, metric
+FROM metric_values GROUP BY ALL ORDER BY kind, metric
 """
 _SAVES = "SELECT count(*) AS count, sum(size_bytes) AS size_bytes, max(step) AS last_step FROM saves"
 _DECISIONS = """
@@ -42,7 +42,7 @@ _SPANS = """
 SELECT name, count(*) AS count, sum(seconds) AS total_s, count(failed) AS failed
 FROM (
     SELECT attrs->>'name' AS name, attrs->>'failed' AS failed, value AS seconds
-    FROM events JOIN series_values USING (attempt, rank, seq)
+    FROM events JOIN metric_values USING (attempt, rank, seq)
     WHERE events.kind = 'span' AND rank = 0 AND metric = concat('Time/', attrs->>'name', '_seconds')
 )
 GROUP BY name ORDER BY total_s DESC, name

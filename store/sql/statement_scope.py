@@ -24,10 +24,10 @@ SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "steps": ("events",),
     "evals": ("events",),
     "saves": ("events",),
-    "series_values": ("all_events", "long_values"),
-    "windows": ("series_values",),
-    "series": ("series_values",),
-    "rolling": ("series_values",),
+    "metric_values": ("all_events", "long_values"),
+    "windows": ("metric_values",),
+    "series": ("metric_values",),
+    "rolling": ("metric_values",),
     "spiking_samples": ("samples", "runs"),
 }
 

@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     import duckdb
 
 
-VIEWS: Final = ("runs", "events", "steps", "evals", "saves", "samples", "vectors", "decisions", "windows")
+VIEWS: Final = (
+    "runs",
+    "events",
+    "steps",
+    "evals",
+    "saves",
+    "samples",
+    "vectors",
+    "decisions",
+    "metric_values",
+    "windows",
+)
 
 #: Batch size for results that may be truncated.
 _BATCH_ROWS: Final = 2048

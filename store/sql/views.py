@@ -56,8 +56,8 @@ def connect(
     Views: ``runs`` (one row per run), ``events`` (envelope, a column for each of the ``METRIC_COLUMNS`` commonest
     metrics and of those that the statement names, attrs, ``rolled_back``), ``steps``,
     ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``vectors``, ``decisions`` (of
-    rules), ``windows`` (rolling mean, min, max and std of every series over its last 10 and 100 values). Table macros:
-    ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
+    rules), ``metric_values`` (one row per value), ``windows`` (rolling mean, min, max and std of every series over its
+    last 10 and 100 values). Table macros: ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
 
     ``events`` holds all events, the other views only effective ones. ``all_samples`` and ``all_vectors`` also hold
     rolled-back rows, marked by the same column ``rolled_back``.
@@ -156,8 +156,8 @@ def _macros(runs: ViewedRuns) -> dict[str, tuple[str, str]]:
     """The signature and the SELECT of each table macro."""
     name, n = (_free(parameter, runs.columns) for parameter in ("name", "n"))
     return {
-        "series": (f"series({name})", f"SELECT * FROM series_values WHERE metric = {name}"),
-        "rolling": (f"rolling({n})", f"SELECT *, {_rolling(n, suffix='')} FROM series_values"),
+        "series": (f"series({name})", f"SELECT * FROM metric_values WHERE metric = {name}"),
+        "rolling": (f"rolling({n})", f"SELECT *, {_rolling(n, suffix='')} FROM metric_values"),
     }
 
 
@@ -242,7 +242,7 @@ FROM events WHERE kind = 'save' AND {runs.counting}
 """
 
 
-def _series_values(runs: ViewedRuns) -> str:
+def _metric_values(runs: ViewedRuns) -> str:
     """One row for each value of each metric at the events of the loop."""
     held = f"SELECT * EXCLUDE (attrs, {ROLLED_BACK}) FROM all_events WHERE {runs.counting}"
     metrics = ", ".join(map(quoted_name, runs.columns.by_metric.values()))
@@ -263,7 +263,7 @@ WHERE kind IN ({", ".join(f"'{kind}'" for kind in LOOP_KINDS)}) OR starts_with(k
 
 
 def _windows() -> str:
-    return f"SELECT *, {_rolling('10')}, {_rolling('100')} FROM series_values"
+    return f"SELECT *, {_rolling('10')}, {_rolling('100')} FROM metric_values"
 
 
 def _rolling(n: str, suffix: str | None = None) -> str:
@@ -306,7 +306,7 @@ _VIEWS: Final[dict[str, Callable[[ViewedRuns, Mapping[str, str]], str]]] = {
     "steps": lambda runs, _: _of_kind("step_end", runs),
     "evals": lambda runs, _: _of_kind("evaluate", runs),
     "saves": lambda runs, _: _saves(runs),
-    "series_values": lambda runs, _: _series_values(runs),
+    "metric_values": lambda runs, _: _metric_values(runs),
     "windows": lambda _, __: _windows(),
 }
 
@@ -439,7 +439,7 @@ def view_tables(runs: ViewedRuns, views: Set[str]) -> dict[str, pa.Table]:
         tables["vector_tails"] = _vector_tails(runs)
     if "long_values" in views:
         tables["metric_tails"] = _metric_tails(runs)
-    if "series_values" in views:
+    if "metric_values" in views:
         tables["metric_columns"] = _metric_columns(runs.columns)
     if runs.has_cuts:
         tables["lineage_cuts"] = _lineage_cuts(runs)
