@@ -343,7 +343,7 @@ def test_a_live_tail_is_part_of_every_view(
     assert seen == [1, 2, 3, 4, 5, 6, 7]
     assert counts == {
         "runs": 1, "events": 7, "steps": 2, "evals": 1, "saves": 1, "samples": 2, "vectors": 0, "decisions": 1,
-        "windows": 5,
+        "metric_values": 5, "windows": 5,
     }  # fmt: skip
 
 

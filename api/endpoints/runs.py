@@ -61,6 +61,12 @@ class RunFacts(Model):
     """Optimizer updates finished, without those that a resume rolled back."""
     planned_steps: int | None
     """Updates that the training loop declared; null if it declared none."""
+    last_event: _InUtc | None
+    """UTC, ISO 8601; null if unknown."""
+    steps_per_s: Number | None
+    """Updates per second over the newest 100 of the newest attempt; null if unknown."""
+    eta_s: Number | None
+    """Seconds until a live run has made its planned updates at this speed; null if unknown, and once it has ended."""
     policy_digest: str | None
     """Digest of the rule file in force at the end."""
     source: str | None

@@ -410,7 +410,7 @@ def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:
 
 
 #: The first bytes of a file. Count up whenever an unchanged folder would yield another row.
-_MAGIC: Final = b"steptape catalog 3\n"
+_MAGIC: Final = b"steptape catalog 4\n"
 
 #: Catalogs kept in the user's cache; the least recently written ones are deleted first.
 _MOST_FILES: Final = 32

@@ -26,6 +26,7 @@ from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, mer
 from ..objects.mirror_access import fetch, freshen, is_live
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.event_rows import SAMPLE_COLUMNS, VECTOR_COLUMNS, EventRows, LongRows, with_samples, with_vectors
+from ..parquet.event_summary import EventSummary
 from ..parquet.from_journal import Tail
 from ..parquet.tables import (
     METRICS_SCHEMA,
@@ -38,6 +39,7 @@ from ..parquet.tables import (
     read_parquet,
     read_samples,
     require_own,
+    row_groups_of,
     with_ids_of,
 )
 from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
@@ -106,6 +108,19 @@ class Snapshot:
     def pace(self) -> Pace:
         """How fast its events follow one another. Reads four columns of all of them."""
         return pace_of(self.info.attempts, self.events_table(PACE_COLUMNS))
+
+    @property
+    def summary(self) -> EventSummary:
+        """What its events amount to. Reads all of them."""
+        found = EventSummary(self.info.attempts)
+        for file in self.listing.table("events"):
+            parts = [read_long_values(f.path) for f in self.listing.table("metrics") if f.overlaps(file)]
+            long = pa.concat_tables(parts).unify_dictionaries() if parts else None
+            for group in row_groups_of(file.path):
+                found.add_table(file.stream, group, self.columns, long)
+        for segment in self.tail.segments:
+            found.add_segment(segment)
+        return found
 
     @property
     def lineage(self) -> Lineage:

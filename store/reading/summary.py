@@ -13,17 +13,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..annotations import Shown, shown_as
 from ..arrow_tables import Row
 from ..columns import Columns, columns_of
 from ..event_json import encoded
 from ..events import JsonObject
+from ..parquet.event_summary import EventSummary, MetricSummary, RuleFirings
 from ..run_folder import (
     ANNOTATIONS,
     COLUMNS_JSON,
@@ -36,8 +35,8 @@ from ..run_folder import (
     read_file,
     scan_folder,
 )
-from ..run_info import Attempt, RunInfo, flattened, run_info_of
-from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
+from ..run_info import LIVE_STATUSES, Attempt, RunInfo, flattened, run_info_of
+from .snapshot import Snapshot, read_snapshot
 
 
 class RunSummary(NamedTuple):
@@ -51,6 +50,9 @@ class RunSummary(NamedTuple):
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
         hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
+        last_event: UTC time of the newest event, one that was rolled back included; None when unknown.
+        steps_per_s: Updates per second over the newest 100 of the newest attempt; None when unknown.
+        eta_s: Seconds until a live run has made its planned updates at this speed; None when unknown, and at its end.
         policy_digest: Digest of the newest attempt's policy; None without one.
         source: Path of the log that the run was imported from, as its import wrote it; None for a recorded run.
         config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
@@ -69,6 +71,9 @@ class RunSummary(NamedTuple):
     planned_steps: int | None
     attempts: int
     hosts: tuple[str | None, ...] | None
+    last_event: datetime | None
+    steps_per_s: float | None
+    eta_s: float | None
     policy_digest: str | None
     source: str | None
     config: str
@@ -85,13 +90,7 @@ class RunSummary(NamedTuple):
 
 
 def row_of(
-    info: RunInfo,
-    shown: Shown,
-    status: str,
-    steps: int,
-    newest_ns: Mapping[int, int] = MappingProxyType({}),
-    *,
-    is_pushed: bool,
+    info: RunInfo, shown: Shown, status: str, events: EventSummary | None = None, *, is_pushed: bool
 ) -> RunSummary:
     """Return the run's row.
 
@@ -99,11 +98,14 @@ def row_of(
         info: The content of ``run.json``.
         shown: What readers show the run as.
         status: The run's status.
-        steps: Optimizer updates finished.
-        newest_ns: Time of the newest event of each attempt; needed for those whose end is not recorded.
+        events: What its events amount to; needed unless ``run.json`` has its steps and the end of each attempt.
         is_pushed: Whether a push brought the run here. Its machine is then not shown: its paths mean nothing here.
     """
-    last, taken = info.last, info.time_taken(newest_ns)
+    last, taken = info.last, info.time_taken({} if events is None else events.newest_ns)
+    steps = last.steps
+    if steps is None:
+        steps = (None if events is None else events.steps) or last.from_step or 0
+    planned, steps_per_s = last.newest_plan.max_steps(), None if events is None else events.steps_per_s
     return RunSummary(
         run_id=info.run_id,
         name=shown.name,
@@ -115,9 +117,12 @@ def row_of(
         duration_s=taken.trained_s,
         paused_s=taken.paused_s,
         steps=steps,
-        planned_steps=last.newest_plan.max_steps(),
+        planned_steps=planned,
         attempts=len(info.attempts),
         hosts=None if is_pushed else tuple(map(_host_of, info.attempts)),
+        last_event=_utc(last.ended_ns if events is None else events.last_event_ns),
+        steps_per_s=steps_per_s,
+        eta_s=max(0, planned - steps) / steps_per_s if status in LIVE_STATUSES and planned and steps_per_s else None,
         policy_digest=last.policy.digest if last.policy else None,
         source=info.source_path,
         config=_json(info.config),
@@ -154,6 +159,9 @@ RUNS_SCHEMA: Final = pa.schema(
         ("planned_steps", pa.int64()),
         ("attempts", pa.int32()),
         ("hosts", pa.list_(pa.string())),
+        ("last_event", pa.timestamp("us")),
+        ("steps_per_s", pa.float64()),
+        ("eta_s", pa.float64()),
         ("policy_digest", pa.string()),
         ("source", pa.string()),
         ("config", pa.json_()),
@@ -163,11 +171,10 @@ RUNS_SCHEMA: Final = pa.schema(
 
 def summarize(snapshot: Snapshot) -> RunSummary:
     """Return the run's row. Reads events only where ``run.json`` lacks the step count or the end of an attempt."""
-    info = snapshot.info
-    steps = _finished_steps(snapshot) if info.last.steps is None else info.last.steps
-    newest_ns = {} if _has_ends(info) else _newest_ns(snapshot)
+    is_known = snapshot.info.last.steps is not None and _has_ends(snapshot.info)
     is_pushed = (snapshot.folder / INTAKE_JSON).exists()
-    return row_of(info, snapshot.shown, snapshot.status, steps, newest_ns, is_pushed=is_pushed)
+    events = None if is_known else snapshot.summary
+    return row_of(snapshot.info, snapshot.shown, snapshot.status, events, is_pushed=is_pushed)
 
 
 def _has_ends(info: RunInfo) -> bool:
@@ -192,21 +199,6 @@ def leading_metric(metrics: Sequence[str]) -> str | None:
     if "loss" in metrics:
         return "loss"
     return next((metric for metric in metrics if "loss" in metric.casefold()), metrics[0] if metrics else None)
-
-
-def _finished_steps(snapshot: Snapshot) -> int:
-    """Return the number of finished updates, from the events themselves."""
-    cuts = effective_lineage(snapshot).cuts
-    table = snapshot.events_table(("kind", "step", *(PLACE if cuts else ())))
-    steps = effective_rows(table.filter(pc.equal(table["kind"], "step_end")), cuts)["step"]
-    return pc.max(steps).as_py() or snapshot.info.last.from_step or 0
-
-
-def _newest_ns(snapshot: Snapshot) -> dict[int, int]:
-    """Return the time of the newest event of each attempt."""
-    table = snapshot.events_table(("attempt", "time_ns"))
-    newest = table.group_by("attempt", use_threads=False).aggregate([("time_ns", "max")])
-    return dict(zip(newest["attempt"].to_pylist(), newest["time_ns_max"].to_pylist(), strict=True))
 
 
 #: A folder that changed this recently may change again without a new timestamp: file systems tick in milliseconds.
@@ -310,7 +302,7 @@ class Entry:
         snapshot: The run's snapshot, if it has been read already.
     """
 
-    __slots__ = ("_config", "_snapshot", "_store", "columns_json", "files", "name", "stamp", "summary")
+    __slots__ = ("_config", "_events", "_snapshot", "_store", "columns_json", "files", "name", "stamp", "summary")
 
     def __init__(
         self,
@@ -330,6 +322,7 @@ class Entry:
         self.files = files
         self.columns_json = columns_json
         self._snapshot = snapshot
+        self._events: EventSummary | None = None
         self._config: JsonObject | None = None
 
     @property
@@ -367,6 +360,26 @@ class Entry:
         return self._snapshot
 
     @property
+    def metrics(self) -> Mapping[str, MetricSummary]:
+        """The values of each metric at the kind of event that carried it first, in order of first appearance."""
+        return self._summary_of_events().metrics
+
+    @property
+    def firings(self) -> tuple[RuleFirings, ...]:
+        """How often each rule fired, in the order of their first firing."""
+        return self._summary_of_events().firings(self.summary.status)
+
+    @property
+    def health(self) -> str | None:
+        """The run's health as last judged; None when unknown."""
+        return None
+
+    def _summary_of_events(self) -> EventSummary:
+        if self._events is None:
+            self._events = self.snapshot.summary
+        return self._events
+
+    @property
     def listing(self) -> Listing:
         """The run's files."""
         return self.snapshot.listing if self.files is None else listing_of(self.folder, self.files.split("\n"))
@@ -394,7 +407,7 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
         return None
     is_pushed = INTAKE_JSON in content.names
     shown = shown_as(folder, info) if content.stamp.annotations_bytes else Shown(info.name, info.tags)
-    summary = row_of(info, shown, last.status, last.steps, is_pushed=is_pushed)
+    summary = row_of(info, shown, last.status, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
     return Entry(store, content.name, content.stamp, summary, files=files, columns_json=content.columns_json)
 
