@@ -75,16 +75,24 @@ class ListsPage(Page):
     def columns(cls) -> Mapping[str, Any]:
         """Return the types of a table's columns: what all values of an item share, and the elements of its lists."""
         fields = super().columns()
-        lists = {name: get_args(kind)[0] for name, kind in fields.items() if get_origin(kind) is list}
+        elements = {name: _element_of(kind) for name, kind in fields.items()}
+        lists = {name: element for name, element in elements.items() if element is not None}
         return {**{name: fields[name] for name in _SHARED}, **lists}
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield one row per value."""
+        """Yield one row per value; null where a list is."""
         lists = [name for name in self.columns() if name not in _SHARED]
         for item in self.items:
             of_all = {name: getattr(item, name) for name in _SHARED}
-            for row in zip(*(getattr(item, name) for name in lists), strict=True):
-                yield of_all | dict(zip(lists, row, strict=True))
+            held = {name: found for name in lists if (found := getattr(item, name)) is not None}
+            lacking = dict.fromkeys(lists)
+            for row in zip(*held.values(), strict=True):
+                yield of_all | lacking | dict(zip(held, row, strict=True))
+
+
+def _element_of(kind: Any) -> Any:
+    """Return the type of the elements of a list, which may be null; None for other types."""
+    return next((get_args(one)[0] for one in (kind, *get_args(kind)) if get_origin(one) is list), None)
 
 
 #: Integers that the log can hold; others are refused before they reach Arrow or SQL.

@@ -290,6 +290,9 @@ def test_a_series_stands_on_its_clocks(client: httpx.Client) -> None:
         "axis": "step",
         "x": [3.0, 4.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
         "value": ["NaN", 0.25, 1 / 3, 0.25, 0.2, 1 / 6, 1 / 7, "Infinity"],
+        "smoothed": None,
+        "range": [1 / 7, 1 / 3],
+        "outside": 0,
     }
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steptape.api.endpoints.series import kept_indices
-from steptape.store.reading.plot_data import ends_and_extremes
+from steptape.store.reading.plot_data import ends_and_extremes, robust_range, smoothed
 
 FLOATS = st.lists(st.floats(width=64), min_size=1, max_size=400)
 MOSTLY_FINITE = st.lists(
@@ -125,3 +125,76 @@ def test_the_fewest_points_still_say_the_most(points: int) -> None:
     kept = [values[index] for index in kept_indices(values, points)]
 
     assert {"0.0", "5.0", "nan", "-5.0", "inf", "-inf", "3.0"} <= {str(value) for value in kept}
+
+
+@pytest.mark.parametrize(("count", "points"), [(97, 5), (1000, 7), (1000, 400), (10_000, 1000)])
+def test_the_points_of_a_monotone_series_are_spread(count: int, points: int) -> None:
+    """Its extremes are the ends of each bucket; evenly spaced values fill the rest."""
+    kept = kept_indices([float(place) for place in range(count)], points)
+
+    gaps = [after - before for before, after in itertools.pairwise(kept)]
+    assert len(kept) >= 0.7 * points
+    assert max(gaps) <= 2 * count / (points - 1) + 1
+
+
+def test_few_points_of_a_monotone_series_are_as_many_as_asked() -> None:
+    """Two would hide the shape."""
+    assert kept_indices([float(place) for place in range(97)], 5) == [0, 24, 48, 72, 96]
+
+
+@given(values=MOSTLY_FINITE, weight=st.floats(0, 0.999))
+def test_smoothing_is_the_debiased_average_of_all_finite_values_so_far(values: list[float], weight: float) -> None:
+    """The definition as two sums is the reference. A value that is not finite stays and is skipped."""
+    drawn = smoothed(values, weight)
+
+    finite: list[float] = []
+    for value, average in zip(values, drawn, strict=True):
+        if not math.isfinite(value):
+            assert str(average) == str(value)
+            continue
+        finite.append(value)
+        powers = [weight**age for age in range(len(finite))]
+        expected = math.fsum(map(math.prod, zip(powers, reversed(finite), strict=True))) / math.fsum(powers)
+        assert average == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1, 1e-300, 1e300])
+def test_a_constant_stays_exactly_itself_when_smoothed(value: float) -> None:
+    """Rounding would draw noise on a flat line."""
+    assert set(smoothed([value] * 1000, 0.9)) == {value}
+
+
+@given(values=MOSTLY_FINITE)
+def test_the_robust_range_is_of_values_and_counts_those_outside(values: list[float]) -> None:
+    """Half of the values lie between the quartiles, so at most half are outside."""
+    found = robust_range(values)
+
+    finite = [value for value in values if math.isfinite(value)]
+    if found is None:
+        assert not finite
+    else:
+        assert {found.low, found.high} <= set(finite)
+        assert found.outside == sum(not found.low <= value <= found.high for value in finite) <= len(finite) / 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([*(2.0 + place % 7 for place in range(400)), 62.0], (2.0, 8.0, 1)),
+        ([float(place) for place in range(1000)], (0.0, 999.0, 0)),
+        ([0.0] * 90 + [1.0] * 10, (0.0, 1.0, 0)),
+        ([3.0, math.nan, math.inf], (3.0, 3.0, 0)),
+        ([-1e300, 1.0, 2.0, 3.0, 1e300], (1.0, 3.0, 2)),
+        ([-1.7e308, 1.7e308] * 5, (-1.7e308, 1.7e308, 0)),
+    ],
+)
+def test_only_far_values_are_outside_of_the_robust_range(
+    values: list[float], expected: tuple[float, float, int]
+) -> None:
+    """A ramp and a rarely changing value have no outlier; a spike is one."""
+    assert robust_range(values) == expected
+
+
+def test_a_series_without_a_finite_value_has_no_range() -> None:
+    """Nothing could be drawn."""
+    assert robust_range([math.nan, math.inf]) is None

@@ -20,7 +20,15 @@ from starlette.concurrency import run_in_threadpool
 from ...store.arrow_tables import rows_at, rows_where
 from ...store.errors import TelemetryError
 from ...store.events import is_loop_kind
-from ...store.reading.plot_data import Axis, axis_columns, axis_values, between, ends_and_extremes
+from ...store.reading.plot_data import (
+    Axis,
+    axis_column,
+    axis_values,
+    between,
+    ends_and_extremes,
+    robust_range,
+    smoothed,
+)
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
 from ...store.sql.statements import text_literal
 from ..access import OpenStore, RequestedRun, check_freshness, find_run
@@ -37,7 +45,12 @@ _CLOCKS: Final = ("attempt", "step", "epoch", "elapsed_ns")
 #: Most series in one response: runs times metrics.
 _MOST_SERIES: Final = 1000
 
-_Place = Annotated[float, Field(ge=0, le=2**63 - 1, allow_inf_nan=False)]
+#: A place on an axis. The value of a metric may be negative.
+_Place = Annotated[float, Field(ge=-(2**63), le=2**63 - 1, allow_inf_nan=False)]
+
+#: Columns of places on the axis and of moving averages. No metric's column holds a NUL.
+_X: Final = "\0x"
+_SMOOTHED: Final = "\0smoothed"
 
 #: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
 _KEPT_IF_FINITE: Final = 4
@@ -67,6 +80,13 @@ class SeriesItem(Model):
     x: list[Number]
     """Position of each value on the axis."""
     value: list[Number]
+    smoothed: list[Number] | None
+    """With `smooth`, the moving average at each value; a NaN or infinite value stays as it is."""
+    range: tuple[float, float] | None
+    """Lowest and highest value within `from` and `to` that is no outlier; null if none is finite. An outlier lies
+    beyond the quartiles by more than three times their distance (Tukey's outer fences)."""
+    outside: int
+    """Number of outliers: finite values outside of `range`."""
 
 
 class SeriesPage(ListsPage):
@@ -83,11 +103,18 @@ class SeriesQuery(FormedQuery):
     kind: Kind | None = None
     """Only values in events of this kind. Without it, a metric has one item for each kind that carries it."""
     axis: Axis = "step"
-    """Meaning of `x`, `from` and `to`: `step`, `epoch`, `elapsed` (seconds of training, over all attempts) or `samples`
-    (seen so far). Values without a position on the axis are left out."""
+    """The quantity in `x`, `from` and `to`: `step`, `epoch`, `elapsed` (seconds of training, over all attempts),
+    `samples` or `tokens` (seen so far), or `metric` (the value of the metric `x` in the same event, else the last one
+    at the same step). Values without a finite position on the axis are left out."""
+    x: str | None = None
+    """With `axis=metric`: the metric on the axis. Items stay in event order."""
+    smooth: float | None = Field(default=None, ge=0, lt=1)
+    """Weight of TensorBoard's smoothing, an exponential moving average without bias towards the first value:
+    `smoothed[t] = sum(smooth^k value[t-k]) / sum(smooth^k)` over all finite values so far. It is computed before
+    `from`, `to` and `points` leave values out."""
     points: int = Field(default=1000, ge=4, le=100_000)
     """Most values of an item. A longer series is cut into buckets: each keeps its first and last value, its extremes,
-    and its first NaN."""
+    and its first NaN. Evenly spaced values fill what is left."""
     from_: _Place | None = Field(default=None, alias="from")
     """Start on the axis, inclusive."""
     to: _Place | None = None
@@ -100,7 +127,8 @@ class RunsSeriesQuery(SeriesQuery):
     """Selects series of several runs."""
 
     run: list[str] = Field(min_length=1, max_length=500)
-    """Id of a run, or its name if no other run has it; repeatable. A run without the metric has an empty item."""
+    """Id of a run, or its name if no other run has it; repeatable. A run without the metric, or without the quantity on
+    the axis, has an empty item."""
 
 
 @router.get("/runs/{id}/series", summary="Values of metrics", response_model=SeriesPage, responses=IN_EVERY_FORM)
@@ -144,45 +172,47 @@ def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
 
 
 def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = False) -> Iterator[SeriesItem]:
+    if (query.axis == "metric") != (query.x is not None):
+        raise InvalidRequest("'axis=metric' and 'x' belong together", where="query.x", fix="Give both or neither")
     by_metric = snapshot.columns.by_metric
     names = list(dict.fromkeys(query.metric))
+    run_id = snapshot.info.run_id
+    try:
+        place = axis_column(query.axis, snapshot.columns, query.x)
+    except TelemetryError as error:
+        if not lacking_is_empty:
+            raise InvalidRequest(error.what, where=snapshot.info.run_id, got=error.got, fix=error.fix) from None
+        by_metric, place = {}, None
     if not lacking_is_empty:
         check_metrics(snapshot, names)
     columns = {metric: by_metric[metric] for metric in names if metric in by_metric}
-    table = _on_axis(snapshot, query, list(columns.values()))
-    run_id = snapshot.info.run_id
+    cuts = effective_lineage(snapshot).cuts
+    wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *([place] if place else ()), *columns.values())
+    table = effective_rows(of_rank(snapshot, query.rank).events_table(tuple(dict.fromkeys(wanted))), cuts)
+    if columns:
+        table = table.append_column(_X, axis_values(table, query.axis, snapshot.columns, query.x))
     for metric in names:
         if metric not in columns:
             nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
-            yield SeriesItem.model_validate(
-                {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
-                | nothing
-            )
+            averages: dict[str, Any] = {"smoothed": None if query.smooth is None else [], "range": None, "outside": 0}
+            about = {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
+            yield SeriesItem.model_validate({**about, **nothing, **averages})
             continue
         column = columns[metric]
-        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, "x", column])
+        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, _X, column])
         for kind in [query.kind] if query.kind is not None else values["kind"].unique().to_pylist() or [None]:
             yield _item(run_id, metric, kind, rows_where(values, "kind", kind), query)
 
 
-def _on_axis(snapshot: Snapshot, query: SeriesQuery, columns: list[str]) -> Any:
-    """Return the rank's events with these columns and ``x``, if they are on the axis and within bounds."""
-    try:
-        needed = axis_columns(query.axis, snapshot.columns)
-    except TelemetryError as error:
-        raise InvalidRequest(error.what, where=snapshot.info.run_id, fix=error.fix) from None
-    cuts = effective_lineage(snapshot).cuts
-    wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *needed, *columns)
-    table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
-    table = table.append_column("x", axis_values(table, query.axis, snapshot.columns))
-    if query.axis == "step" and query.from_ is None and query.to is None:
-        return table
-    return between(table, "x", query.from_, query.to)
-
-
 def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQuery) -> SeriesItem:
-    kept = kept_indices(rows.column(rows.num_columns - 1).to_numpy(), query.points)
+    column = rows.column_names[-1]
+    if query.smooth is not None:
+        rows = rows.append_column(_SMOOTHED, [smoothed(rows[column].to_pylist(), query.smooth)])
+    rows = between(rows, _X, query.from_, query.to)
+    values = rows[column].to_numpy()
+    kept = kept_indices(values, query.points)
     drawn = rows if len(kept) == rows.num_rows else rows_at(rows, kept)
+    robust = robust_range(values)
     return SeriesItem.model_construct(
         run_id=run_id,
         metric=metric,
@@ -190,8 +220,12 @@ def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQu
         n_raw=rows.num_rows,
         sampled=len(kept) < rows.num_rows,
         axis=query.axis,
-        value=drawn.column(drawn.num_columns - 1).to_pylist(),
-        **{name: drawn[name].to_pylist() for name in (*_CLOCKS, "x")},
+        x=drawn[_X].to_pylist(),
+        value=drawn[column].to_pylist(),
+        smoothed=None if query.smooth is None else drawn[_SMOOTHED].to_pylist(),
+        range=None if robust is None else (robust.low, robust.high),
+        outside=0 if robust is None else robust.outside,
+        **{name: drawn[name].to_pylist() for name in _CLOCKS},
     )
 
 
@@ -215,6 +249,7 @@ def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
 
     The series is cut into buckets of equal count. Each bucket keeps its first and last value, its smallest and largest
     finite value, and the first NaN, infinity and negative infinity. So no spike or divergence drops out of a picture.
+    Evenly spaced values fill up to the number of points; fewer where they are kept already.
 
     Args:
         values: The series, oldest first.
@@ -230,19 +265,23 @@ def kept_indices(values: Sequence[float], points: int) -> Sequence[int]:
     if len(values) <= points:
         return range(len(values))
     buckets = max(1, points // _KEPT_IF_FINITE)
-    if (kept_if_finite := ends_and_extremes(values, buckets)) is not None:
-        return kept_if_finite
-    values = [float(value) for value in values]
-    while len(kept := list(_kept(values, buckets))) > points and buckets > 1:
+    kept = ends_and_extremes(values, buckets) or _kept(values, buckets)
+    while len(kept) > points and buckets > 1:
         # Non-finite values take extra places: use proportionally fewer buckets.
         buckets = max(1, min(buckets - 1, buckets * points // len(kept)))
-    return kept
+        kept = _kept(values, buckets)
+    room = max(0, points - len(kept))
+    return sorted({*kept, *(len(values) * (place + 1) // (room + 1) for place in range(room))})
 
 
-def _kept(values: Sequence[float], buckets: int) -> Iterator[int]:
-    bounds = [len(values) * i // buckets for i in range(buckets + 1)]
-    for start, end in itertools.pairwise(bounds):
-        yield from sorted(_kept_of_bucket(values[start:end], start))
+def _kept(values: Sequence[float], buckets: int) -> list[int]:
+    series = [float(value) for value in values]
+    bounds = [len(series) * i // buckets for i in range(buckets + 1)]
+    return [
+        index
+        for start, end in itertools.pairwise(bounds)
+        for index in sorted(_kept_of_bucket(series[start:end], start))
+    ]
 
 
 def _kept_of_bucket(bucket: Sequence[float], start: int) -> set[int]:

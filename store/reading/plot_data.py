@@ -1,7 +1,8 @@
-"""Computes what plots of a run show: the x axis, the extremes of each bucket, and the phases of the loop.
+"""Computes what plots of a run show: the x axis, extremes, moving averages, robust ranges, and the phases of the loop.
 
-The x axis is each row's step, epoch, training time or samples seen. A phase is all ``span`` events of one name. Its
-seconds are in the metric ``Time/{name}_seconds``; the attribute ``began_ns`` says when a span began.
+The x axis is each row's step, epoch, training time, samples or tokens seen, or the value of another metric. A phase is
+all ``span`` events of one name. Its seconds are in the metric ``Time/{name}_seconds``; the attribute ``began_ns`` says
+when a span began.
 """
 
 from __future__ import annotations
@@ -24,49 +25,77 @@ from ..events import SPAN
 from ..lineage import DECIDING_RANK
 from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
 
-Axis = Literal["step", "epoch", "elapsed", "samples"]
+Axis = Literal["step", "epoch", "elapsed", "samples", "tokens", "metric"]
 
-#: Metrics that count the samples seen: in total, or in each update.
-_SAMPLES_SEEN: Final = "samples_seen"
-_BATCH_SIZE: Final = "batch_size"
+#: Metrics that count what the loop has seen: in total, or in each update.
+_COUNTS: Final[Mapping[str, tuple[str, str]]] = {
+    "samples": ("samples_seen", "batch_size"),
+    "tokens": ("tokens_seen", "num_tokens"),
+}
 
 _NS_PER_S: Final = 1e9
 
+#: A value beyond the quartiles by more than so many times their distance is an outlier: the outer fences of Tukey,
+#: Exploratory Data Analysis, 1977; NIST/SEMATECH e-Handbook of Statistical Methods, 7.1.6.
+_OUTER_FENCE: Final = 3.0
 
-def axis_columns(axis: Axis, columns: Columns) -> tuple[str, ...]:
-    """Return the columns that ``axis_values`` needs besides kind, attempt, step, epoch and elapsed_ns.
+
+def axis_column(axis: Axis, columns: Columns, x: str | None = None) -> str | None:
+    """Return the column that ``axis_values`` needs besides kind, attempt, step, epoch and elapsed_ns; None for none.
 
     Raises:
-        TelemetryError: The run does not count its samples.
+        TelemetryError: The run does not count its samples or tokens, or lacks the metric ``x``.
     """
-    if axis != "samples":
-        return ()
-    for metric in (_SAMPLES_SEEN, _BATCH_SIZE):
+    if axis == "metric":
+        if x not in columns.by_metric:
+            raise TelemetryError("no event carries the metric of the x axis", got=x)
+        return columns.by_metric[x]
+    if axis not in _COUNTS:
+        return None
+    for metric in _COUNTS[axis]:
         if metric in columns.by_metric:
-            return (columns.by_metric[metric],)
+            return columns.by_metric[metric]
+    in_total, in_each = _COUNTS[axis]
     raise TelemetryError(
-        "the run does not count its samples", fix=f"Log {_SAMPLES_SEEN!r}, or {_BATCH_SIZE!r} with every update"
+        f"the run does not count its {axis}", fix=f"Log {in_total!r}, or {in_each!r} with every update"
     )
 
 
-def axis_values(table: pa.Table, axis: Axis, columns: Columns) -> pa.Array:
-    """Return the axis value of each row, as float64; null where unknown.
+def axis_values(table: pa.Table, axis: Axis, columns: Columns, x: str | None = None) -> pa.Array:
+    """Return the axis value of each row, as float64; null where it is unknown or not finite.
 
     Args:
         table: All effective events of one rank, in (attempt, seq) order.
-        axis: ``step``; ``epoch``; ``elapsed``, seconds of training over all attempts; or ``samples``, the newest value
-            of the metric ``samples_seen`` or else the sum of ``batch_size`` over the updates so far.
+        axis: ``step``; ``epoch``; ``elapsed``, seconds of training over all attempts; ``samples`` or ``tokens``, the
+            newest value of the metric ``samples_seen`` (``tokens_seen``) or else the sum of ``batch_size``
+            (``num_tokens``) over the updates so far; or ``metric``, the value of ``x`` in the same event or else the
+            last one at the same step.
         columns: The columns of the run.
+        x: A metric, for the axis ``metric``.
     """
-    if axis in ("step", "epoch"):
-        return table[axis].cast(pa.float64())
     if axis == "elapsed":
         return pc.divide(pc.add(table["elapsed_ns"], _before_ns(table)).cast(pa.float64()), _NS_PER_S)
-    (name,) = axis_columns(axis, columns)
-    if columns.by_column()[name] == _SAMPLES_SEEN:
-        return pc.fill_null_forward(table[name])
-    counted = pc.if_else(pc.equal(table["kind"], "step_end"), table[name], pa.scalar(None, pa.float64()))
+    name = axis_column(axis, columns, x)
+    if name is None:
+        return _finite(table[axis].cast(pa.float64()))
+    values = _finite(table[name])
+    if axis == "metric":
+        return _by_step(table["step"], values)
+    if columns.by_column()[name] == _COUNTS[axis][0]:
+        return pc.fill_null_forward(values)
+    counted = pc.if_else(pc.equal(table["kind"], "step_end"), values, pa.scalar(None, pa.float64()))
     return pc.cumulative_sum(pc.fill_null(counted, 0.0))
+
+
+def _finite(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
+def _by_step(steps: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Fill each null with the last value at the same step."""
+    known = pa.table({"step": steps, "value": values}).filter(values.is_valid())
+    last = known.group_by("step", use_threads=False).aggregate([("value", "last")]).combine_chunks()
+    return pc.coalesce(values, last["value_last"].take(pc.index_in(steps, value_set=last["step"])))
 
 
 def _before_ns(table: pa.Table) -> pa.Array:
@@ -116,6 +145,73 @@ def ends_and_extremes(values: Sequence[float], stretches: int) -> list[int] | No
         places.append(found[np.searchsorted(found, starts)])
     kept: list[int] = np.unique(np.concatenate(places)).tolist()
     return kept
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Return the exponential moving average of each value, without the bias towards the first one.
+
+    With ``w`` the weight and ``t`` counting finite values from 1, ``y[t]`` is ``sum(w**k * x[t-k]) / sum(w**k)`` over
+    ``k`` from 0 to ``t-1``: TensorBoard's smoothing (``classicSmoothing`` in
+    ``tensorboard/webapp/widgets/line_chart_v2/data_transformer.ts``), in a form that keeps a constant exactly.
+
+    Args:
+        values: The series, oldest first.
+        weight: From 0, the values themselves, up to but excluding 1.
+
+    Returns:
+        One average per value. A NaN or infinite value stays as it is, and the average continues after it.
+
+    >>> smoothed([4.0, float("nan"), 1.0], 0.5)
+    [4.0, nan, 2.0]
+    """
+    averages: list[float] = []
+    average, count = 0.0, 0
+    for value in values:
+        if not isfinite(value):
+            averages.append(value)
+            continue
+        count += 1
+        share = (1 - weight) / (1 - weight**count)
+        average += share * value - share * average
+        averages.append(average)
+    return averages
+
+
+class RobustRange(NamedTuple):
+    """The range of a series without its outliers.
+
+    Attributes:
+        low: The least value within the range.
+        high: The greatest.
+        outside: The number of finite values beyond it.
+    """
+
+    low: float
+    high: float
+    outside: int
+
+
+def robust_range(values: Sequence[float]) -> RobustRange | None:
+    """Return the range of the finite values without outliers; None if no value is finite.
+
+    An outlier lies beyond the quartiles by more than three times their distance: Tukey's outer fences. If the quartiles
+    are equal, nothing is an outlier. A quartile is the value at this place of the sorted series, rounded outwards.
+
+    >>> robust_range([1.0, 2.0, 3.0, 4.0, 62.0])
+    RobustRange(low=1.0, high=4.0, outside=1)
+    """
+    series = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(series[np.isfinite(series)])
+    if not len(ordered):
+        return None
+    quarter = (len(ordered) - 1) // 4
+    low, high = float(ordered[quarter]), float(ordered[-1 - quarter])
+    first, last = 0, len(ordered) - 1
+    if low < high:
+        room = _OUTER_FENCE * (high - low)
+        first = int(np.searchsorted(ordered, low - room, "left"))
+        last = int(np.searchsorted(ordered, high + room, "right")) - 1
+    return RobustRange(float(ordered[first]), float(ordered[last]), first + len(ordered) - 1 - last)
 
 
 _METRIC: Final = re.compile(r"Time/([^/]+)_seconds")
