@@ -178,10 +178,15 @@ def drawn(metric: str) -> str:
     return f"document.querySelector('figure[data-metric=\"{metric}\"] .plot')"
 
 
+def curve(metric: str, index: int = 0) -> str:
+    """Return a JavaScript expression for a curve of a metric's plot, as it is drawn."""
+    return f"{drawn(metric)}?.chart?.view?.curves[{index}]"
+
+
 #: Conditions that hold once a page's initial scripts are done, by the first part of its path.
 SHOWN = {
     "": "document.querySelectorAll('table.runs tbody tr').length > 1",
-    "runs": f"{drawn('loss')}?.data?.length > 0 && document.querySelector('[data-fragment] td')",
+    "runs": f"{curve('loss')} && document.querySelector('[data-fragment] td')",
     "compare": "document.querySelector('#plot[data-curves]')",
     "backtest": "document.querySelector('#start')",
 }
@@ -194,8 +199,7 @@ def show_all(page: Any, path: str) -> None:
 
 def zoom(page: Any, first: float, last: float) -> Callable[[], object]:
     """Return the gesture that zooms the loss plot to a part of its axis."""
-    change = f"{{'xaxis.range[0]': {first}, 'xaxis.range[1]': {last}}}"
-    return lambda: page.evaluate(f"() => {{ Plotly.relayout({drawn('loss')}, {change}); }}")
+    return lambda: page.evaluate(f"() => {drawn('loss')}.chart.onZoom({first}, {last})")
 
 
 def test_a_live_run_moves_and_its_firing_is_seen_on_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
@@ -215,12 +219,12 @@ def test_a_live_run_moves_and_its_firing_is_seen_on_the_curve(store: Path, open_
         live = answers.readline().strip()
         train([1.0] * 30)
         page = open_page(f"/runs/{live}")
-        when(page, f"{drawn('loss')}?.data?.[0].x.length === 30")
+        when(page, f"{curve('loss')}.xs.length === 30")
         assert page.inner_text("h1 .status") == "running"
         train([1.0] * 10)
-        when(page, f"{drawn('loss')}.data[0].x.length === 40")
+        when(page, f"{curve('loss')}.xs.length === 40")
         train([9.0])
-        when(page, f"{drawn('loss')}.data.some((trace) => trace.name === 'decision' && trace.x.join() === '41')")
+        when(page, f"{drawn('loss')}.chart.view.marks.some((mark) => mark.kind === 'decision' && mark.x === 41)")
         assert "loss_spike" in page.inner_text("#decisions")
         lines.close()
         loop.wait(PATIENCE_S)
@@ -232,13 +236,13 @@ def test_the_samples_behind_a_spike_and_the_mislabelled_ones_are_found(
 ) -> None:
     """Pointing at the curve finds them, as does the table of the worst."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
-    when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
+    when(page, f"{curve('loss')}.xs.length === 200")
     page.wait_for_selector("[data-fragment] td")
     worst = page.eval_on_selector_all("[data-fragment] tbody tr td:first-child", "cells => cells.map(c => c.innerText)")
     x, y = page.evaluate(
-        f"(() => {{ const plot = {drawn('loss')}; plot.scrollIntoView(); const box = plot.getBoundingClientRect();"
-        f"const {{ xaxis, _size }} = plot._fullLayout;"
-        f"return [box.x + _size.l + xaxis.l2p({SPIKE}), box.y + _size.t + 60]; }})()"
+        f"(() => {{ const plot = {drawn('loss')}; plot.scrollIntoView(); const u = plot.chart.plot;"
+        f"const box = u.over.getBoundingClientRect();"
+        f"return [box.x + u.valToPos({SPIKE}, 'x'), box.y + 60]; }})()"
     )
 
     def point() -> None:
@@ -271,14 +275,14 @@ def test_a_running_run_is_stopped_from_its_page(tmp_path: Path, open_page: Calla
 def test_what_a_reader_notes_is_on_the_curve_and_labels_an_incident(store: Path, open_page: Callable[..., Any]) -> None:
     """The note covers the steps that the curves show, unless the user enters others."""
     page = open_page(f"/runs/{run_id(store, 'long')}")
-    when(page, f"{drawn('loss')}?.data?.length")
+    when(page, curve("loss"))
     when(page, "document.querySelector('#annotate [name=first]').value === '200'", zoom(page, 199.5, 300.25))
     page.fill("#annotate [name=text]", HOSTILE)
     page.fill("#annotate [name=last]", "250")
     page.check("#annotate [name=incident]")
     page.click("#annotate button")
     page.wait_for_selector("#annotations td")
-    when(page, f"{drawn('loss')}.data.some(trace => trace.name === 'annotation')")
+    when(page, f"{drawn('loss')}.chart.view.marks.some((mark) => mark.kind === 'annotation')")
     cells = page.eval_on_selector_all("#annotations td", "cells => cells.map(c => c.textContent)")
     (note,) = read_annotations(open_store(store).run("long").folder)
 
@@ -310,7 +314,7 @@ def test_time_is_told_in_units_that_fit_what_is_shown(
         at: dict[str, Any] = {"step": number, "time_ns": number, "elapsed_ns": length_s * number * 5_000_000}
         writer.append("step_end", tuple(metrics), tuple(metrics.values()), **at)
     finish(tmp_path, writer, steps=200)
-    ticks = f"[...{drawn('loss')}.querySelectorAll('.xtick text')].map(tick => tick.textContent)"
+    ticks = f"{drawn('loss')}.chart.across().labels"
     with serving(tmp_path) as address:
         page = open_page(f"/runs/{RUN}", base=address)
         page.select_option("#axis", "elapsed")
@@ -345,7 +349,7 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
     figure = page.wait_for_selector("#report figure")
     first = int(figure.get_attribute("data-firings"))
     done = page.get_attribute("#report", "data-done")
-    when(page, "document.querySelector('#report .plot').data?.some((trace) => trace.name === 'decision')")
+    when(page, "document.querySelector('#report .plot').chart?.view?.marks.some((mark) => mark.kind === 'decision')")
     page.fill("[data-param][name=spike]", "100")
     when(page, f"document.getElementById('report').dataset.done !== '{done}'")
     second = int(page.get_attribute("#report figure", "data-firings"))
@@ -378,7 +382,7 @@ def test_metrics_are_renamed_and_the_objective_is_named_on_the_page(open_page: C
     assert "higher is better" in page.inner_text("#report .figures")
     assert "score" in page.inner_text("#report tbody tr")
     assert "lack loss, which the rules read" in page.inner_text("#report .notice")
-    when(page, "document.querySelector('#report .plot').data?.some((trace) => trace.name === 'eval_loss')")
+    when(page, "document.querySelector('#report .plot').chart?.view?.curves.some((one) => one.name === 'eval_loss')")
 
 
 def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) -> None:
@@ -403,7 +407,7 @@ def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..
     """Names appear in table, page, plot, hover, samples, comparison and report."""
     hostile = run_id(store, HOSTILE)
     page = open_page(f"/runs/{hostile}")
-    when(page, f"{drawn('loss')}?.data?.length > 0")
+    when(page, curve("loss"))
     page.wait_for_selector("[data-fragment] td")
     page.mouse.move(400, 350)
     when(page, "document.querySelector('#around td') !== null")
@@ -422,11 +426,11 @@ def test_nothing_hostile_runs_in_the_browser(store: Path, open_page: Callable[..
 def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, open_page: Callable[..., Any]) -> None:
     """A plot shows the extremes of 100,000 values, a zoom all values of a part, and a double click the whole again."""
     page = open_page(f"/runs/{run_id(store, 'long')}")
-    when(page, f"{drawn('loss')}?.data?.[0].x.length > 500")
-    whole = page.evaluate(f"{drawn('loss')}.data[0].x.length")
+    when(page, f"{curve('loss')}.xs.length > 500")
+    whole = page.evaluate(f"{curve('loss')}.xs.length")
     box = page.evaluate(f"(({{x, y, width}}) => [x, y, width])({drawn('loss')}.getBoundingClientRect())")
     left, top = box[0] + box[2] / 2, box[1] + 100
-    is_whole = f"{drawn('loss')}._fullLayout.xaxis.range[1] === 100000"
+    is_whole = f"{drawn('loss')}.chart.view.xs[1] === 100000"
 
     def drag() -> None:
         if not holds(page, is_whole):
@@ -436,31 +440,33 @@ def test_a_long_run_is_drawn_in_few_points_and_finer_when_zoomed(store: Path, op
         page.mouse.move(left + 20, top, steps=4)
         page.mouse.up()
 
-    when(page, f"{drawn('loss')}.data[0].x.at(-1) - {drawn('loss')}.data[0].x[0] < 3000", drag)
-    closer = page.evaluate(f"{drawn('loss')}.data[0].x.length")
-    when(page, f"{drawn('loss')}.data[0].x.at(-1) === 100000", lambda: page.mouse.dblclick(left, top))
+    when(page, f"{curve('loss')}.xs.at(-1) - {curve('loss')}.xs[0] < 3000", drag)
+    closer = page.evaluate(f"{curve('loss')}.xs.length")
+    when(page, f"{curve('loss')}.xs.at(-1) === 100000", lambda: page.mouse.dblclick(left, top))
 
     assert whole <= 1200
     assert 500 < closer <= 1200
-    assert page.evaluate(f"{drawn('loss')}._fullLayout.xaxis.range[1]") == 100_000
+    assert page.evaluate(f"{drawn('loss')}.chart.view.xs[1]") == 100_000
 
 
 def test_a_constant_is_drawn_at_its_own_height(store: Path, open_page: Callable[..., Any]) -> None:
     """A learning rate of 0.1 is not drawn as a flat line at zero."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
-    when(page, f"{drawn('lr')}?.data?.[0].x.length === 200")
-    low, high = page.evaluate(f"{drawn('lr')}._fullLayout.yaxis.range")
+    when(page, f"{curve('lr')}.xs.length === 200")
+    low, high = page.evaluate(f"{drawn('lr')}.chart.view.ys")
 
     assert 0 < low < 0.1 < high < 0.2
 
 
 def test_marks_stand_above_the_curve(store: Path, open_page: Callable[..., Any]) -> None:
-    """The highest value leaves room for the mark of the firing that it caused."""
+    """They have a lane of their own, so that they neither cover the highest value nor stretch the axis."""
     page = open_page(f"/runs/{run_id(store, 'guarded')}")
-    when(page, f"{drawn('loss')}?.data?.some((trace) => trace.name === 'decision')")
+    when(page, f"{drawn('loss')}?.chart?.view?.marks.some((mark) => mark.kind === 'decision')")
     highest = loss_at(SPIKE)
+    top = page.evaluate(f"{drawn('loss')}.chart.plot.bbox.top / devicePixelRatio")
 
-    assert page.evaluate(f"{drawn('loss')}._fullLayout.yaxis.range[1]") > 1.1 * highest
+    assert top >= 16
+    assert highest <= page.evaluate(f"{drawn('loss')}.chart.view.ys[1]") < 1.1 * highest
 
 
 def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open_page: Callable[..., Any]) -> None:
@@ -470,14 +476,14 @@ def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open
             rec.step(loss=1 / step)
             rec.evaluate(loss=2 / step)
     page = open_page(f"/runs/{rec.run_id}")
-    when(page, f"{drawn('loss')}?.data?.length > 0")
-    names = page.evaluate(f"{drawn('loss')}.data.map((trace) => trace.name)")
+    when(page, curve("loss"))
+    names = page.evaluate(f"{drawn('loss')}.chart.view.curves.map((curve) => curve.name)")
     caption = page.inner_text("figure[data-metric=loss] figcaption")
     other = open_page(f"/compare?run={rec.run_id}&run=free")
 
     assert names == ["step_end", "evaluate"]
-    assert "step_end 0.1" in caption
-    assert "evaluate 0.2" in caption
+    assert "step_end last 0.1" in caption
+    assert "evaluate last 0.2" in caption
     other.wait_for_selector("#plot[data-curves='3']")
 
 
@@ -546,7 +552,7 @@ def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Call
         page.fill("input[name=token]", "a-token-for-the-browser")
         page.keyboard.press("Enter")
         page.wait_for_selector("h1 .status")
-        when(page, f"{drawn('loss')}?.data?.[0].x.length === 200")
+        when(page, f"{curve('loss')}.xs.length === 200")
         page.close()
 
 

@@ -54,12 +54,12 @@ def address_of(name: str) -> str:
 
 def _version_of(name: str) -> str:
     """Return the digest in a file's address: that of all own files, since scripts import each other by name."""
-    return _file(name).digest if name in {_CHARTS, *_plotter_names()} else _own_digest()
+    return _file(name).digest if name in {_CHARTS, *plotter_names()} else _own_digest()
 
 
 @cache
 def _own_digest() -> str:
-    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS, *_plotter_names()}))
+    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS, *plotter_names()}))
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:24]
 
 
@@ -81,18 +81,18 @@ def _answer(request: Request, name: str, caching: str) -> Response:
 def file_names() -> frozenset[str]:
     """Return the names that are served; a request's path is only compared with them."""
     own = {path.name for path in _STATIC.iterdir() if path.suffix in _TYPES}
-    return frozenset(own | {_CHARTS} | _plotter_names())
+    return frozenset(own | {_CHARTS} | plotter_names())
 
 
 @cache
-def _plotter_names() -> frozenset[str]:
+def plotter_names() -> frozenset[str]:
     """Return the names of the plotter's files; nothing where the build could not get them."""
     return frozenset({plotter.SCRIPT, plotter.STYLES}) if plotter.is_complete() else frozenset()
 
 
 @cache
 def _file(name: str) -> PageFile:
-    folder = plotter.FOLDER if name in _plotter_names() else _STATIC
+    folder = plotter.FOLDER if name in plotter_names() else _STATIC
     path = _charts_path() if name == _CHARTS else folder / name
     content = path.read_bytes()
     compressed = gzip.compress(content, mtime=0)

@@ -21,7 +21,7 @@ from ...replay.reports.html import html_environment
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
-from .files import address_of, map_style_id
+from .files import address_of, map_style_id, plotter_names
 
 #: Blocks other hosts, inline scripts, and framing by other sites. The hash is that of the empty text: the chart library
 #: creates an empty style sheet and fills it by rules, which need no permission. (The sheet for its maps stays refused,
@@ -150,3 +150,4 @@ _ENVIRONMENT: Final = html_environment(
 )
 _ENVIRONMENT.globals["map_style_id"] = map_style_id
 _ENVIRONMENT.globals["static"] = address_of
+_ENVIRONMENT.globals["plotter"] = plotter_names

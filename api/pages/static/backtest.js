@@ -1,6 +1,7 @@
 // The page of backtests: a job is started, followed and read; a changed parameter starts the next.
+import { chart, curveOf, distinct, gapsOf, outsideButton, placeOf, readBy, ringsOf, standing, tellIfMissing } from "./chart.js";
+import { PALETTE, colour, colourOf } from "./colours.js";
 import { address, ask, counted, element, gathered, pageData, percent, post, root, runPath, shown, table, toNumber } from "./dom.js";
-import { COLOURS, colour, distinct, draw, firingsOf, lineOf, marksOf, shapesOf } from "./plots.js";
 
 const data = pageData();
 const by = (id) => document.getElementById(id);
@@ -9,13 +10,16 @@ const boxes = () => [...document.querySelectorAll("input[name=run]")];
 /** Runs whose curves are drawn; the table has them all. */
 const PLOTTED = 24;
 
+/** Metrics that rules read which one picture shows. */
+const MOST_READ = 4;
+
 /** Objectives that are named above the tables; each run names its own. */
 const OBJECTIVES = 4;
 
 /** Between two looks at a job, in milliseconds. */
 const PAUSE = 250;
 
-const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--stop", approximate: "--note", censored: "--note" };
+const VALIDITY = { exact: "--good", observed: "--accent", "prefix-exact": "--accent", approximate: "--note", censored: "--note" };
 
 /** What a recorded run can show about a decision that it did not make. */
 const MEANING = {
@@ -28,6 +32,7 @@ const MEANING = {
 
 let job = null;
 let report = null;
+const names = new Map();
 const curves = new Map();
 const plots = new Map();
 
@@ -135,12 +140,13 @@ async function showReport(now) {
       now.report ? element("a", { class: "button", href: root + now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
     verdict(), ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
-    element("p", { class: "faint legend" }, "▼ a rule fires. Shaded: the part of the run that the stop would have saved."),
+    element("p", { class: "faint legend" }, "▼ a rule fires; ○ the value that it read. Shaded: the part of the run that the stop would have saved."),
     element("div", { class: "plots" }, figures),
     report.runs.length > PLOTTED ? element("p", { class: "faint" }, `${counted(report.runs.length - PLOTTED, "more run")} in the table above, without a picture.`) : "",
     limits(),
   );
   for (const entry of sorted.slice(0, PLOTTED)) await drawRun(entry);
+  tellIfMissing(place);
   place.dataset.done = now.id;
 }
 
@@ -238,10 +244,11 @@ function endOf(entry) {
 
 function figureOf(entry) {
   const div = element("div", { class: "plot" });
-  plots.set(entry.run_id, div);
+  const [legend, tools, note] = [element("div", { class: "names" }), element("span", { class: "panel-tools" }), element("span")];
+  plots.set(entry.run_id, { div, note, legend, tools, isWhole: false, zoom: [null, null] });
   const stop = entry.stop ? `stop at step ${shown(endOf(entry))}` : entry.could_not_fire ? `could not fire: ${entry.could_not_fire}` : entry.fired ? `${counted(entry.decisions.length, "firing")}, no stop` : "no rule fires";
   return element("figure", { "data-run": entry.run_id, "data-firings": String(entry.decisions.length), "data-stop": entry.stop ? String(endOf(entry)) : "" },
-    element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop)), div);
+    element("figcaption", {}, element("b", {}, entry.name), " ", element("span", { class: "faint" }, stop), " ", note, tools), legend, div);
 }
 
 /** The name under which a run recorded a metric of the report, among its names; null without one. */
@@ -250,35 +257,59 @@ function recordedAs(metric, names) {
   return Object.entries(report.renames).find(([old, now]) => now === metric && names.includes(old))?.[0] ?? null;
 }
 
-/** The training loss and the objective of a run; read once, drawn after every job. */
-async function curvesOf(entry) {
-  if (!curves.has(entry.run_id)) {
-    const { metrics } = await ask(runPath(entry.run_id));
-    const names = metrics.map((metric) => metric.name);
-    const wanted = [recordedAs("loss", names) ?? names[0], recordedAs(entry.objective?.metric, names)].filter(Boolean);
-    const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
-    curves.set(entry.run_id, distinct(items.filter((item) => item.step.length)));
-  }
-  return curves.get(entry.run_id);
+/** The metrics of a run that its decisions read, under the names that it recorded them by. */
+function metricsRead(entry, names) {
+  const known = [...names, ...names.map((name) => report.renames[name]).filter(Boolean)];
+  return readBy(entry.decisions, known).map((metric) => recordedAs(metric, names)).filter(Boolean);
 }
 
+/** What the rules read where they fired, else the training loss; and the objective. Read once for each set of names. */
+async function curvesOf(entry) {
+  if (!names.has(entry.run_id)) names.set(entry.run_id, (await ask(runPath(entry.run_id))).metrics.map((metric) => metric.name));
+  const own = names.get(entry.run_id);
+  const read = metricsRead(entry, own).slice(0, MOST_READ);
+  const wanted = [...(read.length ? read : [recordedAs("loss", own) ?? own[0]]), recordedAs(entry.objective?.metric, own)].filter(Boolean);
+  const key = JSON.stringify([entry.run_id, ...new Set(wanted)]);
+  if (!curves.has(key)) {
+    const { items } = await ask(address(runPath(entry.run_id, "/series"), { metric: [...new Set(wanted)], points: 600 }));
+    curves.set(key, distinct(items.filter((item) => item.step.length)));
+  }
+  return curves.get(key);
+}
+
+/** The curves of a run: each firing has its ring on the curve that the rule read, at the value it read. */
 async function drawRun(entry) {
+  const plot = plots.get(entry.run_id);
   try {
     const items = await curvesOf(entry);
-    if (!items.length || !plots.has(entry.run_id)) return;
-    const own = recordedAs(entry.objective?.metric, items.map((item) => item.metric));
-    const main = items.find((item) => item.metric === own) ?? items[0];
-    const marks = entry.decisions.map((one) => ({ step: one.step, text: `step ${one.step}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
-    const traces = items.map((item) => lineOf(item, { name: item.metric, colour: item === main ? COLOURS[0] : colour("--faint"), width: item === main ? 1.8 : 1, opacity: item === main ? 1 : 0.6 }));
-    if (marks.length) traces.push(marksOf("decision", main, marks));
-    const stops = entry.stop ? [{ step: endOf(entry) }] : [];
-    traces.push(...firingsOf(main, stops));
+    if (!items.length || plots.get(entry.run_id) !== plot) return;
+    const own = colourOf(entry.run_id);
+    const shades = [own, ...PALETTE.filter((shade) => shade !== own)];
+    const drawn = items.map((item, index) => curveOf(item, { name: item.metric, colour: shades[index % shades.length] }));
     const longest = items.reduce((long, item) => (item.step.at(-1) > long.step.at(-1) ? item : long));
-    const shapes = shapesOf(longest, { decisions: stops, spared: entry.stop ? endOf(entry) : null });
-    draw(plots.get(entry.run_id), traces, { shapes });
+    const fired = entry.decisions.map((one) => ({ ...one, kind: "decision", x: placeOf(longest, one.step), text: `step ${shown(one.step)}: ${one.controller} (${one.validity})`, colour: colour(VALIDITY[one.validity] ?? "--faint") }));
+    const stops = entry.stop ? [{ step: endOf(entry), isStop: true }] : [];
+    const isSame = (item) => (decision) => ({ ...decision, values: renamed(decision.values, item.metric) });
+    plot.chart ??= chart(plot.div, {
+      title: entry.name, legend: plot.legend, tools: plot.tools,
+      onZoom: (from, to) => plot.chart.change({ zoom: (plot.zoom = [from, to]) }),
+    });
+    plot.chart.draw({
+      curves: drawn, axis: "step", zoom: plot.zoom, isWhole: plot.isWhole,
+      marks: [...fired, ...items.flatMap((item) => gapsOf(item, `${item.metric}, `))],
+      rings: items.flatMap((item) => ringsOf(item, entry.decisions.map(isSame(item)))),
+      ...standing(longest, { decisions: stops, spared: entry.stop ? endOf(entry) : null }),
+      onDrawn: (view) => plot.note.replaceChildren(...[outsideButton(view, plot.isWhole, () => plot.chart.change({ isWhole: (plot.isWhole = !plot.isWhole) }))].filter(Boolean)),
+    });
   } catch (error) {
-    plots.get(entry.run_id)?.replaceChildren(element("p", { class: "faint" }, error.message));
+    plot?.div.replaceChildren(element("p", { class: "faint" }, error.message));
   }
+}
+
+/** What a decision read, with the run's own name of a metric for the rules' name of it. */
+function renamed(values, metric) {
+  const now = report.renames[metric];
+  return now && now in values ? { ...values, [metric]: values[now] } : values;
 }
 
 // ---- Begin --------------------------------------------------------------------------------------------------------

@@ -50,10 +50,21 @@ export function groupsOf(panels) {
   return [["", groups.get("") ?? []], ...rest].map(([key, members]) => ({ key, title: members.length ? titleOf(members[0]) : "", panels: members }));
 }
 
-/** The panel with the members that a filter lets through, all if its title passes; null if none does. */
-export function filtered(panel, wanted) {
-  const passes = (text) => text.toLocaleLowerCase().includes(wanted);
+/** The panel with the members whose names pass, all if its title does; null if none does. */
+export function filtered(panel, passes) {
   if (passes(panel.title)) return panel;
   const members = panel.members.filter((member) => passes(member.metric));
   return members.length ? { ...panel, members } : null;
+}
+
+/** Whether names pass a filter: a regular expression, or part of the name where the text is none. */
+export function filterOf(text) {
+  const wanted = text.trim();
+  try {
+    const pattern = new RegExp(wanted, "i");
+    return (name) => pattern.test(name);
+  } catch {
+    const low = wanted.toLocaleLowerCase();
+    return (name) => name.toLocaleLowerCase().includes(low);
+  }
 }

@@ -1,6 +1,8 @@
 // Draws a family of series in one panel: a line for each member, coloured by its number, or a heat map.
+import { curveOf, distinct } from "./chart.js";
+import { colour } from "./colours.js";
 import { element, shown, toNumber } from "./dom.js";
-import { colour, distinct, drawHeat, lineOf, plain } from "./plots.js";
+import { drawHeat, plain } from "./plots.js";
 
 /** Columns of a heat map: more are narrower than a pixel or two. */
 const COLUMNS = 240;
@@ -36,15 +38,11 @@ export function seriesOf(panel, items) {
 /** A member in words: `block 3`. */
 export const nameOf = (member) => `${member.word} ${member.number}`.trim();
 
-/** Lines of a family. */
-export function linesOf(members) {
+/** A curve for each member of a family, coloured by its number. */
+export function curvesOf(members) {
   const width = members.length > WIDE ? 0.9 : 1.3;
   const places = placesOf(members);
-  return members.map((member, index) => {
-    const line = lineOf(member.item, { name: nameOf(member), colour: between(colours("--depth"), places[index]), width });
-    const isTime = member.item.axis === "elapsed";
-    return { ...line, mode: member.item.x.length <= DOTTED ? "lines+markers" : "lines", hovertemplate: `${plain(nameOf(member))}: %{y:.5g}<br>${isTime ? "%{text}, " : ""}step %{customdata:,d}<extra></extra>` };
-  });
+  return members.map((member, index) => curveOf(member.item, { name: nameOf(member), colour: between(colours("--depth"), places[index]), width, isPlain: member.item.x.length > DOTTED }));
 }
 
 /** What the colours of the lines mean: a bar from the lowest number to the highest. */

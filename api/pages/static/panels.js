@@ -1,6 +1,7 @@
 // Lays out the panels of a run's page: a figure for each metric or family, in groups that open and close.
+import { chart } from "./chart.js";
 import { counted, element, shown } from "./dom.js";
-import { filtered, groupsOf, panelsOf } from "./families.js";
+import { filterOf, filtered, groupsOf, panelsOf } from "./families.js";
 
 /** Panels of a group that are there before the reader asks for more; so many in all open groups do so by themselves. */
 const FIRST = 24;
@@ -12,6 +13,7 @@ export const plots = new Map();
 const groups = new Map();
 
 let whenSeen = () => {};
+let whenPinned = () => {};
 
 const seen = new IntersectionObserver((entries) => {
   const fresh = [];
@@ -31,28 +33,51 @@ export function onSeen(call) {
   whenSeen = call;
 }
 
-/** A figure for each panel that the filter lets through, the leading one first and wide. */
-export function layOut(metrics, leading, search) {
-  const wanted = search.trim().toLocaleLowerCase();
+/** Have a function called with the key of a panel that the reader pins, or no longer does. */
+export function onPin(call) {
+  whenPinned = call;
+}
+
+/**
+ * A figure for each panel that the search lets through: pinned ones first, in the order of pinning, then the leading one.
+ * Panels are in the order in which their metrics appeared, or by name.
+ */
+export function layOut(metrics, leading, { search, pin, size, order }) {
   const all = panelsOf(metrics, leading);
-  const found = groupsOf(all).map((group) => ({ ...group, panels: group.panels.map((panel) => filtered(panel, wanted)).filter(Boolean) }));
+  const passes = filterOf(search);
+  const pinned = pin.map((key) => all.find((panel) => panel.key === key)).filter(Boolean);
+  const rest = groupsOf(all.filter((panel) => !pinned.includes(panel)));
+  const sections = pinned.length ? [{ key: "pinned", title: "Pinned", panels: pinned }, ...rest] : rest;
+  const found = sections.map((group) => ({ ...group, panels: group.panels.map((panel) => filtered(panel, passes)).filter(Boolean) }));
   const place = document.getElementById("plots");
+  place.dataset.size = size;
   const shownNow = new Set();
   let count = 0;
   for (const group of found) {
-    group.panels.sort((one, other) => Number(isLeading(other, leading)) - Number(isLeading(one, leading)));
+    if (group.key !== "pinned") {
+      if (order === "name") group.panels.sort((one, other) => one.title.localeCompare(other.title, "en", { numeric: true }));
+      group.panels.sort((one, other) => Number(isLeading(other, leading)) - Number(isLeading(one, leading)));
+    }
     const isShort = count + group.panels.length <= FIRST;
     count += group.panels.length;
-    for (const panel of fill(groupOf(group), group.panels, isShort || wanted !== "", leading)) shownNow.add(panel.key);
+    for (const panel of fill(groupOf(group), group.panels, isShort || search.trim() !== "", leading)) shownNow.add(panel.key);
   }
-  for (const [key, plot] of plots) plot.figure.hidden = !shownNow.has(key);
+  for (const [key, plot] of plots) {
+    plot.figure.hidden = !shownNow.has(key);
+    plot.pin.setAttribute("aria-pressed", String(pin.includes(key)));
+  }
   const now = new Set(found.map((group) => group.key));
   for (const [key, group] of groups) if (!now.has(key)) group.box.hidden = true;
   place.replaceChildren(...found.map((group) => groups.get(group.key).box), ...[...groups].filter(([key]) => !now.has(key)).map(([, group]) => group.box));
   const empty = document.getElementById("curves-empty");
   empty.hidden = count > 0;
-  empty.textContent = metrics.length ? `No metric name contains “${search}”.` : "No metric has a value yet.";
+  empty.textContent = metrics.length ? `No metric name matches “${search}”.` : "No metric has a value yet.";
   return all.some((panel) => panel.isFamily);
+}
+
+/** The chart of a panel, made when it is first drawn. */
+export function chartOf(plot, events) {
+  return (plot.chart ??= chart(plot.div, { title: plot.panel.title, tools: plot.tools, legend: plot.legend, ...events }));
 }
 
 const isLeading = (panel, leading) => !panel.isFamily && panel.title === leading;
@@ -104,9 +129,12 @@ function figureOf(panel, leading) {
   }
   const div = element("div", { class: "plot" });
   const note = element("span", { class: "faint said" });
-  const caption = element("figcaption", {}, element("b", {}, panel.title), " ", note);
-  const figure = element("figure", { "data-metric": panel.title, "data-key": panel.key, class: isLeading(panel, leading) ? "wide" : null }, caption, div);
-  plots.set(panel.key, { panel, metric: panel.title, isLeading: isLeading(panel, leading), div, note, figure, items: [], zoom: [null, null], answered: 0, isSeen: false, isStale: false, listens: false });
+  const legend = element("div", { class: "names" });
+  const pin = element("button", { type: "button", class: "quiet pin", "aria-pressed": "false", title: "Pin to the top", "aria-label": `Pin ${panel.title}`, onclick: () => whenPinned(panel.key) }, "pin");
+  const tools = element("span", { class: "panel-tools" }, pin);
+  const caption = element("figcaption", {}, element("b", {}, panel.title), " ", note, tools);
+  const figure = element("figure", { "data-metric": panel.title, "data-key": panel.key, class: isLeading(panel, leading) ? "wide" : null }, caption, legend, div);
+  plots.set(panel.key, { panel, metric: panel.title, isLeading: isLeading(panel, leading), div, note, legend, tools, pin, figure, items: [], answered: 0, isWhole: false, isSeen: false, isStale: false });
   seen.observe(figure);
   return figure;
 }

@@ -1,20 +1,21 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
-import { address, ask, counted, element, gathered, isTouch, pageData, percent, refreshParts, root, runPath, shown, table, toNumber } from "./dom.js";
+import { GESTURES, curveOf, distinct, gapsOf, outsideButton, placeOf, ringsOf, standing, tellIfMissing } from "./chart.js";
+import { PALETTE, colourOf } from "./colours.js";
+import { address, ask, counted, element, gathered, pageData, percent, refreshParts, root, runPath, shown, table, toNumber } from "./dom.js";
+import { curvesOf, depthBar, drawFamilyHeat, nameOf, pointsOf, seriesOf } from "./family_plots.js";
 import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
-import { depthBar, drawFamilyHeat, linesOf, nameOf, pointsOf, seriesOf } from "./family_plots.js";
-import { layOut, onSeen, plots, visible } from "./panels.js";
+import { chartOf, layOut, onPin, onSeen, plots, visible } from "./panels.js";
 import { phaseMarks, showPhases } from "./phases.js";
-import { COLOURS, POINTS, distinct, draw, firingsOf, gapsOf, lineOf, marksOf, onZoom, shapesOf } from "./plots.js";
+import { marksOf } from "./plots.js";
+import { onChange, problems, read as readState, write } from "./state.js";
 import { takeVectors } from "./vectors.js";
 
 const run = pageData();
-const axis = document.getElementById("axis");
-const log = document.getElementById("log");
-const search = document.getElementById("search");
-const look = document.getElementById("look");
+const by = (id) => document.getElementById(id);
+const look = by("look");
 
-/** Whether families are heat maps, as the reader chose on any run. */
-const LOOK = "steptape-families";
+/** Points of a curve: more than a plot is wide in pixels; the API keeps extremes. */
+const POINTS = 1200;
 
 /** Series in one request. */
 const MOST_SERIES = 100;
@@ -23,8 +24,17 @@ const MOST_SERIES = 100;
 const LISTED = 12;
 const LISTED_IN_ALL = 500;
 
-/** Between two looks at a live run, in milliseconds. */
+/** Between two looks at the facts of a live run, and at the parts that the server renders, in milliseconds. */
 const PAUSE = 700;
+const SLOW = 5000;
+
+/** Events of a live run that are kept for curves that are read meanwhile. */
+const TAIL = 2000;
+
+/** How the curves are looked at: what the address says, else this. */
+let state = readState({
+  axis: "step", x: "", smooth: 0, log: false, logx: false, search: "", pin: [], from: null, to: null, size: "medium", order: "recorded", family: "lines",
+});
 
 const facts = { decisions: [], saves: [], epochs: [], annotations: [], phases: [], errors: [] };
 let metrics = run.metrics;
@@ -119,7 +129,7 @@ function showLegend() {
     facts.phases.length && `squares below: ${counted(facts.phases.length, "span")}`,
     facts.epochs.length && `ticks above: ${counted(facts.epochs.length, "epoch")}`,
     run.attempts.length && `dashed: ${counted(run.attempts.length, "resume")}`,
-    !isTouch && "drag to zoom, double-click to reset",
+    globalThis.uPlot && GESTURES,
   ].filter(Boolean);
   say(said.join("   "));
 }
@@ -129,19 +139,22 @@ function showLegend() {
 let requests = 0;
 
 /**
- * Read the series of these plots and draw them; few requests for all that show the same part of the run. An answer that
- * comes after that of a newer request is dropped.
+ * Read the series of these plots and draw them; few requests for all. An answer that comes after that of a newer request
+ * is dropped.
  */
 async function read(wanted) {
   const request = ++requests;
-  const alike = Map.groupBy(wanted, (plot) => JSON.stringify([plot.zoom, plot.panel.isFamily]));
+  const alike = Map.groupBy(wanted, (plot) => plot.panel.isFamily);
   await Promise.all(
     [...alike.values()].flatMap(packed).map(async (group) => {
       const items = await seriesFor(group);
       for (const plot of group.filter((asking) => asking.answered < request)) {
         plot.answered = request;
         const names = new Set(plot.panel.members.map((member) => member.metric));
-        show(plot, items.filter((item) => names.has(item.metric)));
+        plot.items = items.filter((item) => names.has(item.metric));
+        catchUp(plot.items);
+        if (state.from === null) plot.last = new Map(plot.items.map((item) => [item.kind, toNumber(item.value.at(-1))]));
+        show(plot);
       }
     }),
   ).catch((error) => say(error.message));
@@ -166,90 +179,103 @@ function packed(wanted) {
 async function seriesFor(group) {
   const names = group.flatMap((plot) => plot.panel.members.map((member) => member.metric));
   const points = group[0].panel.isFamily ? Math.min(...group.map((plot) => pointsOf(plot.panel.members.length))) : POINTS;
-  const [from, to] = group[0].zoom;
   const parts = Array.from({ length: Math.ceil(names.length / MOST_SERIES) }, (_, index) => names.slice(index * MOST_SERIES, (index + 1) * MOST_SERIES));
-  const answers = await Promise.all(parts.map((metric) => ask(address(runPath(run.id, "/series"), { metric, axis: axis.value, points, from, to }))));
+  const asked = { axis: state.axis, x: state.axis === "metric" ? state.x : null, smooth: state.smooth || null, points, from: state.from, to: state.to };
+  const answers = await Promise.all(parts.map((metric) => ask(address(runPath(run.id, "/series"), { metric, ...asked }))));
   return answers.flatMap((answer) => answer.items);
 }
 
-function show(plot, items) {
-  if (plot.panel.isFamily) showFamily(plot, items);
-  else showMetric(plot, items);
-  // A family is not drawn while it has no values: they are on their way, or in another part of the run.
-  if (!plot.listens && plot.div.on) listen(plot);
+const isHeat = () => state.family === "heat";
+
+function show(plot) {
+  const isMap = plot.panel.isFamily && isHeat();
+  plot.div.hidden = isMap;
+  if (plot.map) plot.map.hidden = !isMap;
+  if (plot.panel.isFamily) showFamily(plot);
+  else showMetric(plot);
 }
 
-function showMetric(plot, items) {
-  const filled = distinct(items.filter((item) => item.step.length));
-  plot.items = filled;
-  const longest = filled.reduce((best, item) => (item.step.length > (best?.step.length ?? 0) ? item : best), null);
-  const traces = filled.map((item, index) => lineOf(item, { colour: COLOURS[index], name: filled.length > 1 ? item.kind : plot.metric }));
-  let shapes = [];
-  if (longest) {
-    const [decisions, saves, epochs, annotations, phases] = [facts.decisions, facts.saves, facts.epochs, facts.annotations, facts.phases].map((marks) => marks.filter(withinOf(longest)));
-    const isMain = plot.isLeading;
-    traces.push(...decisionsOn(longest));
-    if (isMain) traces.push(...firingsOf(longest, decisions));
-    if (saves.length && (isMain || filled[0].kind === "evaluate")) traces.push(marksOf("save", longest, saves));
-    if (isMain && epochs.length) traces.push(marksOf("epoch", longest, epochs));
-    if (isMain && phases.length) traces.push(marksOf("phase", longest, phases));
-    if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
-    const gaps = filled.flatMap(gapsOf);
-    if (gaps.length) traces.push(marksOf("gap", longest, gaps));
-    shapes = shapesOf(longest, { decisions, attempts: run.attempts, spans: annotations });
-  }
-  plot.note.replaceChildren(...captionOf(plot, filled, longest));
-  draw(plot.div, traces, { shapes, log: log.checked, axis: axis.value });
-  plot.figure.dataset.points = String(longest?.n_raw ?? 0);
-  if (longest && plot.isLeading && looked === null) lookAround(largestJump(longest));
-}
+/** What all panels share: the axis, the part of it that is shown, and how. */
+const shared = (plot) => ({
+  axis: state.axis, xName: state.x, isLog: state.log, isLogX: state.logx, zoom: [state.from, state.to], isWhole: plot.isWhole,
+});
 
-/** A family: a line for each member, or a heat map. */
-function showFamily(plot, items) {
-  plot.items = items;
-  const members = seriesOf(plot.panel, items);
-  if (!members.length) return;
-  const longest = members.map((member) => member.item).reduce((best, item) => (item.step.length > best.step.length ? item : best));
-  const said = isHeat() ? drawFamilyHeat(plot.div, members, axis.value, decisionsOn(longest)) : drawFamilyLines(plot, members, longest);
-  if (kindsOf(items).size > 1) said.push([`values of ${longest.kind} events`]);
-  plot.note.replaceChildren(...said.map((parts) => element("span", {}, parts)));
+/** Draw what stands on a panel: curves, and marks placed by its longest series. */
+function drawOn(plot, curves, longest, { marks = [], rings = [], says }) {
+  const decisions = facts.decisions.filter(withinOf(longest));
+  const annotations = facts.annotations.filter(withinOf(longest));
+  const placed = [
+    ...decisions.map((mark) => ({ ...mark, kind: "decision" })),
+    ...annotations.map((mark) => ({ ...mark, kind: "annotation" })),
+    ...marks,
+  ].map((mark) => ({ ...mark, x: placeOf(longest, mark.step) }));
+  const onDrawn = (view) => plot.note.replaceChildren(...says().map((parts) => element("span", {}, parts)), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
+  chartOf(plot, events).draw({
+    ...shared(plot), curves, rings, marks: placed, ...standing(longest, { decisions, attempts: run.attempts, annotations }), onDrawn,
+  });
   plot.figure.dataset.points = String(longest.n_raw);
 }
 
-/** The decisions within a series as a trace of marks, if there are any. */
-function decisionsOn(item) {
-  const decisions = facts.decisions.filter(withinOf(item));
-  return decisions.length ? [marksOf("decision", item, decisions)] : [];
+function widen(plot) {
+  plot.isWhole = !plot.isWhole;
+  show(plot);
+}
+
+function showMetric(plot) {
+  const filled = distinct(plot.items.filter((item) => item.step.length));
+  if (!filled.length) {
+    plot.note.replaceChildren();
+    return chartOf(plot, events).draw({ ...shared(plot), curves: [] });
+  }
+  const longest = filled.reduce((best, item) => (item.step.length > best.step.length ? item : best));
+  const shades = shadesOf(filled.length);
+  const curves = filled.map((item, index) => curveOf(item, { colour: shades[index], name: filled.length > 1 ? item.kind : plot.metric }));
+  const isMain = plot.isLeading;
+  const marked = [
+    ["save", facts.saves, isMain || filled[0].kind === "evaluate"],
+    ["epoch", facts.epochs, isMain],
+    ["phase", facts.phases, isMain],
+  ].flatMap(([kind, marks, is]) => (is ? marks.filter(withinOf(longest)).map((mark) => ({ ...mark, kind })) : []));
+  drawOn(plot, curves, longest, { marks: [...marked, ...filled.flatMap((item) => gapsOf(item))], rings: ringsOf(longest, facts.decisions), says: () => captionOf(plot, filled, shades) });
+  if (isMain && looked === null) lookAround(largestJump(longest));
+}
+
+/** The colour of the run, then others. */
+function shadesOf(count) {
+  const own = colourOf(run.id);
+  return [own, ...PALETTE.filter((shade) => shade !== own)].slice(0, count);
+}
+
+/** A family: a line for each member, or a heat map. */
+function showFamily(plot) {
+  const members = seriesOf(plot.panel, plot.items);
+  if (!members.length) return;
+  const longest = members.map((member) => member.item).reduce((best, item) => (item.step.length > best.step.length ? item : best));
+  const kinds = new Set(plot.items.filter((item) => item.step.length).map((item) => item.kind));
+  const also = kinds.size > 1 ? [[`values of ${longest.kind} events`]] : [];
+  const isSampled = members.some((member) => member.item.sampled);
+  const says = () => [depthBar(members), ...(isSampled ? [[`downsampled from ${shown(longest.n_raw)} values each, extremes kept`]] : []), ...also];
+  if (!isHeat()) return drawOn(plot, curvesOf(members), longest, { marks: members.flatMap((member) => gapsOf(member.item, `${nameOf(member)}, `)), says });
+  if (!plot.map) plot.div.after((plot.map = element("div", { class: "plot" })));
+  const decisions = facts.decisions.filter(withinOf(longest));
+  const said = drawFamilyHeat(plot.map, members, state.axis, decisions.length ? [marksOf("decision", longest, decisions)] : []);
+  plot.note.replaceChildren(...[...said, ...also].map((parts) => element("span", {}, parts)));
+  plot.figure.dataset.points = String(longest.n_raw);
 }
 
 const withinOf = (item) => (mark) => mark.step >= item.step[0] && mark.step <= item.step.at(-1);
 
-function drawFamilyLines(plot, members, longest) {
-  const [decisions, annotations] = [facts.decisions, facts.annotations].map((marks) => marks.filter(withinOf(longest)));
-  const traces = [...linesOf(members), ...decisionsOn(longest)];
-  if (annotations.length) traces.push(marksOf("annotation", longest, annotations));
-  const gaps = members.flatMap((member) => gapsOf(member.item).map((gap) => ({ ...gap, text: `${nameOf(member)}, ${gap.text}` })));
-  if (gaps.length) traces.push(marksOf("gap", longest, gaps));
-  draw(plot.div, traces, { shapes: shapesOf(longest, { decisions, attempts: run.attempts, spans: annotations }), log: log.checked, axis: axis.value, hover: "closest" });
-  const isSampled = members.some((member) => member.item.sampled);
-  return [depthBar(members), ...(isSampled ? [[`downsampled from ${shown(longest.n_raw)} values each, extremes kept`]] : [])];
-}
-
-const kindsOf = (items) => new Set(items.filter((item) => item.step.length).map((item) => item.kind));
-
-const isHeat = () => look.querySelector("input[value=heat]").checked;
-
-/** What stands beside a metric's name: its last value, which colour is which kind of event, and whether all is drawn. */
-function captionOf(plot, items, longest) {
+/** What stands beside a metric's name: its last value, and which colour is which kind of event. */
+function captionOf(plot, items, shades) {
   const said = items.map((item, index) => {
-    const last = plot.zoom[0] === null ? shown(toNumber(item.value.at(-1))) : "";
+    const last = plot.last?.has(item.kind) ? `last ${shown(plot.last.get(item.kind))}` : "";
     if (items.length === 1) return [last];
     const swatch = element("i", { class: "swatch" });
-    swatch.style.background = COLOURS[index];
+    swatch.style.background = shades[index];
     return [swatch, `${item.kind} ${last}`];
   });
-  if (items.some((item) => item.sampled)) said.push([`downsampled from ${shown(longest.n_raw)} values, extremes kept`]);
-  return said.filter((parts) => parts.join("")).map((parts) => element("span", {}, parts));
+  plot.note.title = items.some((item) => item.sampled) ? `downsampled from ${shown(items[0].n_raw)} values, extremes kept` : "";
+  return said.filter((parts) => parts.join(""));
 }
 
 /** The step at which a series rises most from one value to the next: where a reader would look first. */
@@ -259,27 +285,15 @@ function largestJump(item) {
   return item.step[finite.indexOf(Math.max(...finite))];
 }
 
-function listen(plot) {
-  plot.listens = true;
-  onZoom(plot.div, (from, to) => {
-    for (const other of plots.values()) other.zoom = [from, to];
-    for (const other of plots.values()) if (other !== plot && other.listens) follow(other, from, to);
-    if (axis.value === "step") offerSteps(from, to);
-    read(visible());
-  });
-  plot.div.on("plotly_hover", (event) => lookAround(event.points[0].customdata));
-  plot.div.on("plotly_click", (event) => lookAround(event.points[0].customdata, true));
-}
-
-/** Bring another plot to the part of the run that this one was zoomed to. */
-function follow(plot, from, to) {
-  const ends = from === null ? { "xaxis.autorange": true } : { "xaxis.range": [from, to], "yaxis.autorange": true };
-  globalThis.Plotly.update(plot.div, {}, ends);
-}
+/** What the reader does on any panel. */
+const events = {
+  onZoom: (from, to) => write({ from, to }),
+  onPoint: (step, isClick) => lookAround(step, isClick),
+};
 
 /** Lay out the panels; figures whose members have changed are drawn again. */
 function showPanels() {
-  look.hidden = !layOut(metrics, run.leading, search.value);
+  look.hidden = !layOut(metrics, run.leading, state);
   const stale = visible().filter((plot) => plot.isStale);
   for (const plot of stale) plot.isStale = false;
   if (stale.length) read(stale);
@@ -335,60 +349,185 @@ const readFragments = () => Promise.all([...document.querySelectorAll("[data-fra
 // ---- Live ---------------------------------------------------------------------------------------------------------
 
 function say(text) {
-  document.getElementById("legend").textContent = text;
+  by("legend").textContent = text;
 }
 
-/** What a live run has written since: curves, marks, and the parts that the server renders. */
-const refresh = gathered(async () => {
-  if (document.visibilityState !== "visible") return;
-  await refreshParts("[data-region]");
-  showPhases();
-  await readFacts();
-  const known = new Set(metrics);
-  const { metrics: now } = await ask(runPath(run.id));
-  if (now.some((metric) => !known.has(metric.name))) {
-    metrics = now.map((metric) => metric.name);
+/** The newest events, for curves whose values were read before. */
+let tail = [];
+
+/** A place on the axis for an event, after the values of a series; undefined where only the server knows it. */
+function placeIn(item, event) {
+  if (item.attempt.length && item.attempt.at(-1) !== event.attempt) return undefined;
+  if (state.axis === "step") return event.step;
+  if (state.axis === "epoch") return event.epoch ?? null;
+  if (state.axis === "elapsed" && item.x.length) return item.x.at(-1) + (event.elapsed_ns - item.elapsed_ns.at(-1)) / 1e9;
+  return undefined;
+}
+
+/** Append what events bring to series that were read; returns whether some must be read again. */
+function append(items, events) {
+  let isBehind = false;
+  for (const item of items) {
+    for (const event of events) {
+      if (event.kind !== item.kind || !(item.metric in event.metrics) || (item.elapsed_ns.length && event.attempt === item.attempt.at(-1) && event.elapsed_ns <= item.elapsed_ns.at(-1))) continue;
+      const x = placeIn(item, event);
+      if (x === undefined) isBehind = true;
+      else if (x !== null) push(item, event, x);
+    }
+    isBehind ||= item.x.length > 2 * POINTS;
+  }
+  return isBehind;
+}
+
+function push(item, event, x) {
+  const value = event.metrics[item.metric];
+  item.x.push(x);
+  item.value.push(value);
+  item.step.push(event.step);
+  item.attempt.push(event.attempt);
+  item.elapsed_ns.push(event.elapsed_ns);
+  item.n_raw += 1;
+  if (!item.smoothed) return;
+  const before = toNumber(item.smoothed.findLast((one) => Number.isFinite(toNumber(one))) ?? value);
+  item.smoothed.push(Number.isFinite(toNumber(value)) ? state.smooth * before + (1 - state.smooth) * toNumber(value) : value);
+}
+
+/** Append what came between the server's answer and now. */
+const catchUp = (items) => state.to === null && append(items, tail);
+
+/** What a live run has just written: appended to the curves in sight, which are drawn with the next frame. */
+function take(event) {
+  tail.push(event);
+  if (tail.length > 2 * TAIL) tail = tail.slice(-TAIL);
+  const fresh = Object.keys(event.metrics).filter((name) => !metrics.includes(name));
+  if (fresh.length) {
+    metrics = [...metrics, ...fresh];
     run.leading ??= metrics[0];
     showPanels();
   }
-  await read(visible());
+  if (event.kind === "save") facts.saves.push({ step: event.step, text: `checkpoint, step ${event.step}` });
+  if (event.kind === "epoch_begin") facts.epochs.push({ step: event.step, text: `epoch ${facts.epochs.length + 1} begins` });
+  if (["decision", "rule_error", "operation_applied", "operation_refused"].includes(event.kind)) refreshFacts();
+  refreshRegions();
+  if (state.to === null) extend(Object.keys(event.metrics), event);
+}
+
+function extend(names, event) {
+  for (const plot of visible()) {
+    if (!plot.answered || !plot.panel.members.some((member) => names.includes(member.metric))) continue;
+    const isKnown = plot.items.some((item) => item.kind === event.kind && names.includes(item.metric));
+    if (!isKnown || append(plot.items, [event])) readSlowly();
+    else show(plot);
+    for (const item of plot.items) plot.last?.set(item.kind, toNumber(item.value.at(-1)));
+  }
+}
+
+const readSlowly = gathered(() => read(visible()), SLOW / 2);
+
+const refreshFacts = gathered(async () => {
+  await readFacts();
+  visible().filter((plot) => plot.items.length).forEach(show);
 }, PAUSE);
+
+/** The parts that the server renders. */
+const refreshRegions = gathered(async () => {
+  if (document.visibilityState !== "visible") return;
+  await refreshParts("[data-region]");
+  showPhases();
+  facts.phases = phaseMarks();
+}, SLOW);
 
 function followLive() {
   const source = new EventSource(root + runPath(run.id, "/tail"));
-  source.addEventListener("message", refresh);
-  source.addEventListener("end", () => {
+  let isSecond = false;
+  source.addEventListener("message", (message) => {
+    const event = JSON.parse(message.data);
+    take({ ...event, kind: event.event });
+  });
+  // After a break the stream resumes where it was; until its first event, curves may lack what came before.
+  source.addEventListener("open", () => {
+    if (isSecond) readSlowly();
+    isSecond = true;
+  });
+  source.addEventListener("end", async () => {
     source.close();
-    refresh();
+    await refreshParts("[data-region]");
+    showPhases();
+    await readFacts();
+    await read(visible());
     readFragments();
   });
+  return new Promise((resolve) => source.addEventListener("open", resolve, { once: true }));
 }
 
 // ---- Begin --------------------------------------------------------------------------------------------------------
 
-axis.addEventListener("change", () => {
-  for (const plot of plots.values()) plot.zoom = [null, null];
-  read(visible());
+/** What must be read anew, laid out anew, or only drawn anew, when the reader changes it. */
+const READ = new Set(["axis", "x", "smooth", "from", "to"]);
+const LAID_OUT = new Set(["search", "pin", "size", "order"]);
+
+onChange((now, changed) => {
+  state = now;
+  showControls();
+  if (changed.some((name) => LAID_OUT.has(name))) showPanels();
+  if (changed.includes("from") || changed.includes("to")) {
+    if (state.axis === "step") offerSteps(state.from, state.to);
+    visible().filter((plot) => plot.items.length).forEach(show);
+  }
+  if (changed.some((name) => READ.has(name))) read(visible());
+  else if (!changed.every((name) => LAID_OUT.has(name))) visible().filter((plot) => plot.items.length).forEach(show);
 });
-log.addEventListener("change", () => read(visible()));
-search.addEventListener("input", gathered(showPanels, 150));
-look.addEventListener("change", () => {
-  localStorage.setItem(LOOK, isHeat() ? "heat" : "lines");
-  for (const plot of visible()) if (plot.panel.isFamily) show(plot, plot.items);
-});
+
+/** Controls by the names of what they set. */
+const CONTROLS = ["axis", "x", "smooth", "log", "logx", "search", "size", "order"];
+
+function showControls() {
+  for (const name of CONTROLS) {
+    const control = by(name);
+    if (control === document.activeElement && name === "search") continue;
+    if (control.type === "checkbox") control.checked = state[name];
+    else control.value = String(state[name]);
+  }
+  by("x").hidden = state.axis !== "metric";
+  look.querySelector(`input[value=${isHeat() ? "heat" : "lines"}]`).checked = true;
+  by("smooth").title = `Weight of the moving average: ${state.smooth}`;
+}
+
+function takeControls() {
+  by("x").replaceChildren(...metrics.map((name) => element("option", {}, name)));
+  const isNumber = new Set(["smooth"]);
+  const set = (name) => {
+    const control = by(name);
+    const value = control.type === "checkbox" ? control.checked : isNumber.has(name) ? Number(control.value) : control.value;
+    const all = ["axis", "x"].includes(name) ? { from: null, to: null } : {};
+    const chosen = name === "axis" && value === "metric" && !state.x ? { x: metrics.find((one) => one !== run.leading) ?? metrics[0] } : {};
+    write({ [name]: value, ...all, ...chosen });
+  };
+  for (const name of CONTROLS) {
+    const control = by(name);
+    const isText = ["search", "range"].includes(control.type);
+    control.addEventListener(isText ? "input" : "change", isText ? gathered(() => set(name), 150) : () => set(name));
+  }
+  look.addEventListener("change", () => write({ family: look.querySelector("input:checked").value }));
+  onPin((key) => write({ pin: state.pin.includes(key) ? state.pin.filter((one) => one !== key) : [...state.pin, key] }));
+}
+
 const reread = async () => {
   await readFacts();
   await read(visible());
 };
 takeAnnotations(run.id, reread);
 takeRequests(run.id, reread);
-document.addEventListener("themechange", () => visible().forEach((plot) => show(plot, plot.items)));
-
+takeControls();
+showControls();
+tellIfMissing(by("plots").parentElement);
+document.addEventListener("themechange", () => visible().filter((plot) => plot.items.length).forEach(show));
 onSeen(read);
 takeVectors(run.id);
 showPhases();
-if (localStorage.getItem(LOOK) === "heat") look.querySelector("input[value=heat]").checked = true;
+const connected = run.live ? followLive() : null;
+await Promise.race([connected, new Promise((resolve) => setTimeout(resolve, 1000))]).catch(() => null);
 await readFacts().catch((error) => say(error.message));
 showPanels();
+for (const problem of problems()) by("legend").prepend(`${problem}. `);
 readFragments();
-if (run.live) followLive();
