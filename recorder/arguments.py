@@ -42,7 +42,8 @@ class Push(NamedTuple):
     Attributes:
         to: ``http(s)://HOST[:PORT]``, ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. Leave it out where the store
             is a server. ``STEPTAPE_TOKEN`` holds the token of a server.
-        wait_s: Maximum number of seconds that the program's exit waits until the run is pushed.
+        wait_s: Maximum number of seconds that the program's exit waits until the run is pushed, and that a resume waits
+            for a target that is away.
     """
 
     to: str | Path | None = None

@@ -23,6 +23,7 @@ from ..store.run_info import Attempt, RunInfo, read_run_info
 from .control import ROLL_BACK
 from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
+from .process.pushing_process import PushSettings, fetch_run
 from .ranks.rank import Rank
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def open_run(
     rank: Rank,
     run_id: str | None,
     resume: Resume | None,
+    push: PushSettings | None = None,
 ) -> Opening:
     """Open an attempt of any run, on any rank.
 
@@ -160,18 +162,21 @@ def open_run(
         policy: Its rules.
         rank: The rank of this process. With a process group this is a collective call.
         run_id, resume: As ``Recorder`` takes them.
+        push: Where the run is pushed. A run to resume that the store lacks is copied from there.
 
     Raises:
         TelemetryError: The run cannot be opened, or an argument is wrong.
     """
-    point = None if resume is None else _resume_point(store, run_id, resume)
+    point = None if resume is None else _resume_point(run_id, resume)
     if not rank.decides:
         if rank.has_group:
             shared: _SharedOpening | str = rank.broadcast(None)
             return _followed_run(store, shared, info)
         return _joined_run(store, run_id, info, rank)
     try:
-        if point is None:
+        if point is not None and push is not None and not _is_here(store, point.run_id):
+            _fetch(store, point.run_id, push, is_sure=resume != ALLOW)
+        if point is None or (resume == ALLOW and not _is_here(store, point.run_id)):
             opening = _fresh_run(store, run_id, info, policy)
         else:
             opening = _resumed_run(store, point, info.last, policy, is_sure=resume != ALLOW)
@@ -189,8 +194,8 @@ def open_run(
     return opening
 
 
-def _resume_point(store: Path, run_id: str | None, resume: Resume) -> ResumePoint | None:
-    """Return where a run continues; None if it may begin, and does not exist.
+def _resume_point(run_id: str | None, resume: Resume) -> ResumePoint:
+    """Return where a run continues, if it exists.
 
     Raises:
         TelemetryError: The arguments contradict each other, or one is wrong.
@@ -198,12 +203,37 @@ def _resume_point(store: Path, run_id: str | None, resume: Resume) -> ResumePoin
     if resume == ALLOW:
         if run_id is None:
             raise TelemetryError("resume='allow' needs the id of the run", fix="Give run_id=, the same at each restart")
-        is_there = RUN_ID.fullmatch(str(run_id)) and (store / run_id / RUN_JSON).exists()
-        return ResumePoint(run_id) if is_there else None
+        return ResumePoint(run_id)
     point = ResumePoint.from_argument(resume)
     if run_id not in (None, point.run_id):
         raise TelemetryError(f"run_id and resume name two runs, and resume= names {point.run_id!r}", got=run_id)
     return point
+
+
+def _is_here(store: Path, run_id: object) -> bool:
+    return bool(RUN_ID.fullmatch(str(run_id))) and (store / str(run_id) / RUN_JSON).exists()
+
+
+def _fetch(store: Path, run_id: str, push: PushSettings, *, is_sure: bool) -> None:
+    """Copy a run that this store lacks from the target, if the target has it.
+
+    Raises:
+        TelemetryError: The run still has a writer there. If it must exist: the target cannot be asked.
+    """
+    if not isinstance(run_id, str) or not RUN_ID.fullmatch(run_id):
+        return  # A later check says what is wrong with it.
+    why = fetch_run(str(store), run_id, push)
+    if why and is_sure:
+        raise TelemetryError(f"the run is not here, and {push.target} cannot be asked for it: {why}", where=str(store))
+    if why:
+        what = "%s cannot be asked for the run %s (%s), so it begins anew here"
+        logger.warning(
+            f"{what}. A target that has the run refuses this recording, which is kept in %s",
+            push.target,
+            run_id,
+            why,
+            store / run_id,
+        )
 
 
 def _fresh_run(store: Path, run_id: str | None, info: RunInfo, policy: Policy | None) -> Opening:

@@ -121,16 +121,17 @@ class Recorder:
         run_id: The run's id; generated if not given. Ranks without a process group must all be given the same one.
         resume: Resume a run of this store as its next attempt, from the ``state_dict`` that the checkpoint kept. Or
             give a run id, for its newest recorded checkpoint, or ``(run_id, step)``. Or ``"allow"``: continue the run
-            of ``run_id`` from its newest recorded checkpoint, or else from its beginning, or begin it. Events recorded
-            after the checkpoint are rolled back: they stay on disk and no longer belong to the run. The run keeps its
-            name, group, tags and config; a config that differs is recorded as a note.
+            of ``run_id`` from its newest recorded checkpoint, or else from its beginning, or begin it. A run that this
+            store lacks is copied from the target of ``push``, if that has it. Events recorded after the checkpoint are
+            rolled back: they stay on disk and no longer belong to the run. The run keeps its name, group, tags and
+            config; a config that differs is recorded as a note.
         log_every: Add a ``log`` event with the values of ``step`` every so many steps; None adds none.
         callbacks: Functions that are called when a rule asks for ``save``, ``evaluate`` or ``stop``, by these names.
             The loop then need not check the flags.
         samples: Which sample losses are kept, as ``Samples(every=, top=, tokens_over=)``; all if not given.
         push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``,
             ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. ``Push(to=, wait_s=)`` also says how long the program's
-            exit waits for it. ``STEPTAPE_TOKEN`` holds the token of a server.
+            exit, or a resume, waits for it. ``STEPTAPE_TOKEN`` holds the token of a server.
         ranks: What is not to be detected of a distributed job, as ``Ranks(rank=, world_size=, agree_timeout_s=)``.
         journal: How the log reaches the disk, as ``Journal(sync_every_s=, value_lag=, seal_wait_s=)``.
         mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
@@ -214,7 +215,7 @@ class Recorder:
         if isinstance(resume, Mapping) and not resume:
             logger.warning("resume is the state of a disabled recorder, which has no run: a new run begins")
             resume = None
-        self._begin(open_run(folder, described, policy, own, run_id, resume))
+        self._begin(open_run(folder, described, policy, own, run_id, resume, pushed))
 
     def step(
         self,
@@ -709,7 +710,7 @@ class Recorder:
         attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
         described = dataclasses.replace(own.described, config=begun.config, attempts=(attempt,))
         self._settings = dataclasses.replace(own, described=described)
-        opening = open_run(self._store, described, self._policy, own.rank, None, state)
+        opening = open_run(self._store, described, self._policy, own.rank, None, state, own.push)
         live.take_back()
         self._begin(opening)
 

@@ -27,7 +27,7 @@ from ..store.errors import NotARun, NotWritten, TelemetryError, UnsupportedVersi
 from ..store.events import is_loop_kind
 from ..store.journal.format import MAGIC, PREAMBLE, RECEIVED, RECORDING, VERSION, header_record
 from ..store.journal.segment import Segment
-from ..store.journal.segment_reading import read_segment
+from ..store.journal.segment_reading import is_being_written, read_segment
 from ..store.journal.writer import SEGMENT_BYTES, create_locked
 from ..store.lineage import DECIDING_RANK
 from ..store.parquet.digests import FORMAT, read_digests
@@ -51,6 +51,7 @@ from ..store.user_cache import require_writable
 from .push_protocol import (
     MOST_CHUNK_BYTES,
     OTHER_ID,
+    PIECE_BYTES,
     SAME_RELEASE,
     AttemptState,
     BadFrames,
@@ -69,6 +70,7 @@ from .push_protocol import (
     first_time_of,
     fix_of,
     is_news,
+    is_run_file,
 )
 
 #: Seconds without a word from a pusher after which its run no longer counts as live.
@@ -155,7 +157,27 @@ class Intake:
                 hashlib.sha256(content).hexdigest() if content else "",
                 attempt_states(info),
                 digests,
+                any(is_being_written(journal.path) for journal in listing.journals),
+                tuple(sorted(filter(is_run_file, os.listdir(folder)))),
             )
+
+    def piece(self, run_id: str, owner: str, name: str, offset: int) -> bytes:
+        """Return ``PIECE_BYTES`` bytes of a file of a run from this offset on; fewer at its end alone.
+
+        Raises:
+            BadFrames: The id is not one, or a run has no file of this name.
+            OutOfStep: The file is gone.
+            RunConflict, ForeignRun: The run was recorded here, or begun with another token.
+        """
+        folder = self._folder(run_id)
+        if not is_run_file(name):
+            raise BadFrames("a run has no file of this name", where=run_id, got=name)
+        if not _is_unclaimed(folder):
+            self._check_owner(folder, owner)
+            with contextlib.suppress(FileNotFoundError), open(folder / name, "rb") as file:
+                file.seek(offset)
+                return file.read(PIECE_BYTES)
+        raise OutOfStep("the run has no such file any more", where=run_id, got=name)
 
     def take_chunk(self, run_id: str, owner: str, data: bytes) -> tuple[Stream, int]:
         """Append the events of a chunk that are missing. Return its stream, and the ``seq`` of the next event of it.

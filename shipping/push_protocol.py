@@ -9,7 +9,7 @@ of its ``Recording``. A chunk without events announces that a writer is alive.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -35,8 +35,9 @@ from ..store.journal.format import (
 )
 from ..store.journal.segment import MOST_LAYOUTS, Segment
 from ..store.journal.segment_reading import segment_of
+from ..store.objects.manifest import SMALL_FILES
 from ..store.own_process import WriterIdentity
-from ..store.run_folder import Stream
+from ..store.run_folder import Stream, is_journal, is_sealed
 from ..store.run_info import IMPORTED, RunInfo
 
 #: What to do where a pusher and its target have other versions of a format.
@@ -87,6 +88,9 @@ class PushRefused(TelemetryError):
 
 #: Bytes of events in a chunk, unless one event is larger.
 CHUNK_BYTES: Final = 1 << 20
+
+#: Bytes of a file that a target returns at a time; fewer at its end alone.
+PIECE_BYTES: Final = 4 << 20
 
 #: Largest chunk that an intake takes by default: an event of a million doubles has 8 MiB.
 MOST_CHUNK_BYTES: Final = 64 << 20
@@ -330,12 +334,16 @@ class RunState:
         run_sha256: SHA-256 of its ``run.json``; empty without one.
         attempts: The attempts in it.
         digests: The log digests of the streams that are sealed there.
+        is_live: Whether a writer was heard of lately.
+        files: The names of its files, but for those of the target itself.
     """
 
     next_seq: dict[Stream, int] = field(default_factory=dict)
     run_sha256: str = ""
     attempts: tuple[AttemptState, ...] = ()
     digests: dict[Stream, StreamDigest] = field(default_factory=dict)
+    is_live: bool = False
+    files: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON object."""
@@ -344,6 +352,8 @@ class RunState:
             "run_sha256": self.run_sha256,
             "attempts": [attempt._asdict() for attempt in self.attempts],
             "digests": [{"attempt": a, "rank": r, **d._asdict()} for (a, r), d in sorted(self.digests.items())],
+            "is_live": self.is_live,
+            "files": list(self.files),
         }
 
     @classmethod
@@ -364,7 +374,8 @@ class RunState:
             AttemptState(position_of(each["attempt"]), str(each["recording"]), each["has_ended"] is True)
             for each in document["attempts"]
         )
-        return cls(streams, str(document["run_sha256"]), attempts, digests)
+        files, is_live = tuple(map(_file_name, document["files"])), document["is_live"] is True
+        return cls(streams, str(document["run_sha256"]), attempts, digests, is_live, files)
 
 
 def position_of(value: object) -> int:
@@ -376,6 +387,17 @@ def position_of(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _MOST_INT64:
         raise ValueError("not a position")
     return value
+
+
+def is_run_file(name: str) -> bool:
+    """Whether a run may have a file of this name that a copy of it has as well."""
+    return name in SMALL_FILES or is_journal(name) or is_sealed(name)
+
+
+def _file_name(name: object) -> str:
+    if not isinstance(name, str) or not is_run_file(name):
+        raise ValueError("not the name of a run's file")
+    return name
 
 
 def _stream_in(entry: Mapping[str, object]) -> Stream:
@@ -476,6 +498,13 @@ class Target(Protocol):
 
     def end(self, run_id: str, streams: Collection[Stream]) -> None:
         """Say that the writers of these streams are gone, so that the target seals them."""
+
+    def pieces(self, run_id: str, name: str) -> Iterator[bytes]:
+        """Yield a file of a run, piece by piece.
+
+        Raises:
+            OutOfStep: It is gone: a sealer has replaced it.
+        """
 
     def close(self) -> None:
         """Release connections and locks."""

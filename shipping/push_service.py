@@ -61,7 +61,7 @@ def main() -> None:
     except TelemetryError as error:
         why = str(error)
     if why:  # The program reports it at its end, which may be days away.
-        _say(f"the run is not pushed: {why}")
+        say(f"the run is not pushed: {why}")
     with suppress(BrokenPipeError):
         write_frame(sys.stdout.fileno(), {"why": why})
     os._exit(0)
@@ -70,7 +70,7 @@ def main() -> None:
 def _push(folder: Path, address: str, rank: int | None, wait_s: float) -> str:
     """Push a run to its end; return why it was not pushed, or an empty text."""
     parent = _Parent()
-    backoff = Backoff(_say, float("inf"), sleep=parent.sleep)
+    backoff = Backoff(say, float("inf"), sleep=parent.sleep)
     with closing(target_of(address, os.environ.get(TOKEN_VARIABLE, "").strip())) as target:
         push = push_of(folder, target, rank)
         while parent.gone_s is None or time.monotonic() < parent.gone_s + wait_s:
@@ -89,7 +89,8 @@ def _push(folder: Path, address: str, rank: int | None, wait_s: float) -> str:
     return "the program has ended"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line on stderr, if that is open."""
     with suppress(OSError, ValueError):
         print(f"steptape: push: {text}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from ..store.errors import NotWritten, RunChanging, TelemetryError
+from ..store.errors import (
+    DamagedLog,
+    NotWritten,
+    RunChanging,
+    StoreAway,
+    StoreNotFound,
+    TelemetryError,
+    UnsupportedVersion,
+)
 from ..store.events import JsonObject
 from ..store.objects.bucket import Bucket
-from ..store.run_folder import Stream
+from ..store.objects.manifest import LEASE_S, Manifest, manifest_key, manifest_of, part_key
+from ..store.run_folder import RUN_JSON, Stream
 from .push_protocol import (
+    PIECE_BYTES,
     BadFrames,
     ForeignRun,
     IntakeBusy,
@@ -77,6 +88,11 @@ class FolderTarget:
         if self._why_unsealed:
             raise TargetAway("the run could not be sealed at the target", got=self._why_unsealed)
 
+    def pieces(self, run_id: str, name: str) -> Iterator[bytes]:
+        """As ``Target`` says."""
+        with _translated():
+            yield from whole_pieces(lambda offset: self._intake.piece(run_id, OWNER, name, offset))
+
     def close(self) -> None:
         """As ``Target`` says."""
         self._intake.close()
@@ -87,14 +103,24 @@ class FolderTarget:
         self._why_unsealed = "; ".join(complaints(folder, other_hosts=True))
 
 
+def whole_pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yield a file, given what returns a piece of it from an offset on."""
+    offset = 0
+    while piece := read(offset):
+        yield piece
+        offset += len(piece)
+        if len(piece) < PIECE_BYTES:
+            return
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     """Turn the intake's errors into those of a target."""
     try:
         yield
-    except (IntakeBusy, NotWritten, RunChanging) as error:
+    except (IntakeBusy, NotWritten, RunChanging, StoreAway) as error:
         raise TargetAway(error.what, where=error.where, fix=error.fix) from None
-    except (BadFrames, RunConflict, ForeignRun) as error:
+    except (BadFrames, RunConflict, ForeignRun, StoreNotFound, DamagedLog, UnsupportedVersion) as error:
         raise PushRefused(error.what, where=error.where, got=error.got, fix=error.fix) from None
     except OSError as error:
         raise TargetAway(f"the target cannot be reached ({error})") from None
@@ -168,12 +194,23 @@ class HttpTarget:
         body = {"streams": [{"attempt": attempt, "rank": rank} for attempt, rank in sorted(streams)]}
         self._request("POST", f"{run_id}/end", json.dumps(body).encode(), _JSON)
 
+    def pieces(self, run_id: str, name: str) -> Iterator[bytes]:
+        """As ``Target`` says."""
+        return whole_pieces(lambda offset: self._answer("GET", f"{run_id}/files/{name}/{offset}", None, _JSON))
+
     def close(self) -> None:
         """As ``Target`` says."""
         self._connection.close()
 
     def _request(self, method: str, path: str, body: bytes | None = None, media_type: str = _JSON) -> JsonObject:
-        """Send one request and return the JSON object of its answer.
+        """Send one request and return the JSON object of its answer. Raises as ``_answer``."""
+        document = _parsed(self._answer(method, path, body, media_type))
+        if document is None:
+            raise TargetAway(_NOT_OURS, where=self._address)
+        return document
+
+    def _answer(self, method: str, path: str, body: bytes | None, media_type: str) -> bytes:
+        """Send one request and return the content of its answer.
 
         Raises:
             OutOfStep, PushRefused, TargetAway: As ``Target`` says.
@@ -192,15 +229,9 @@ class HttpTarget:
             lost.after_answers, self._has_answered = self._has_answered, False
             raise lost from None
         self._has_answered = self._is_used = True
-        try:
-            document = json.loads(content or b"{}")
-        except (ValueError, RecursionError):
-            document = None
         if status < 300:
-            if not isinstance(document, dict):
-                raise TargetAway(_NOT_OURS, where=self._address)
-            return document
-        raise self._error_of(status, document if isinstance(document, Mapping) else {})
+            return content
+        raise self._error_of(status, _parsed(content) or {})
 
     def _exchange(self, method: str, path: str, body: bytes | None, media_type: str) -> tuple[int, bytes]:
         headers = {**self._headers, "Content-Type": media_type, "Accept": _JSON}
@@ -258,6 +289,15 @@ class HttpTarget:
         return PushRefused(what, where=self._address, fix=fix)
 
 
+def _parsed(content: bytes) -> JsonObject | None:
+    """Parse the JSON object of an answer; None if it is none."""
+    try:
+        document = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def _words(text: object) -> str:
     """Return what a server says, short and without control characters."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_WORDS]) if isinstance(text, str) else ""
@@ -281,6 +321,41 @@ class ObjectTarget:
             what = "a push to object storage needs pyarrow, which is not installed"
             raise TelemetryError(what, fix="Install steptape with its dependencies, or push to a server")
         self.bucket = Bucket(address)
+        self._copied = Manifest("")
+
+    def state(self, run_id: str) -> RunState:
+        """As ``Target`` says, as far as a copy of the run needs it."""
+        with _translated():
+            try:
+                found = self.bucket.get(manifest_key(run_id))
+            except FileNotFoundError:
+                return RunState()
+            assert found is not None
+            self._copied = manifest = manifest_of(found.content, run_id)
+        names = (*manifest.files, *(part.name for part in manifest.parts))
+        is_live = bool(manifest.live) and found.heard_s < LEASE_S
+        return RunState(run_sha256=self._digest(RUN_JSON), is_live=is_live, files=names)
+
+    def pieces(self, run_id: str, name: str) -> Iterator[bytes]:
+        """As ``Target`` says, of the run whose state was asked for last."""
+        if name in self._copied.files:
+            yield self._copied.files[name].encode()
+            return
+        part = next(part for part in self._copied.parts if part.name == name)
+        sha256 = hashlib.sha256()
+        with _translated():
+            try:
+                for piece in self.bucket.pieces(part_key(run_id, name, part.sha256)):
+                    sha256.update(piece)
+                    yield piece
+            except FileNotFoundError:
+                raise OutOfStep("the run has no such file any more", where=run_id, got=name) from None
+        if sha256.hexdigest() != part.sha256:
+            raise TargetAway("a part of the run is damaged at the target", where=run_id, got=name)
+
+    def _digest(self, name: str) -> str:
+        text = self._copied.files.get(name)
+        return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
 
     def close(self) -> None:
         """Do nothing: connections end with the process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -56,6 +56,10 @@ class IntakeState(Model):
     """SHA-256 of its `run.json`; empty without one."""
     attempts: list[ReceivedAttempt]
     digests: list[StreamDigestItem]
+    is_live: bool
+    """Whether a writer was heard of lately."""
+    files: list[str]
+    """The names of its files."""
 
 
 class NewPapers(RequestModel):
@@ -86,6 +90,26 @@ class EndedStreams(RequestModel):
 def intake_state(request: Request, run_id: RunId) -> IntakeState:
     """Return the position of each stream, from which a pusher continues, and the digests of those that are sealed."""
     return IntakeState.model_validate(_intake(request).state(run_id, _owner(request)).to_json())
+
+
+@router.get(
+    "/intake/{id}/files/{name}/{offset}",
+    summary="A piece of a file of a pushed run",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def intake_file(
+    request: Request,
+    run_id: RunId,
+    name: Annotated[str, InPath(description="One of the state's `files`.")],
+    offset: Annotated[int, InPath(ge=0, le=2**63 - 1, description="The first byte.")],
+) -> Response:
+    """Return 4 MiB of a file from this byte on; less is the end of the file.
+
+    So a machine that lacks the run continues it. Only the token that began the run reads it.
+    """
+    content = _intake(request).piece(run_id, _owner(request), name, offset)
+    return Response(content, media_type="application/octet-stream")
 
 
 @router.put("/intake/{id}/papers", summary="Replace a pushed run's run.json")

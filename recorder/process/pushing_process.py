@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from ...store.child_process import ChildProcess, import_path
 from ...store.child_protocol import BrokenFrame
+from ...store.errors import TelemetryError
 from .locking import forkable_lock
 
 logger = logging.getLogger("steptape")
@@ -26,6 +27,35 @@ class PushSettings(NamedTuple):
 
     target: str
     wait_s: float
+
+
+def fetch_run(store: str, run_id: str, settings: PushSettings) -> str:
+    """Copy a run that a store lacks from the target, if the target has it.
+
+    Returns:
+        Why the target could not be asked; empty if it was, whether or not it has the run.
+
+    Raises:
+        TelemetryError: The run still has a writer there.
+    """
+    arguments = (os.path.abspath(store), run_id, settings.target, str(settings.wait_s))
+    environment = {**os.environ, "PYTHONPATH": import_path()}
+    try:
+        process = ChildProcess(
+            "steptape.shipping.run_fetch", *arguments, environment=environment, shows_errors=True, is_bound=True
+        )
+    except OSError as error:
+        return str(error)
+    try:
+        answer = process.receive().head
+    except (EOFError, BrokenFrame):
+        return "the process that asks it was killed"
+    finally:
+        process.end()
+    if answer["is_live"]:
+        what = "the run is still being written; an attempt must end before the next can begin"
+        raise TelemetryError(what, where=settings.target, got=run_id, fix="Wait until its process ends, or end it")
+    return str(answer["why"])
 
 
 class BackgroundPushing:

@@ -38,6 +38,9 @@ _AGAIN: Final = "Use the steptape that pushed it, or delete the run there and pu
 #: The small files that a manifest may hold, in the order in which a reader may get them.
 SMALL_FILES: Final = (COLUMNS_JSON, DIGESTS_JSON, ANNOTATIONS, RUN_JSON)
 
+#: Seconds after its pusher's last word during which a run counts as live. The pusher's words come more often.
+LEASE_S: Final = 60.0
+
 #: Where manifests and parts lie below the prefix of a store.
 MANIFESTS: Final = "runs/"
 PARTS: Final = "parts/"

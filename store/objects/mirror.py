@@ -31,6 +31,7 @@ from ..user_cache import mirrors_folder
 from .bucket import CONNECTIONS, Bucket, Content, endpoint_here, plain_address
 from .manifest import (
     BLOCK_BYTES,
+    LEASE_S,
     MANIFESTS,
     SMALL_FILES,
     Manifest,
@@ -40,9 +41,6 @@ from .manifest import (
     part_key,
     run_id_in,
 )
-
-#: Seconds after its pusher's last word during which a run counts as live. The pusher's words come more often.
-LEASE_S: Final = 60.0
 
 #: Seconds between two looks at a run that grows, and between two listings of the bucket, at the least.
 _RUN_EVERY_S: Final = 1.0
