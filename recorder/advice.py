@@ -32,6 +32,7 @@ class Advice(NamedTuple):
         first_step: How to count steps from 1.
         end: How to record nothing after the end.
         orders_steps: Whether the adapter itself orders the steps, so that their numbers are none of the loop's.
+        counts_steps: Whether the number of the last step is that of the steps. A tracker's step may count calls.
     """
 
     recorder: str = "rec"
@@ -46,6 +47,7 @@ class Advice(NamedTuple):
     first_step: str = "Write step=i + 1, or leave step= out"
     end: str = "Close the recorder after the last call"
     orders_steps: bool = False
+    counts_steps: bool = True
 
     def call(self, kind: str) -> str:
         """Return the call that records a kind of event."""
@@ -146,6 +148,7 @@ WANDB: Final = Advice(
     first_step="Log with step=i + 1",
     end="Call wandb.finish after the last call",
     orders_steps=True,
+    counts_steps=False,
 )
 
 TENSORBOARD: Final = Advice(

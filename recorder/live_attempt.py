@@ -174,7 +174,9 @@ class LiveAttempt:
         self.agreement.begin(self._steering, self.warnings, self.position, self.emit)
         if opening.calls or handlers is not None:
             self.operate(handlers)
-        self._lines = ConsoleLines(opening.folder, opening.info.name, is_quiet=settings.is_quiet)
+        self._lines = ConsoleLines(
+            opening.folder, opening.info.name, is_quiet=settings.is_quiet, counts_steps=settings.advice.counts_steps
+        )
 
     def operate(self, handlers: Handlers | None) -> Operations:
         """Return the operations with arguments, with what the loop carries out."""

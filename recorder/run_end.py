@@ -109,13 +109,14 @@ class ConsoleLines:
         folder: The run's folder.
         name: The run's name.
         is_quiet: Print nothing. The environment variable has the same effect.
+        counts_steps: Whether the number of the last step is that of the steps.
 
     Attributes:
         folder: The run's folder, as the lines name it.
     """
 
-    def __init__(self, folder: Path, name: str, *, is_quiet: bool) -> None:
-        self.folder, self._name = folder, name
+    def __init__(self, folder: Path, name: str, *, is_quiet: bool, counts_steps: bool = True) -> None:
+        self.folder, self._name, self._counts_steps = folder, name, counts_steps
         self._is_quiet = is_quiet or os.environ.get(QUIET_VARIABLE, "").lower() not in _LOUD
 
     def begin(self) -> None:
@@ -129,7 +130,7 @@ class ConsoleLines:
 
         Args:
             status: The status of the run, or what ended the attempt.
-            steps: Updates finished.
+            steps: Updates finished, or the newest step.
             metrics: Its last values.
             lost_events: Events that could not be recorded.
             ignored: Updates after the loop was asked to stop.
@@ -138,7 +139,8 @@ class ConsoleLines:
         values = ", ".join(f"{name} {value:.4g}" for name, value in islice(metrics.items(), _SHOWN))
         more = f" and {len(metrics) - _SHOWN} more" if len(metrics) > _SHOWN else ""
         late = f", {ignored} of them after {who} asked for a stop" if ignored > 0 else ""
-        ended = f"{self._name!r} {status} after {counted(steps, 'step')}{late}"
+        reached = f"after {counted(steps, 'step')}" if self._counts_steps else f"at step {steps:,}"
+        ended = f"{self._name!r} {status} {reached}{late}"
         lost = f". {counted(lost_events, 'event')} could not be recorded" if lost_events else ""
         self._say(f"{ended}{': ' if values else ''}{values}{more}{lost}. {self._how_to_look()}")
 

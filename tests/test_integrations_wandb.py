@@ -51,6 +51,19 @@ def events_of(run: Run) -> list[tuple[str, int, dict[str, float]]]:
     return [(event.kind, event.step, dict(event.metrics)) for event in run.events() if event.kind in kinds]
 
 
+def test_the_last_line_names_the_newest_step_and_calls_no_call_a_step(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three calls are W&B's steps 0 to 2."""
+    monkeypatch.setenv("STEPTAPE_QUIET", "0")
+    wandb.init(dir="runs", name="n")
+    for _ in range(3):
+        wandb.log({"loss": 1.0})
+    wandb.finish()
+
+    assert "'n' completed at step 2: loss 1. " in capfd.readouterr().err
+
+
 def test_a_rule_stops_a_script_that_asks_after_it_has_logged() -> None:
     """To ask commits the row of the step, so that no rule decides one call late."""
     Path("stop.yaml").write_text(STOP)

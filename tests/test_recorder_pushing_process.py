@@ -107,11 +107,11 @@ def test_a_run_of_the_same_process_is_live_at_the_target(tmp_path: Path) -> None
     """Steps arrive while the loop runs."""
     with Recorder(tmp_path / "a", push=tmp_path / "b", quiet=True) as rec:
         rec.step(loss=1.0)
-        until(lambda: (tmp_path / "b" / rec.run_id / "run.json").exists())
-        status = open_run(tmp_path / "b" / rec.run_id).status
-    until(lambda: open_run(tmp_path / "b" / rec.run_id).status == "completed")
+        there = tmp_path / "b" / rec.run_id
+        until(lambda: (there / "run.json").exists() and open_run(there).status == "running")
+    until(lambda: open_run(there).status == "completed")
 
-    assert status == "running"
+    assert open_run(there).series("loss")["value"].to_pylist() == [1.0]
 
 
 @pytest.mark.parametrize(

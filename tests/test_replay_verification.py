@@ -221,7 +221,7 @@ def test_other_semantics_are_refused_rather_than_compared(run: Run) -> None:
     """Another version of the engine may rightly decide otherwise. All else of the run reads as before."""
     path = run.folder / "run.json"
     document = json.loads(path.read_text())
-    document["attempts"][0]["policy"]["semantics_version"] = 4
+    document["attempts"][0]["policy"]["semantics_version"] = 5
     path.write_text(json.dumps(document))
     recorded = open_run(run.folder).decisions().num_rows
 
@@ -229,7 +229,7 @@ def test_other_semantics_are_refused_rather_than_compared(run: Run) -> None:
         verify(run)
 
     assert str(refused.value) == (
-        f"{run.folder}, policy of attempt 0: this steptape supports rule semantics 5; got 4. "
+        f"{run.folder}, policy of attempt 0: this steptape supports rule semantics 6; got 5. "
         "Use the steptape that wrote it, or record or import the run anew"
     )
     assert recorded == run.decisions().num_rows > 0

@@ -109,10 +109,10 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
 
 def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
     """Its rules may decide otherwise today."""
-    other = replace(CERTIFICATE, policy=replace(CERTIFICATE.policy, semantics_version=4))
+    other = replace(CERTIFICATE, policy=replace(CERTIFICATE.policy, semantics_version=5))
     (tmp_path / "c.json").write_text(other.text, encoding="utf-8")
 
-    with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 5; got 4. Use"):
+    with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 6; got 5. Use"):
         read_certificate(tmp_path / "c.json")
 
 

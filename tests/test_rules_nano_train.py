@@ -317,11 +317,15 @@ def test_an_infinite_norm_that_a_scaler_skips_is_fine(tmp_path: Path, norm_name:
         assert stops == [is_applied] * 4
 
 
-def test_a_run_with_a_loss_alone_hears_of_nothing_else(tmp_path: Path) -> None:
-    """No decision, no error and no warning is about metrics that the run lacks."""
+@pytest.mark.parametrize("further", [{}, {"grad_norm": 1.0}], ids=["loss alone", "the norm of the loop"])
+def test_a_run_without_probes_hears_of_nothing_that_it_lacks(
+    further: dict[str, float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No decision, no error, no warning and no line is about metrics that the run lacks."""
     with Recorder(tmp_path, rules="nano_train", quiet=True) as rec:
         for step in range(1, 301):
-            rec.step(loss=3.0 / step)
+            rec.step(loss=3.0 / step, **further)
 
     kinds = {event.kind for event in open_run(rec.folder).events()}
     assert not kinds & {"decision", "rule_error", "rule_warning"}
+    assert "no event has carried" not in caplog.text

@@ -281,6 +281,17 @@ def test_a_series_that_appears_in_time_or_is_listed_is_not_warned_of() -> None:
     assert fold(engine("x > 1.0", head="series: [x]\n"), steps([1.0] * 300)) == []
 
 
+def test_a_rule_that_asks_whether_a_series_is_missing_is_not_warned_of_it() -> None:
+    """Zero values are an answer. A rule that reads the values as well awaits them."""
+    asks, reads = 'loss == 2.0 and len(series("norm")) == 0', "len(norm) == 0 or norm > 1.0"
+
+    asking = engine(asks)
+
+    assert fold(asking, steps([1.0] * 300)) == []
+    assert asking.never_recorded() == []
+    assert RuleWarning in map(type, fold(engine(reads), steps([1.0] * 300)))
+
+
 def test_whole_numbers_are_taken_as_floats() -> None:
     """A loop that passes an int gets the same decisions live as after decoding."""
     rule = engine("str(loss) == '3.0'")

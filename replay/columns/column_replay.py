@@ -265,7 +265,7 @@ class _ByColumns:
         return max((index for index in found if index is not None), default=None)
 
     def _warning(self, controller: Controller, questions: Sequence[SharedRule]) -> int | None:
-        firsts = [self._first(key) for key in controller.series_read if not key.is_derived]
+        firsts = [self._first(key) for key in controller.series_awaited]
         # It is asked at most once at each event.
         if all(first is not None and first < MISSING_SERIES_AFTER for first in firsts):
             return None

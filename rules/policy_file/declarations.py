@@ -20,13 +20,14 @@ from ...store.run_info import Attempt
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.clock import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
+from ..readings.series_value import SeriesLength
 from .classes import ArgumentValue
 from .document import Place
 from .metrics import METRIC_CLASSES, Metric
 from .operations import OPERATION_CLASSES, Operation
 
 #: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 5
+SEMANTICS_VERSION: Final = 6
 
 #: The severities of a decision, the lowest first.
 SEVERITIES: Final = ("info", "warning", "critical")
@@ -339,6 +340,22 @@ class Controller:
         read = (key for rule in self.conditions for key in rule.bound.series)
         of_each = () if self.each is None else (self.each, self.each.whole)
         return tuple(dict.fromkeys((*read, *of_each)))
+
+    @property
+    def series_awaited(self) -> tuple[SeriesKey, ...]:
+        """Those of ``series_read`` that the run's events carry, but for those whose length alone its conditions read.
+
+        A length has an answer without values: ``len(s) == 0`` asks whether the series is missing.
+        """
+        counted, read = set[SeriesKey](), set[SeriesKey | None]()
+        for rule in self.conditions:
+            lengths = {node: each for node, each in rule.bound.references.items() if isinstance(each, SeriesLength)}
+            arguments = {node.args[0] for node in lengths if isinstance(node, ast.Call)}
+            others = rule.bound.references.keys() - lengths.keys() - arguments
+            counted.update(each.key for each in lengths.values())
+            read.update(rule.bound.references[node].driver for node in others)
+            read.update(derived.driver for derived in rule.bound.derived.values())
+        return tuple(key for key in self.series_read if not key.is_derived and key not in counted - read)
 
     @property
     def ranks(self) -> frozenset[str]:
