@@ -305,7 +305,7 @@ def test_a_job_that_takes_too_long_fails(store: Path) -> None:
     with served(store, limits=replace(SMALL, job_s=0.05)) as client:
         job = ended(client, start(client, "verifications"))
 
-    assert (job["status"], job["error"]) == ("failed", "the job exceeded its time limit of 0.05 s")
+    assert (job["status"], job["error"]) == ("failed", "the job exceeded its limit of 0.05 s of processor time")
 
 
 def test_a_job_takes_no_more_memory_than_it_may(store: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_policy_that_takes_too_long_to_load_is_refused(store: Path) -> None:
         answer = client.post("/api/v1/backtests", json={"policy_text": text})
 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-    assert "exceeded their time limit of 1 s" in answer.json()["detail"]
+    assert "exceeded their limit of 1 s of processor time" in answer.json()["detail"]
 
 
 def test_a_policy_that_does_not_load_is_refused_with_its_problems(idle: httpx.Client) -> None:
@@ -474,7 +474,7 @@ def test_rules_that_take_too_long_are_ended_and_others_are_tried(store: Path, pa
         light = patiently(lambda: client.post("/api/v1/rules/check", json={"text": POLICY}))
 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
-    assert "exceeded their time limit of 3 s" in answer.json()["detail"]
+    assert "exceeded their limit of 3 s of processor time" in answer.json()["detail"]
     assert light.json()["ok"]
 
 

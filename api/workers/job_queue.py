@@ -197,7 +197,7 @@ class JobQueue:
             )
             self._keep(job, **json.loads(frame.body))
         except TimeoutError:
-            self._fail(job, f"the job exceeded its time limit of {limits.job_s:g} s")
+            self._fail(job, f"the job exceeded its limit of {limits.job_s:g} s of processor time")
         except BrokenFrame:
             self._fail(job, "the result is too large, or incomplete")
         except EOFError:

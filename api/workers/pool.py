@@ -213,7 +213,8 @@ class QueryWorkers:
         except TimeoutError:
             worker.end()
             fix = "Query less, or a single run"
-            raise QueryTimedOut("the query exceeded its time limit and was stopped", got=statement, fix=fix) from None
+            what = f"the query exceeded its limit of {seconds:g} s of processor time and was stopped"
+            raise QueryTimedOut(what, got=statement, fix=fix) from None
         except BrokenFrame:
             worker.end()
             raise QueryRefused("the result is too large", got=statement, fix="Query less") from None
@@ -286,7 +287,7 @@ class RuleWorkers:
                 most_bytes = limits.job_result_bytes
                 return exchange(worker, request, within_s=limits.rules_s, most_bytes=most_bytes).head["answer"]
         except TimeoutError:
-            what = f"the rules exceeded their time limit of {limits.rules_s:g} s and were stopped"
+            what = f"the rules exceeded their limit of {limits.rules_s:g} s of processor time and were stopped"
             raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
         except BrokenFrame:
             what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"

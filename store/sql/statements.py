@@ -415,7 +415,7 @@ def _interrupted_after(connection: duckdb.DuckDBPyConnection, budget: TimeBudget
         # Whatever error the interrupt caused, the user needs to see the time limit.
         if is_late.is_set():
             raise QueryTimedOut(
-                "the query exceeded its time limit and was interrupted",
+                "the query exceeded its limit of processor time and was interrupted",
                 got=statement,
                 fix="Query less, or a single run",
             ) from None
