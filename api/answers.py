@@ -13,6 +13,7 @@ import types
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin
 from urllib.parse import quote, urlencode
 
@@ -77,6 +78,7 @@ def page_answer(
     asked: Form | None,
     rows: Iterable[Mapping[str, Any]] | None = None,
     head: Iterable[str] = (),
+    more: Mapping[str, ColumnType] = MappingProxyType({}),
 ) -> Response:
     """Render a page of a list in the requested format.
 
@@ -86,6 +88,7 @@ def page_answer(
         asked: The ``format`` parameter.
         rows: Table rows for formats other than JSON; by default the items.
         head: Lines of NDJSON before the items.
+        more: Columns of the rows besides those of the items.
     """
     form = form_of(request, asked)
     headers = {} if page.next is None else {"Link": f'<{_next_url(request, page.next)}>; rel="next"'}
@@ -97,7 +100,8 @@ def page_answer(
         lines = [*head, *(item.model_dump_json() for item in page.items), trailer]
         return answer(request, "".join(f"{line}\n" for line in lines).encode(), MEDIA_TYPES[form], headers)
     held: Sequence[Mapping[str, Any]] = [item.model_dump() for item in page.items] if rows is None else list(rows)
-    table = table_of(columns_of(type(page)), held)
+    own = columns_of(type(page))
+    table = table_of({**own, **more, **own}, held)
     return answer(request, table_bytes(table, form), MEDIA_TYPES[form], headers)
 
 

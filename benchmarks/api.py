@@ -144,7 +144,7 @@ def measure_http(store: Path, clients: int) -> None:
             return get(connection, "/api/v1/runs")
 
         def filtered(number: int) -> tuple[int, bytes]:
-            return get(connection, "/api/v1/runs", group=f"group-{number % 50}", sort="-steps")
+            return get(connection, "/api/v1/runs", where=f"group:group-{number % 50}", sort="-steps")
 
         def compared(number: int) -> tuple[int, bytes]:
             runs = chosen[number * 10 % 990 : number * 10 % 990 + 10]

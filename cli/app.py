@@ -123,7 +123,7 @@ EXAMPLES: Final = {
     "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),
     "recommend": (
         "steptape recommend logs --output recommended.yaml",
-        "steptape recommend --store runs --since 30d --cost-per-hour 2 --search",
+        "steptape recommend --store runs --where started:30d --cost-per-hour 2 --search",
     ),
     "replay": (
         "steptape replay overfitting digits --store runs",

@@ -6,9 +6,8 @@ A run with a ``/`` in its name on the command line is a folder; any other is an 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,10 +21,12 @@ from ..store.errors import RunNotFound, StoreNotFound, TelemetryError, counted
 from ..store.event_json import events_from_lines
 from ..store.events import Event
 from ..store.objects.mirror_access import address_of
+from ..store.questions import parse
+from ..store.reading.catalog import Look, catalog_of
 from ..store.reading.diagnosis import is_run_folder
 from ..store.run import Run
 from ..store.store import NO_FOLDER, Store, local_folder, open_store
-from .options import FilterOptions, RunsOptions
+from .options import RunsOptions
 from .streams import complain
 
 #: Maximum number of runs to suggest for an unknown name.
@@ -34,6 +35,8 @@ _SUGGESTED: Final = 3
 #: Maximum number of older runs of one name, and of ids, to list.
 _OLDER_NAMED: Final = 5
 _IDS_NAMED: Final = 10
+
+_LOOK_AROUND: Final = "'steptape runs --where QUESTION' lists what matches another one"
 
 
 def age(text: str) -> timedelta:
@@ -183,39 +186,23 @@ def runs_asked(options: RunsOptions) -> list[Run]:
 
         chosen, problems = imported_history(options.history)
     complain_of(problems)
-    return filtered(chosen, options.filters)
+    return chosen if options.where is None else admitted(chosen, options.where)
 
 
-def filtered(runs: list[Run], options: FilterOptions) -> list[Run]:
-    """Return the runs that the filters keep. Print on stderr how many they leave out.
+def admitted(runs: list[Run], where: str) -> list[Run]:
+    """Return the runs that match a question. Print on stderr how many do not.
 
     Raises:
-        TelemetryError: They keep none of several runs.
+        TelemetryError: The question is none, or none of several runs matches.
     """
-    kept = runs
-    if options.since is not None:
-        begin_s = time.time() - age(options.since).total_seconds()
-        starts_s = [run.info.attempts[0].started_ns / 1e9 for run in runs]
-        unknown = sum(not start_s for start_s in starts_s)
-        kept = [run for run, start_s in zip(runs, starts_s, strict=True) if start_s >= begin_s and start_s]
-        if earlier := len(runs) - len(kept) - unknown:
-            complain(f"note: {counted(earlier, 'run', ',')} left out, which started earlier than {options.since} ago")
-        if unknown:
-            complain(f"note: {counted(unknown, 'run', ',')} left out, whose log does not say when it started")
-        if runs and not kept:
-            raise TelemetryError(
-                "no run started in this time", got=f"--since {options.since}", fix="Give a longer time"
-            )
-    if options.statuses:
-        in_time, counts = kept, Counter(run.status for run in kept)
-        kept = [run for run in in_time if run.status in options.statuses]
-        told = " ".join(f"--status {status}" for status in options.statuses)
-        states = ", ".join(f"{count:,} {status}" for status, count in counts.most_common())
-        if in_time and not kept:
-            raise TelemetryError("no run has this status", got=told, fix=f"They are: {states}")
-        if len(kept) < len(in_time):
-            complain(f"note: {counted(len(in_time) - len(kept), 'run', ',')} left out by {told}; they are: {states}")
-    return kept
+    entries = [catalog_of(run.folder.parent.absolute()).entry(run.folder) for run in runs]
+    kept = {entry.folder for entry in parse(where).bound(Look(tuple(entries), ())).admitted(entries)}
+    found = [run for run, entry in zip(runs, entries, strict=True) if entry.folder in kept]
+    if runs and not found:
+        raise TelemetryError("no run matches", where="--where", got=where, fix=_LOOK_AROUND)
+    if len(found) < len(runs):
+        complain(f"note: {counted(len(runs) - len(found), 'run', ',')} left out by --where {shlex.quote(where)}")
+    return found
 
 
 def events_named(source: str, store: str | None) -> Run | list[Event]:

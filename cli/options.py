@@ -144,24 +144,16 @@ LogFormatOption = Annotated[
     ),
 ]
 
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="QUESTION",
+        help="Only runs that match it, such as 'started:30d status:completed lr<0.01'; 'Query runs' describes it.",
+    ),
+]
+
 _GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
-
-
-class FilterOptions(NamedTuple):
-    """The options that leave runs out by their start or their state."""
-
-    since: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Only runs that started in the last, such as 30d, 12h or 8w.")
-    ] = None
-    statuses: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--status",
-            parser=one_of("running", "stalled", "completed", "stopped", "failed", "interrupted", "crashed"),
-            metavar="STATUS",
-            help="Only runs in this state, such as completed, as 'runs' lists it; repeatable.",
-        ),
-    ] = None
 
 
 class RunsOptions(NamedTuple):
@@ -175,7 +167,7 @@ class RunsOptions(NamedTuple):
             metavar="PATH", readable=False, help="Take other tools' logs instead, imported into a cache; repeatable."
         ),
     ] = None
-    filters: FilterOptions = FilterOptions()
+    where: WhereOption = None
 
 
 class JudgingOptions(NamedTuple):
@@ -352,7 +344,7 @@ class RecommendArguments(NamedTuple):
         ),
     ] = None
     store: StoreOption = None
-    filters: FilterOptions = FilterOptions()
+    where: WhereOption = None
     objective: ObjectiveOption = None
     family: FamilyOption = None
     risk: RiskOptions = RiskOptions()
@@ -521,9 +513,20 @@ class ReplayArguments(NamedTuple):
 
 
 class RunsArguments(NamedTuple):
-    """List the newest runs of a store, oldest first."""
+    """List the newest runs of a store, oldest first.
+
+    A field is a fact of every run (name, status, steps, ...), a key of the configuration or a metric, whose newest
+    value counts: 'min(eval/loss)' is its least. With --sort, the first runs of that order come first.
+    """
 
     store: StoreOption = None
+    where: WhereOption = None
+    sort: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Sort by a field, such as eval/loss; -FIELD is descending.")
+    ] = None
+    columns: Annotated[
+        str | None, typer.Option(metavar="FIELDS", help="Fields to print, such as lr,min(eval/loss).")
+    ] = None
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Most runs to list, the newest. 100 in a table, all as JSON.")
     ] = None

@@ -17,12 +17,15 @@ COMMANDS: Final = {
 
 _OBJECTIVE: Final = "Write --objective METRIC:min or METRIC:max"
 _PAIRS: Final = "Write --pairs KEY, or --pairs none for groups without pairs"
+_JUDGING: Final = ("backtest", "sweep", "certify", "recommend")
 _STORE: Final = "Name the store by position"
 
 #: What replaces each removed option of a command.
 OPTIONS: Final = {
     **{(name, "--mode"): _OBJECTIVE for name in ("backtest", "sweep", "certify", "diff", "compare")},
     **{("compare", option): _PAIRS for option in ("--paired", "--unpaired", "--seed")},
+    **{(name, "--since"): "Write --where started:AGE" for name in _JUDGING},
+    **{(name, "--status"): "Write --where status:STATUS" for name in _JUDGING},
     **{(name, "--store"): _STORE for name in ("serve", "push")},
     **{(name, "--no-cache"): "Leave it out: results are no longer cached" for name in ("backtest", "diff")},
     ("backtest", "--coverage"): "Write --html FILE: the report says which parts of rules were ever true",

@@ -6,6 +6,7 @@ describes it. In: text, and the entries of a scan. Out: entries, and the values 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import operator
@@ -14,9 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
-from functools import partial
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -349,7 +349,7 @@ def parse_fields(text: str, *, source: str = "columns") -> tuple[Field, ...]:
         reader.at += 1
 
 
-def _values_for(term: Clause, entries: Iterable[Entry]) -> list[Any]:
+def _values_for(term: Clause, entries: Sequence[Entry]) -> list[Any]:
     """Return what the term compares in each entry."""
     return list(map(_searched, entries)) if term.field is None else term.field.values(entries)
 
@@ -532,7 +532,7 @@ Place: TypeAlias = tuple[int, int | float | str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Ordering:
     """An order of runs by one field. Runs without it come last, equal ones newest first. Its text parses to itself."""
 
     field: Field
@@ -541,12 +541,17 @@ class Order:
     def __str__(self) -> str:
         return f"{'-' if self.is_descending else ''}{self.field}"
 
-    def places(self, entries: Sequence[Entry]) -> list[Place]:
-        """Return the place of each entry."""
-        values = map(partial(_sortable, self.field.type), self.field.values(entries))
-        return [
-            (*value, entry.summary.started.isoformat() if entry.summary.started else "", entry.summary.run_id)
-            for value, entry in zip(values, entries, strict=True)
+    def place_of(self, entry: Entry) -> Place:
+        """Return the place of an entry."""
+        (value,) = self.field.values([entry])
+        started = entry.summary.started
+        rank, key = _sortable(self.field.type, value)
+        return rank, key, started.isoformat() if started else "", entry.summary.run_id
+
+    def after(self, ordered: Sequence[Entry], place: Place) -> Sequence[Entry]:
+        """Return the entries after a place, whether or not the run of that place still exists."""
+        return ordered[
+            bisect.bisect_left(ordered, True, key=lambda entry: self._is_after(self.place_of(entry), place)) :
         ]
 
     def sorted(self, newest_first: Sequence[Entry]) -> list[Entry]:
@@ -557,8 +562,8 @@ class Order:
         rest = [[entry for key, entry in zip(keys, newest_first, strict=True) if key[0] == last] for last in (1, 2)]
         return [*(entry for _, entry in having), *rest[0], *rest[1]]
 
-    def is_after(self, place: Place, other: Place) -> bool:
-        """Whether a place comes after another one in this order."""
+    def _is_after(self, place: Place, other: Place) -> bool:
+        """Whether a place comes after another one."""
         if place[0] != other[0]:
             return place[0] > other[0]
         own, others = _by_value(place[:2]), _by_value(other[:2])
@@ -584,7 +589,7 @@ def _by_value(key: tuple[int, int | float | str]) -> tuple[bool, int | float | s
     return isinstance(key[1], str), key[1]
 
 
-def parse_order(text: str, *, source: str = "sort") -> Order:
+def parse_order(text: str, *, source: str = "sort") -> Ordering:
     """Parse an order: a field, with a leading ``-`` for a descending one.
 
     Raises:
@@ -596,7 +601,7 @@ def parse_order(text: str, *, source: str = "sort") -> Order:
     named, _ = _read_field(reader, _NAME)
     if not reader.is_at_end:
         raise reader.fault("an order is one field", reader.at, fix="Write FIELD or -FIELD, such as -started")
-    return Order(named, is_descending)
+    return Ordering(named, is_descending)
 
 
 def selected(look: Look, where: str = "", sort: str = "-started", *, now: datetime | None = None) -> Sequence[Entry]:
@@ -616,7 +621,7 @@ def selected(look: Look, where: str = "", sort: str = "-started", *, now: dateti
     return question.admitted(entries) if question.terms else entries
 
 
-def in_order(look: Look, order: Order) -> Sequence[Entry]:
+def in_order(look: Look, order: Ordering) -> Sequence[Entry]:
     """Return all runs of a scan in an order, sorted at the first request for it.
 
     Raises:
@@ -628,10 +633,10 @@ def in_order(look: Look, order: Order) -> Sequence[Entry]:
     return look.kept(f"sorted by {bound}", lambda: bound.sorted(look.newest_first))
 
 
-_NEWEST_FIRST: Final = Order(Field("run", "started"), True)
+_NEWEST_FIRST: Final = Ordering(Field("run", "started"), True)
 
 
-def bound_order(look: Look, order: Order, source: str = "sort") -> Order:
+def bound_order(look: Look, order: Ordering, source: str = "sort") -> Ordering:
     """Return the order with its name taken for a key or a metric.
 
     Raises:
@@ -640,18 +645,60 @@ def bound_order(look: Look, order: Order, source: str = "sort") -> Order:
     return replace(order, field=bound_field(order.field, look, source))
 
 
-def column_values(look: Look, named: Field, entries: Sequence[Entry], *, now: datetime | None = None) -> list[Any]:
-    """Return the values of a field in some entries of a scan; ages in seconds, None where a run lacks the field.
+class FieldColumn(NamedTuple):
+    """The values of a field in some runs.
+
+    Attributes:
+        name: The field, as it was asked for.
+        type: The type of the field in the whole store: ``number``, ``moment`` or ``text``.
+        values: One for each run: ages and times in seconds, None where the run lacks the field.
+    """
+
+    name: str
+    type: Literal["number", "moment", "text"]
+    values: list[Any]
+
+
+def columns_of(look: Look, text: str, entries: Sequence[Entry], *, now: datetime | None = None) -> list[FieldColumn]:
+    """Return the columns that a list of fields names, such as ``lr,min(eval/loss)``; none for an empty list.
+
+    Args:
+        look: The scan, which says what names mean.
+        text: The list.
+        entries: The runs, some of the scan.
+        now: The moment from which ages are counted, UTC without a zone; by default that of the call.
 
     Raises:
-        QuestionRefused: No run has the field.
+        QuestionRefused: The text is no list of fields, or no run has one of them.
     """
-    bound = bound_field(named, look, "columns")
-    values = bound.values(entries)
-    if bound.type != "age":
-        return values
     now = now or datetime.now(UTC).replace(tzinfo=None)
-    return [None if value is None else (now - value).total_seconds() for value in values]
+    columns = []
+    for named in parse_fields(text) if text.strip() else ():
+        bound = bound_field(named, look, "columns")
+        values, type_ = bound.values(entries), _column_type(look, bound)
+        if bound.type == "age":
+            values = [None if value is None else (now - value).total_seconds() for value in values]
+        elif bound.type == "value" and type_ == "number":
+            values = list(map(number_of, values))
+        columns.append(FieldColumn(str(named), type_, values))
+    return columns
+
+
+def _column_type(look: Look, bound: Field) -> Literal["number", "moment", "text"]:
+    match bound.type:
+        case "moment":
+            return "moment"
+        case "text" | "texts":
+            return "text"
+        case "value":
+            is_number = look.kept(f"{bound} holds numbers", lambda: _are_numbers(bound.values(look.entries)))
+            return "number" if is_number else "text"
+        case _:
+            return "number"
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    return all(number_of(value) is not None for value in values if value is not None)
 
 
 class FieldFacts(NamedTuple):
@@ -688,8 +735,13 @@ def _fields_of(look: Look) -> tuple[FieldFacts, ...]:
             if value is not None:
                 held.setdefault(key, []).append(value)
     for key, values in sorted(held.items(), key=lambda item: (-len(item[1]), item[0])):
-        is_number = all(number_of(value) is not None for value in values)
-        facts.append(_facts(Field("config", key), "number" if is_number else "text", values))
+        facts.append(_facts(Field("config", key), "number" if _are_numbers(values) else "text", values))
+    parts = [key.split(".") for key in look.config_keys]
+    keys = {".".join(path[start:]) for path in parts for start in range(len(path))}
+    for metric, count in sorted(look.metric_names.items(), key=lambda item: (-item[1], item[0])):
+        named = Field("metric", metric)
+        name = str(named) if metric in keys else _shortest(named)
+        facts.append(FieldFacts(name, "metric", "number", count, ()))
     return tuple(facts)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
-from .errors import QuestionRefused
+from .errors import QuestionRefused, TelemetryError
+from .parquet.event_summary import MetricSummary
 from .reading.catalog import Look
 from .reading.summary import Entry
 
@@ -45,6 +46,13 @@ class RunField(NamedTuple):
     of: Callable[[Entry], Any]
 
 
+def _fired(entry: Entry) -> tuple[str, ...] | None:
+    try:
+        return tuple(dict.fromkeys(rule.controller for rule in entry.firings)) or None
+    except (TelemetryError, OSError):
+        return None
+
+
 def _hosts(entry: Entry) -> tuple[str, ...] | None:
     known = dict.fromkeys(host for host in entry.summary.hosts or () if host is not None)
     return tuple(known) or None
@@ -58,13 +66,26 @@ RUN_FIELDS: Final[dict[str, RunField]] = {
     "status": RunField("text", attrgetter("summary.status")),
     "started": RunField("moment", attrgetter("summary.started")),
     "ended": RunField("moment", attrgetter("summary.ended")),
+    "age": RunField("age", attrgetter("summary.last_event")),
+    "fired": RunField("texts", _fired),
+    "health": RunField("text", attrgetter("health")),
     "steps": RunField("number", attrgetter("summary.steps")),
     "planned_steps": RunField("number", attrgetter("summary.planned_steps")),
     "attempts": RunField("number", attrgetter("summary.attempts")),
     "time": RunField("span", attrgetter("summary.duration_s")),
+    "eta": RunField("span", attrgetter("summary.eta_s")),
+    "steps_per_s": RunField("number", attrgetter("summary.steps_per_s")),
     "source": RunField("text", attrgetter("summary.source")),
     "host": RunField("texts", _hosts),
     "policy_digest": RunField("text", attrgetter("summary.policy_digest")),
+}
+
+
+_OF_METRIC: Final[dict[str, Callable[[MetricSummary], float | None]]] = {
+    "name": attrgetter("last"),
+    "metric": attrgetter("last"),
+    "min": attrgetter("least"),
+    "max": attrgetter("greatest"),
 }
 
 
@@ -98,11 +119,28 @@ class Field:
             return RUN_FIELDS[self.name].type
         return "value" if self.kind in ("name", "config") else "number"
 
-    def values(self, entries: Iterable[Entry]) -> list[Any]:
-        """Return the value of each entry; None where the run lacks the field. A name is taken for a key."""
+    def values(self, entries: Sequence[Entry]) -> list[Any]:
+        """Return the value of each entry; None where the run lacks the field or cannot be read.
+
+        A name is taken for a key or, in a run that lacks it, for a metric.
+        """
         if self.kind == "run":
             return list(map(RUN_FIELDS[self.name].of, entries))
-        return [config_value(entry.config, self.name) for entry in entries]
+        if self.kind == "config":
+            return [config_value(entry.config, self.name) for entry in entries]
+        if self.kind == "name":
+            values = [config_value(entry.config, self.name) for entry in entries]
+            return [
+                self._of_metric(entry) if value is None else value for value, entry in zip(values, entries, strict=True)
+            ]
+        return list(map(self._of_metric, entries))
+
+    def _of_metric(self, entry: Entry) -> float | None:
+        try:
+            found = entry.metrics.get(self.name)
+        except (TelemetryError, OSError):
+            return None
+        return None if found is None else _OF_METRIC[self.kind](found)
 
 
 def quoted(text: str) -> str:
@@ -130,28 +168,37 @@ def bound_field(named: Field, look: Look, source: str) -> Field:
     """
     if named.kind == "run" or not look.entries:
         return named
-    ending = f".{named.name}"
-    keys = [key for key in look.config_keys if key == named.name or key.endswith(ending)]
+    keys: list[str] = []
+    if named.kind in ("name", "config"):
+        ending = f".{named.name}"
+        keys = [key for key in look.config_keys if key == named.name or key.endswith(ending)]
     if not keys:
-        raise _refusal("no run has this field", named, source, _nearest(named.name, look))
+        if named.kind != "config" and named.name in look.metric_names:
+            return replace(named, kind="metric") if named.kind == "name" else named
+        raise _refusal("no run has this field", named, source, _nearest(named, look))
     if len(keys) == 1:
         return replace(named, kind="config", name=keys[0])
+    named = replace(named, kind="config")
     if named.name not in keys and all(value is None for value in named.values(look.entries)):
         fix = f"Write {' or '.join(str(Field('config', key)) for key in sorted(keys)[:_SUGGESTED])}"
         raise _refusal("several keys of each run end so", named, source, fix)
-    return replace(named, kind="config")
+    return named
 
 
 def _refusal(what: str, named: Field, source: str, fix: str) -> QuestionRefused:
     return QuestionRefused(what, where=f"{source}:{named.place}", got=named.name, fix=fix)
 
 
-def _nearest(name: str, look: Look) -> str:
-    known = [*RUN_FIELDS, *look.config_keys]
+def _nearest(named: Field, look: Look) -> str:
+    """Ask whether another field was meant: names that contain the text, else the most similar ones."""
+    name, known = named.name, [*RUN_FIELDS] if named.kind == "name" else []
+    known += look.config_keys if named.kind in ("name", "config") else ()
+    known += look.metric_names if named.kind != "config" else ()
+    known = list(dict.fromkeys(known))
     alike = [each for each in known if name.casefold() in each.casefold()]
     alike = alike or get_close_matches(name[:100], known, n=_SUGGESTED)
     if not alike:
-        return f"Fields of every run: {', '.join(RUN_FIELDS)}"
+        return f"Fields of every run: {', '.join(RUN_FIELDS)}. Others are keys of configurations and metrics"
     return f"Did you mean {' or '.join(alike[:_SUGGESTED])}?"
 
 

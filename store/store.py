@@ -21,6 +21,7 @@ import pyarrow as pa
 from .arrow_tables import Row
 from .errors import QueryRefused, QueryTimedOut, RunNotFound, StoreNotFound, TelemetryError, counted
 from .objects.mirror_access import address_of, is_address, refresh
+from .questions import parse
 from .reading.catalog import Catalog, Look, Newest, catalog_of
 from .reading.snapshot import read_snapshot
 from .reading.summary import Entry, runs_table
@@ -142,15 +143,14 @@ class Store:
         """Return a scan of the store that may be a few seconds old where scans are slow."""
         return self.catalog.recent()
 
-    def runs(self, *, status: str | None = None, group: str | None = None, tag: str | None = None) -> pa.Table:
-        """Return the runs as rows, oldest first, optionally only those with this status, group or tag."""
-        return runs_table(
-            summary
-            for summary in (entry.summary for entry in self.entries()[0])
-            if (status is None or summary.status == status)
-            and (group is None or summary.group == group)
-            and (tag is None or tag in summary.tags)
-        )
+    def runs(self, where: str = "") -> pa.Table:
+        """Return the runs as rows, oldest first, optionally only those that match a question such as ``lr<0.01``.
+
+        Raises:
+            QuestionRefused: The text is no question, or names what no run has.
+        """
+        look = self.catalog.look()
+        return runs_table(entry.summary for entry in parse(where).bound(look).admitted(look.entries))
 
     def run(self, key: str) -> Run:
         """Open the run with that id; the newest run with that name; or, as ``NAME@N``, the N-th oldest one.

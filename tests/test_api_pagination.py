@@ -207,7 +207,7 @@ def test_run_pages_hold_every_run_once_while_new_ones_begin(tmp_path: Path) -> N
     later = iter(range(8, 100))
 
     with served(tmp_path) as client:
-        items = walk(client, "/runs", {"limit": 2, "status": "completed"}, lambda: finish(next(later)))
+        items = walk(client, "/runs", {"limit": 2, "where": "status:completed"}, lambda: finish(next(later)))
 
     assert [item["run_id"] for item in items] == [f"run-{index}" for index in range(6, -1, -1)]
 

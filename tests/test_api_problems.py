@@ -172,7 +172,6 @@ def test_no_path_leaves_the_store(untouched: Server, key: str, part: str) -> Non
         ("/runs?limit=0", "query.limit"),
         ("/runs?limit=1001", "query.limit"),
         ("/runs?limit=ten", "query.limit"),
-        ("/runs?status=asleep", "query.status"),
         ("/runs?staus=running", "query.staus"),
         (f"/runs/{RUN}/series", "query.metric"),
         (f"/runs/{RUN}/series?metric=loss&points=3", "query.points"),
@@ -205,11 +204,11 @@ def test_a_bad_parameter_is_named(untouched: Server, path: str, where: str) -> N
 
 def test_all_bad_parameters_are_named_at_once(untouched: Server) -> None:
     """One round of corrections is enough."""
-    problem = untouched.problem("/api/v1/runs?limit=0&status=asleep&colour=red")
+    problem = untouched.problem("/api/v1/runs?limit=0&format=xml&colour=red")
 
     assert {error["where"]: error["got"] for error in problem["errors"]} == {
         "query.limit": "'0'",
-        "query.status": "'asleep'",
+        "query.format": "'xml'",
         "query.colour": "'red'",
     }
 
@@ -287,7 +286,7 @@ def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server
         ("older", "unsupported-version"),
     }
     assert all(problem["detail"].startswith(problem["run"]) for problem in page["problems"])
-    assert server.get("/runs?status=failed")["problems"] == page["problems"]
+    assert server.get("/runs?where=status:failed")["problems"] == page["problems"]
 
 
 @pytest.mark.parametrize("part", LOG_NAMES)

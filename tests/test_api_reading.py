@@ -47,108 +47,98 @@ def get(client: httpx.Client, path: str, **params: Any) -> Any:
     return json.loads(answer.text, parse_constant=pytest.fail)
 
 
-@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
-def test_a_time_that_is_in_no_year_of_utc_is_refused(client: httpx.Client, moment: str) -> None:
-    """The year exists in the time's own zone, not in UTC."""
-    answer = client.get("/api/v1/runs", params={"started__gt": moment})
+def test_a_question_chooses_runs_by_configuration_and_facts(client: httpx.Client) -> None:
+    """A run without the field matches nothing, unless the term is negated."""
+    found = [
+        {row["run_id"] for row in get(client, "/runs", where=where)["items"]}
+        for where in ("lr<1 steps>5", "optimizer.name:adamw", "-lr~.", "digits -again", "started>2020 group:paper")
+    ]
 
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-parameter")
-
-
-@pytest.mark.parametrize(
-    ("filters", "found"),
-    [
-        ({"steps__gt": 5}, {RUN, OTHERS[1]}),
-        ({"steps__gte": 5, "steps__lt": 20}, set(OTHERS)),
-        ({"steps__ne": 5}, {RUN, OTHERS[1]}),
-        ({"name__contains": "DIGITS"}, {RUN, OTHERS[0]}),
-        ({"name__startswith": "digits"}, {OTHERS[0]}),
-        ({"name__in": "Digits,other"}, {RUN, OTHERS[1]}),
-        ({"group__eq": "paper"}, {RUN, OTHERS[0]}),
-        ({"group__ne": "paper"}, set()),
-        ({"status__in": "completed,stopped"}, {RUN, *OTHERS}),
-        ({"started__lt": "2020-01-01"}, set()),
-        ({"started__gt": "2020-01-01T00:00:00+02:00"}, {RUN, *OTHERS}),
-        ({"planned_steps__lt": 1e300}, set()),
-    ],
-)
-def test_runs_are_filtered_by_field_and_operator(
-    client: httpx.Client, filters: dict[str, Any], found: set[str]
-) -> None:
-    """All filters must hold; a run without the field never matches."""
-    assert {row["run_id"] for row in get(client, "/runs", **filters)["items"]} == found
+    assert found == [{RUN}, {RUN}, {OTHERS[1]}, {RUN}, {RUN, OTHERS[0]}]
 
 
 @pytest.mark.parametrize(
-    ("filters", "found"),
+    ("parameter", "text", "where", "hint"),
     [
-        ({"config.lr": "0.001"}, {RUN}),
-        ({"config.lr": "1e-3"}, {RUN}),
-        ({"config.lr__eq": "1.0"}, {OTHERS[0]}),
-        ({"config.lr__ne": "1"}, {RUN}),
-        ({"config.lr__gte": "0.001", "config.lr__lt": "1"}, {RUN}),
-        ({"config.lr__in": "0.001,1"}, {RUN, OTHERS[0]}),
-        ({"config.optimizer.name": "AdamW"}, {RUN}),
-        ({"config.optimizer.name__contains": "adam"}, {RUN}),
-        ({"config.optimizer.name__startswith": "adam"}, set()),
-        ({"config.optimizer.name__gt": "0"}, set()),
-        ({"config.optimizer.betas": "[0.9, 0.95]"}, {RUN}),
-        ({"config.optimizer": "AdamW"}, set()),
-        ({"config.amp": "true"}, {RUN}),
-        ({"config.amp__gt": "0"}, set()),
-        ({"config.seed": "null"}, {RUN}),
-        ({"config.note": "0.001"}, set()),
-        ({"config.note": "1e-3"}, {RUN}),
-        ({"config.api_key": "[redacted]"}, {RUN}),
-        ({"config.a__gt": "x"}, None),
-        ({"config.a__gt__eq": "x"}, {OTHERS[0]}),
-        ({"config.unknown__ne": "1"}, set()),
-        ({"config.lr": "0.001", "steps__lt": "20"}, set()),
+        ("where", "steps>1 lr=<1", "where:12", "Write one operator"),
+        ("where", "steps>1 lrr<1", "where:9", "Did you mean lr"),
+        ("sort", "-lrr", "sort:2", "Did you mean lr"),
+        ("columns", "steps,lrr", "columns:7", "Did you mean lr"),
+        ("columns", "steps,", "columns:7", "Write FIELD"),
     ],
 )
-def test_runs_are_filtered_by_their_configuration(
-    client: httpx.Client, filters: dict[str, Any], found: set[str] | None
+def test_what_is_wrong_with_a_question_is_said_with_its_place(
+    client: httpx.Client, parameter: str, text: str, where: str, hint: str
 ) -> None:
-    """Numbers compare as numbers, nested keys are dotted; a run without the key matches nothing."""
-    answer = client.get("/api/v1/runs", params=filters)
+    """The place counts characters within the parameter."""
+    answer = client.get("/api/v1/runs", params={parameter: text})
 
-    if found is None:
-        assert answer.json()["errors"][0]["where"] == f"query.{next(iter(filters))}"
-    else:
-        assert {run["run_id"] for run in answer.json()["items"]} == found
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "invalid-question")
+    assert problem["detail"].startswith(f"{where}: ")
+    assert problem["hint"].startswith(hint)
 
 
-def test_filters_by_configuration_hold_over_pages(client: httpx.Client) -> None:
-    """The link to the next page repeats them, and a cursor is refused with others."""
-    first = client.get("/api/v1/runs", params={"config.lr__gt": 0, "limit": 1})
+@pytest.mark.parametrize("parameter", ["status", "name", "config.lr", "steps__gt", "q"])
+def test_a_parameter_that_the_list_does_not_have_is_refused(client: httpx.Client, parameter: str) -> None:
+    """A filter that is misspelt would match every run."""
+    answer = client.get("/api/v1/runs", params={parameter: "1"})
+
+    assert [(error["where"], error["what"]) for error in answer.json()["errors"]] == [
+        (f"query.{parameter}", "unknown parameter")
+    ]
+
+
+def test_a_question_holds_over_pages(client: httpx.Client) -> None:
+    """The link to the next page repeats it, and a cursor is refused with another one."""
+    first = client.get("/api/v1/runs", params={"where": "lr>0", "limit": 1})
     second = client.get(first.links["next"]["url"])
-    other = client.get("/api/v1/runs", params={"config.lr__gt": 5, "cursor": first.json()["next"]})
+    other = client.get("/api/v1/runs", params={"where": "lr>5", "cursor": first.json()["next"]})
 
     assert [run["run_id"] for run in (*first.json()["items"], *second.json()["items"])] == [OTHERS[0], RUN]
     assert second.json()["next"] is None
     assert (other.status_code, other.json()["code"]) == (422, "invalid-cursor")
 
 
-@pytest.mark.parametrize("parameter", ["config", "config.", "configs.lr", "Config.lr", "lr"])
-def test_a_filter_that_names_no_key_of_the_configuration_is_refused(client: httpx.Client, parameter: str) -> None:
-    """The answer names the parameter."""
-    answer = client.get("/api/v1/runs", params={parameter: "1"})
+def test_columns_are_values_of_each_item(client: httpx.Client) -> None:
+    """Values of the configuration as they are, null where the run lacks the field."""
+    items = get(client, "/runs", columns="lr,optimizer.betas,started,amp,steps", sort="steps")["items"]
 
-    assert answer.status_code == 422
-    assert [(error["where"], error["what"]) for error in answer.json()["errors"]] == [
-        (f"query.{parameter}", "unknown parameter")
+    assert [{**item["values"], "started": ...} for item in items] == [
+        {"lr": 1, "optimizer.betas": None, "started": ..., "amp": None, "steps": 5},
+        {"lr": None, "optimizer.betas": None, "started": ..., "amp": None, "steps": 10},
+        {"lr": 0.001, "optimizer.betas": [0.9, 0.95], "started": ..., "amp": True, "steps": 20},
     ]
+    assert all(item["values"]["started"] == item["started"] for item in items)
 
 
-@pytest.mark.parametrize("parameter", ["steps__contains", "name__gt", "colour__eq", "steps__gt__lt", "sort"])
-def test_an_operator_that_makes_no_sense_is_refused(client: httpx.Client, parameter: str) -> None:
-    """The error names it."""
-    answer = client.get("/api/v1/runs", params={parameter: "1"})
+def test_tables_have_the_chosen_columns_after_their_own(client: httpx.Client) -> None:
+    """A key whose values are all numbers is a column of numbers; what the table has already comes once."""
+    params = {"columns": "lr,optimizer.betas,amp,steps,tag,ended", "sort": "steps"}
+    answers = [client.get("/api/v1/runs", params={**params, "format": form}) for form in ("arrow", "csv", "parquet")]
 
-    assert answer.json()["errors"][0]["where"] == f"query.{parameter}"
+    arrow = pa.ipc.open_stream(answers[0].content).read_all()
+    assert arrow.column_names[-5:] == ["attempts", "lr", "optimizer.betas", "amp", "tag"]
+    assert arrow["lr"].to_pylist() == [1.0, None, 0.001]
+    assert arrow["optimizer.betas"].to_pylist() == [None, None, "[0.9, 0.95]"]
+    assert arrow["amp"].to_pylist() == [None, None, "true"]
+    assert arrow["tag"].to_pylist() == [None, None, '["small"]']
+    assert arrow.schema.field("steps").type == pa.int64()
+    assert answers[1].text.splitlines()[0].endswith('"lr","optimizer.betas","amp","tag"')
+    assert pq.read_table(io.BytesIO(answers[2].content)).equals(arrow)
 
 
-@pytest.mark.parametrize("sort", ["steps", "-steps", "name", "-group", "group", "-started", "run_id", "planned_steps"])
+def test_fields_of_the_store_are_listed_for_completion(client: httpx.Client) -> None:
+    """Facts of every run come first, then keys, those of the most runs first."""
+    items = {item["name"]: item for item in get(client, "/fields")["items"]}
+
+    assert next(iter(items)) == "name"
+    assert items["group"] == {"name": "group", "kind": "run", "type": "text", "runs": 2, "values": ["paper"]}
+    assert items["lr"] == {"name": "lr", "kind": "config", "type": "number", "runs": 2, "values": []}
+    assert items["optimizer.name"]["values"] == ["AdamW"]
+
+
+@pytest.mark.parametrize("sort", ["steps", "-steps", "name", "-group", "lr", "-lr", "-started", "id", "planned_steps"])
 def test_pages_of_any_order_hold_every_run_once(client: httpx.Client, sort: str) -> None:
     """They follow each other as in one page."""
     whole = [row["run_id"] for row in get(client, "/runs", sort=sort)["items"]]

@@ -126,6 +126,7 @@ PUBLIC: dict[str, set[str]] = {
         "parquet/tables",
         "parquet/to_journal",
         "plan",
+        "questions",
         "reading/catalog",
         "reading/diagnosis",
         "reading/plot_data",

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from steptape import Recorder, TelemetryError, open_store
 from steptape.cli.app import app
-from steptape.cli.lookup import filtered, run_named, the_run_named
-from steptape.cli.options import FilterOptions
+from steptape.cli.lookup import admitted, run_named, runs_asked, the_run_named
+from steptape.cli.options import RunsOptions
 from steptape.store.events import Event
 from steptape.store.run import Run
-from steptape.store.run_info import STATUSES
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +127,17 @@ def dated(store_record: Callable[..., Path]) -> list[Run]:
     return runs
 
 
-def test_runs_are_chosen_by_their_start_and_their_state(dated: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    """How many are left out, and why, is on stderr."""
-    recent = filtered(dated, FilterOptions(since="30d"))
-    said = capsys.readouterr().err
-    whole = filtered(dated, FilterOptions(since="30d", statuses=["completed"]))
+def test_runs_are_chosen_by_a_question(dated: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    """How many are left out is on stderr."""
+    recent = admitted(dated, "started:30d")
+    whole = admitted(dated, "started:30d status:completed")
 
     assert [run.run_id for run in recent] == ["run-0", "run-1", "run-2"]
-    assert "note: 1 run left out, which started earlier than 30d ago" in said
-    assert "note: 1 run left out, whose log does not say when it started" in said
     assert [run.run_id for run in whole] == ["run-0", "run-1"]
-    assert "1 run left out by --status completed; they are: 2 completed, 1 failed" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "note: 2 runs left out by --where started:30d\n"
+        "note: 3 runs left out by --where 'started:30d status:completed'\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,17 +149,28 @@ def test_runs_are_chosen_by_their_start_and_their_state(dated: list[Run], capsys
         ["recommend"],
     ],
 )
-def test_each_command_that_judges_takes_the_same_filters(command: list[str], dated: list[Run]) -> None:
-    """Runs that are all left out are an error that says what there is."""
-    asked = [*command, "--store", str(dated[0].folder.parent), "--since", "30d", "--status", "crashed"]
+def test_each_command_that_judges_takes_the_same_question(command: list[str], dated: list[Run]) -> None:
+    """Runs that are all left out are an error."""
+    asked = [*command, "--store", str(dated[0].folder.parent), "--where", "started:30d status:crashed"]
     found = CliRunner().invoke(app, asked).exception
 
-    assert str(found) == "no run has this status; got '--status crashed'. They are: 2 completed, 1 failed"
+    assert str(found).startswith("--where: no run matches; got 'started:30d status:crashed'. 'steptape runs --where")
 
 
-def test_the_states_that_a_filter_takes_are_those_that_a_run_has(dated: list[Run]) -> None:
-    """Another one is refused."""
-    said = CliRunner().invoke(app, ["backtest", "overfitting", "--status", "other"]).output
+def test_named_runs_are_asked_too(dated: list[Run]) -> None:
+    """A question leaves out some of the runs that positions name."""
+    store = str(dated[0].folder.parent)
 
-    assert all(f"'{status}'" in said for status in STATUSES)
-    assert filtered(dated, FilterOptions(statuses=[*STATUSES])) == dated
+    chosen = runs_asked(RunsOptions(["run-0", "run-2"], store, where="-status:failed"))
+    assert [run.run_id for run in chosen] == ["run-0"]
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"), [("--since", "Write --where started:AGE"), ("--status", "Write --where status:STATUS")]
+)
+def test_an_option_that_a_question_replaces_says_so(option: str, fix: str) -> None:
+    """The message shows what to write."""
+    found = CliRunner().invoke(app, ["backtest", "overfitting", option, "x"]).exception
+
+    assert isinstance(found, TelemetryError)
+    assert found.fix == fix

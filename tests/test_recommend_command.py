@@ -160,8 +160,8 @@ def test_logs_of_other_tools_are_read_and_their_metrics_may_have_any_name(
     assert told["share_saved"] > 0.5
 
 
-def test_since_leaves_out_earlier_runs_and_those_without_a_start(make_runs: MakeRuns, store_path: Path) -> None:
-    """Both are counted on stderr."""
+def test_a_question_leaves_out_earlier_runs_and_those_without_a_start(make_runs: MakeRuns, store_path: Path) -> None:
+    """They are counted on stderr."""
     runs = make_runs([flat(number) for number in range(12)])
     ages = [None, *[90] * 4, *[3] * 7]
     for run, age in zip(runs, ages, strict=True):
@@ -169,16 +169,10 @@ def test_since_leaves_out_earlier_runs_and_those_without_a_start(make_runs: Make
         document = json.loads(file.read_text())
         document["attempts"][0]["started_ns"] = 0 if age is None else time.time_ns() - age * DAY_NS
         file.write_text(json.dumps(document))
-    found = call("recommend", "--store", store_path, "--since", "30d", "--family", "project", "--json")
-    weeks = call("recommend", "--store", store_path, "--since", "20w", "--family", "project", "--json")
-    none = call("recommend", "--store", store_path, "--since", "1h")
+    found = call("recommend", "--store", store_path, "--where", "started:30d", "--family", "project", "--json")
 
     assert json.loads(found.stdout)["runs"] == 7
-    assert "4 runs left out, which started earlier than 30d ago" in found.stderr
-    assert "1 run left out, whose log does not say when it started" in found.stderr
-    assert json.loads(weeks.stdout)["runs"] == 11
-    assert none.returncode == 2
-    assert "no run started in this time; got '--since 1h'" in none.stderr
+    assert "note: 5 runs left out by --where started:30d\n" in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -186,7 +180,7 @@ def test_since_leaves_out_earlier_runs_and_those_without_a_start(make_runs: Make
     [
         (["LOGS", "--store", "STORE"], "name LOGS, or give --store STORE; not both"),
         (["--store", "STORE", "-o", "r.json"], "the certificate would replace the rule file"),
-        (["--store", "STORE", "--since", "soon"], "with the unit w, d, h or m"),
+        (["--store", "STORE", "--where", "started:soon"], "where:9: 'started' takes a date, a time or an age"),
         (["--store", "STORE"], "there is no run to learn from"),
         (["LOGS"], "it holds no files"),
     ],

@@ -20,7 +20,8 @@ def five(tmp_path: Path) -> Path:
         folder.mkdir()
         started_ns = (number + 1) * 10**18
         attempts = (Attempt(0, "completed", started_ns, started_ns + 2 * 10**9, steps=number),)
-        (folder / "run.json").write_bytes(RunInfo(folder.name, folder.name, attempts).to_json())
+        info = RunInfo(folder.name, folder.name, attempts, config={"lr": 10.0 ** -(number % 3)})
+        (folder / "run.json").write_bytes(info.to_json())
     return tmp_path
 
 
@@ -62,3 +63,41 @@ def test_columns_are_aligned_as_plain_text(five: Path) -> None:
         "run_id  name   group  status     started (UTC)        duration_s  steps  planned_steps\n"
         "run-4   run-4  -      completed  2128-06-11 08:53:20           2      4              -\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "told"),
+    [
+        (("--where", "lr<1"), ["run-1", "run-2", "run-4"], ""),
+        (("--where", "lr<1", "--limit", 2), ["run-2", "run-4"], "1 older run: --limit 3 lists all\n"),
+        (("--sort", "lr"), ["run-2", "run-4", "run-1", "run-3", "run-0"], ""),
+        (("--sort=-lr", "--limit", 2), ["run-3", "run-0"], "3 more runs: --limit 5 lists all\n"),
+        (("--where", "lr>5"), [], ""),
+    ],
+)
+def test_a_question_and_an_order_choose_what_is_listed(
+    five: Path, arguments: tuple[object, ...], shown: list[str], told: str
+) -> None:
+    """Without an order the newest run is the last, with one the first of it is the first."""
+    rows, said = listed(five, *arguments)
+
+    assert ([row for row in rows if row.startswith("run-")], said) == (shown, told)
+
+
+def test_columns_that_are_asked_for_follow_id_and_name(five: Path) -> None:
+    """In JSON they are ``values`` beside the row."""
+    asked = ["runs", "--store", str(five), "--columns", "lr,steps", "--where", "steps>=3"]
+    table, lines = (CliRunner().invoke(app, [*asked, *more]).stdout for more in ([], ["--json"]))
+
+    assert table == "run_id  name    lr  steps\nrun-3   run-3    1      3\nrun-4   run-4  0.1      4\n"
+    assert [json.loads(line)["values"] for line in lines.splitlines()] == [
+        {"lr": 1.0, "steps": 3},
+        {"lr": 0.1, "steps": 4},
+    ]
+
+
+def test_a_question_that_is_none_says_where(five: Path) -> None:
+    """The exit status is that of wrong usage."""
+    found = CliRunner().invoke(app, ["runs", "--store", str(five), "--where", "lrr<1"]).exception
+
+    assert str(found) == "where:1: no run has this field; got 'lrr'. Did you mean lr?"

@@ -109,13 +109,13 @@ def test_everything_that_shows_a_status_shows_the_same(silent: Path) -> None:
     store = open_store(silent.parent)
     listed = call("runs", "--store", silent.parent, "--json").stdout
     with served(silent.parent) as client:
-        (item,) = client.get("/api/v1/runs?status=stalled").json()["items"]
+        (item,) = client.get("/api/v1/runs?where=status:stalled").json()["items"]
         gauges = client.get("/metrics").text
 
     shown = [
         json.loads(listed)["status"],
         item["status"],
-        store.runs(status="stalled")["status"][0].as_py(),
+        store.runs(where="status:stalled")["status"][0].as_py(),
         store.rows("SELECT status FROM runs")[0]["status"],
         open_run(silent).status,
         summarize(open_run(silent).snapshot()).status,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from hypothesis import strategies as st
 
 from steptape.store.errors import QuestionRefused
 from steptape.store.events import JsonObject
+from steptape.store.journal.writer import JournalWriter
+from steptape.store.parquet.sealing import seal
 from steptape.store.questions import (
-    Order,
-    Question,
     Clause,
-    column_values,
+    Ordering,
+    Question,
+    columns_of,
     fields_of,
     parse,
     parse_fields,
@@ -28,7 +32,7 @@ from steptape.store.questions import (
     selected,
 )
 from steptape.store.reading.catalog import Look
-from steptape.store.reading.summary import Entry, RunSummary
+from steptape.store.reading.summary import Entry, RunSummary, Stamp
 from steptape.store.run_fields import RUN_FIELDS, Field, FieldKind
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 from steptape.store.store import open_store
@@ -208,6 +212,183 @@ def test_an_error_says_where_it_is_what_is_wrong_and_how_to_go_on(look: Look, wh
     assert str(caught.value).startswith(message)
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Look:
+    """Three trainings: ``good`` with rule firings, ``bad`` that ends in NaN, and ``idle`` without events."""
+    store = tmp_path_factory.mktemp("runs")
+
+    def add(run_id: str, config: JsonObject, losses: Sequence[float], *fired: str) -> None:
+        (store / run_id).mkdir()
+        attempt = Attempt(0, "completed", NOW_NS, NOW_NS + (1 + len(losses)) * 10**9, steps=len(losses))
+        write_run_info(store / run_id, RunInfo(run_id, run_id, (attempt,), config=config))
+        writer = JournalWriter(store / run_id, run_id=run_id)
+        for step, loss in enumerate(losses, 1):
+            values = {"eval/loss": loss, "lr": 1e-4, "my metric": 1.0}
+            at_ns = NOW_NS + step * 10**9
+            writer.append("step_end", tuple(values), tuple(values.values()), step=step, time_ns=at_ns, elapsed_ns=step)
+        for number, name in enumerate(fired):
+            attrs = {"controller": name, "trigger": "on_step_end", "event_seq": 0, "operations": [], "values": {}}
+            attrs |= {"mode": "shadow" if number else "act", "event_step": 1}
+            writer.append("decision", (), (), step=1, time_ns=NOW_NS, elapsed_ns=1, attrs=json.dumps(attrs).encode())
+        writer.close()
+
+    add("good", {"lr": 0.01, "eval/loss": "mse"}, [3.0, 1.0, 2.0], "spike", "Plateau")
+    add("bad", {"lr": 0.1}, [0.5, math.inf, math.nan], "spike")
+    add("idle", {}, [])
+    return open_store(store).catalog.look()
+
+
+@pytest.mark.parametrize(
+    ("where", "runs"),
+    [
+        ("metric.eval/loss<2.5", "good"),
+        ("metric.eval/loss>0", "good"),
+        ("metric.eval/loss!=2", "bad"),
+        ("metric.eval/loss:nan", "bad"),
+        ("-metric.eval/loss<1e9", "bad idle"),
+        ("min(eval/loss)<1", "bad"),
+        ("min(eval/loss)>=0.5", "good bad"),
+        ("max(eval/loss)>1", "good"),
+        ("eval/loss:MSE", "good"),
+        ("lr>=0.01", "good bad"),
+        ("metric.lr<0.01", "good bad"),
+        ('"my metric"=1', "good bad"),
+        ('max("my metric"):1', "good bad"),
+        ("fired:spike", "good bad"),
+        ("fired:plateau", "good"),
+        ("fired!=Plateau", "bad"),
+        ("-fired~.", "idle"),
+        ("age<5s", "good bad"),
+        ("age>=1h", ""),
+        ("-age<5", "idle"),
+    ],
+)
+def test_metrics_and_firings_are_fields(measured: Look, where: str, runs: str) -> None:
+    """A bare name is a key where any run has one, else the last value of a metric; NaN is less than nothing."""
+    found = selected(measured, where, "name", now=NOW + timedelta(seconds=7))
+
+    assert {entry.summary.run_id for entry in found} == set(runs.split())
+
+
+@pytest.mark.parametrize(
+    ("sort", "runs"),
+    [
+        ("metric.eval/loss", "good bad idle"),
+        ("-metric.eval/loss", "good bad idle"),
+        ("min(eval/loss)", "bad good idle"),
+        ("-max(eval/loss)", "good bad idle"),
+        ("lr", "good bad idle"),
+        ("fired", "bad good idle"),
+    ],
+)
+def test_runs_are_sorted_by_metrics(measured: Look, sort: str, runs: str) -> None:
+    """NaN comes after every number in either direction, and runs without the metric last."""
+    assert [entry.summary.run_id for entry in selected(measured, "", sort)] == runs.split()
+
+
+def test_a_metric_that_no_run_has_is_refused_with_the_nearest(measured: Look) -> None:
+    """An explicit kind of field has the names of its kind."""
+    refused = []
+    for where in ("eval_loss<2", "min(loss)<1", "metric.lrr>1", "config.lrr>1"):
+        with pytest.raises(QuestionRefused) as caught:
+            selected(measured, where)
+        refused.append(caught.value.fix)
+
+    assert refused == ["Did you mean eval/loss?", "Did you mean eval/loss?", "Did you mean lr?", "Did you mean lr?"]
+
+
+def test_metrics_are_listed_with_a_prefix_where_a_key_has_their_name(measured: Look) -> None:
+    """So each name means the field that it stands for."""
+    facts = {each.name: each.kind for each in fields_of(measured) if each.kind != "run"}
+
+    assert facts == {
+        "lr": "config",
+        "eval/loss": "config",
+        "metric.eval/loss": "metric",
+        "metric.lr": "metric",
+        '"my metric"': "metric",
+    }
+
+
+def test_a_run_whose_events_are_damaged_lacks_its_metrics_and_hides_no_other(measured: Look, tmp_path: Path) -> None:
+    """The doctor finds the damage."""
+    for entry in measured.entries:
+        shutil.copytree(entry.folder, tmp_path / entry.name)
+        seal(tmp_path / entry.name)
+    (table,) = (tmp_path / "bad").glob("events-*.parquet")
+    table.write_bytes(table.read_bytes()[:-9] + b"damaged!!")
+
+    found = selected(open_store(tmp_path).catalog.look(), "max(eval/loss)>0 fired:spike")
+    assert [entry.summary.run_id for entry in found] == ["good"]
+
+
+#: What each everyday example of "Query runs" finds among the runs of ``everyday``.
+EVERYDAY = {
+    "lr<0.01 eval/loss<2": "gpt-10m",
+    "min(eval/loss)<1.9 -tag:old": "gpt-10m, diverged",
+    "status:running,stalled age>1h": "silent",
+    "fired:spike started:7d": "diverged",
+    "-fired~. time>2h": "silent",
+    "eval/loss:nan,inf": "diverged",
+    "optimizer.name:adamw batch:32,64": "gpt-10m",
+    "name~^gpt-[0-9]+m$ -started:2026": "gpt-10m",
+    '"wide model" group:ablation': "wide model 2",
+    "-seed~.": "silent",
+}
+
+
+@pytest.fixture(scope="module")
+def everyday(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Look]:
+    """Four runs, one of them live."""
+    store = tmp_path_factory.mktemp("runs")
+    writers = []
+
+    def add(name: str, age_h: int, status: str, losses: Sequence[float], fired: str = "", **info: Any) -> None:
+        folder, began_ns = store / name.replace(" ", "-"), NOW_NS - age_h * 3600 * 10**9
+        folder.mkdir()
+        ended_ns = None if status == "running" else began_ns + 3600 * 10**9
+        attempt = Attempt(0, status, began_ns, ended_ns, steps=None if status == "running" else len(losses))
+        write_run_info(folder, RunInfo(folder.name, name, (attempt,), **info))
+        writers.append(JournalWriter(folder, run_id=folder.name))
+        for step, loss in enumerate(losses, 1):
+            at_ns = began_ns + 3 * 3600 * 10**9
+            writers[-1].append("step_end", ("eval/loss",), (loss,), step=step, time_ns=at_ns, elapsed_ns=step)
+        if fired:
+            attrs = {"controller": fired, "trigger": "on_step_end", "event_seq": 0, "operations": [], "values": {}}
+            text = json.dumps({**attrs, "mode": "act", "event_step": 1}).encode()
+            writers[-1].append("decision", (), (), step=1, time_ns=began_ns, elapsed_ns=1, attrs=text)
+        if status != "running":
+            writers[-1].close()
+
+    adam = {"optimizer": {"name": "AdamW", "lr": 0.001}, "batch": 64, "seed": 1}
+    sgd = {"optimizer": {"name": "SGD", "lr": 0.1}, "batch": 64, "seed": 2}
+    add("gpt-10m", 24 * 400, "completed", [3.0, 1.5], config=adam)
+    add("diverged", 48, "failed", [1.0, math.nan], "spike", config=sgd, tags=("new",))
+    add(
+        "wide model 2",
+        24 * 30,
+        "completed",
+        [1.0, 2.5],
+        "spike",
+        config={**adam, "batch": 8},
+        group="ablation",
+        tags=("old",),
+    )
+    add("silent", 24, "running", [4.0], config={"optimizer": {"lr": 0.1}})
+    yield open_store(store).catalog.look()
+    writers[-1].close()
+
+
+def test_every_example_of_the_document_finds_its_runs(everyday: Look) -> None:
+    """The table of "Query runs" has these questions, and each chooses among the runs."""
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "query.md"
+    table = page.read_text().partition("| question | finds runs |")[2].partition("\n\n")[0]
+    questions = re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)
+
+    found = {where: {entry.summary.name for entry in selected(everyday, where, now=NOW)} for where in questions}
+    assert found == {where: set(names.split(", ")) for where, names in EVERYDAY.items()}
+
+
 def test_a_store_without_runs_has_no_unknown_fields() -> None:
     """Nothing says yet which fields its runs will have."""
     assert list(selected(Look((), ()), "lr<1", "-eval/loss")) == []
@@ -256,18 +437,20 @@ def test_an_order_that_is_none_is_refused(look: Look, sort: str, message: str) -
 
 def test_columns_are_the_values_of_fields(look: Look) -> None:
     """None where a run lacks the field; values of the configuration as they are."""
-    columns = parse_fields("lr, tag,optimizer.betas , 'my key',lr")
+    columns = columns_of(look, "lr, tag,optimizer.betas , 'my key',lr,note,started", look.newest_first)
 
-    values = [column_values(look, column, look.newest_first) for column in columns]
-    assert values == [
-        [0.001, 0.1, 0.01, None],
-        [("base", "keep"), ("old",), None, None],
-        [[0.9, 0.95], None, None, None],
-        [None, "a b", None, None],
+    assert [tuple(column) for column in columns[:-1]] == [
+        ("lr", "number", [0.001, 0.1, 0.01, None]),
+        ("tag", "text", [("base", "keep"), ("old",), None, None]),
+        ("optimizer.betas", "text", [[0.9, 0.95], None, None, None]),
+        ('"my key"', "text", [None, "a b", None, None]),
+        ("note", "number", [None, 0.001, None, None]),
     ]
+    assert columns[-1].type == "moment"
+    assert columns_of(look, " ", look.newest_first) == []
 
 
-@pytest.mark.parametrize(("columns", "place"), [("", 1), ("lr,", 4), ("lr,,steps", 4), ("lr steps", 4), ("lr<1", 3)])
+@pytest.mark.parametrize(("columns", "place"), [(",", 1), ("lr,", 4), ("lr,,steps", 4), ("lr steps", 4), ("lr<1", 3)])
 def test_a_list_of_fields_that_is_none_is_refused(columns: str, place: int) -> None:
     """With its place, as in questions."""
     with pytest.raises(QuestionRefused, match=f"^columns:{place}: "):
@@ -337,7 +520,7 @@ def test_a_printed_question_parses_to_itself(drawn: list[Clause]) -> None:
 @given(named=fields(), is_descending=st.booleans())
 def test_printed_orders_and_columns_parse_to_themselves(named: Field, is_descending: bool) -> None:
     """Alone and in a list."""
-    order = Order(named, is_descending)
+    order = Ordering(named, is_descending)
 
     assert parse_order(str(order)) == order
     assert parse_fields(f"{named},lr , {named}") == tuple(dict.fromkeys((named, Field("name", "lr"))))
@@ -354,7 +537,7 @@ def test_any_text_is_a_question_or_is_refused_with_its_place(look: Look, text: s
     for parameter, read in (
         ("where", lambda: selected(look, text)),
         ("sort", lambda: selected(look, "", text)),
-        ("columns", lambda: [column_values(look, named, look.entries) for named in parse_fields(text)]),
+        ("columns", lambda: columns_of(look, text, look.entries)),
     ):
         try:
             read()
@@ -367,16 +550,18 @@ def entry_of(number: int, config: JsonObject, tags: tuple[str, ...]) -> Entry:
     """Return an entry of a run, which is in no folder."""
     started = None if number % 5 == 4 else NOW - timedelta(days=number % 3)
     name, steps, text = "ab" if number % 2 else "B", number % 3, json.dumps(config)
-    facts = (None, tags, "completed", started, None, float(number), 0.0, steps, None, 1, None, None, None, text)
-    summary = RunSummary(f"run-{number}", name, *facts)
-    return Entry(Path(), summary.run_id, (0, 0), summary, files="")
+    empty = RunSummary._make([None] * len(RunSummary._fields))
+    summary = empty._replace(
+        run_id=f"run-{number}", name=name, tags=tags, status="completed", started=started, steps=steps, config=text
+    )
+    return Entry(Path(), summary.run_id, Stamp(0, 0, 0), summary, files="")
 
 
 SCALARS = st.sampled_from([0, 1, -2, 0.5, 0.001, "1e-3", "ab", "AB", "NaN", True, None, "1"])
 CONFIGS = st.dictionaries(st.sampled_from(["lr", "k"]), SCALARS | st.fixed_dictionaries({"lr": SCALARS}), max_size=2)
 TAGS = st.lists(st.sampled_from(["a", "AB"]), max_size=2).map(tuple)
 STORES = st.lists(st.tuples(CONFIGS, TAGS), min_size=1, max_size=6)
-FIELDS = st.sampled_from([Field("run", "name"), Field("run", "tag"), Field("name", "lr"), Field("config", "k.lr")])
+FIELDS = st.sampled_from([Field("run", "name"), Field("run", "tag"), Field("config", "lr"), Field("config", "k.lr")])
 
 
 def plainly(entry: Entry, term: Clause) -> bool:
@@ -458,12 +643,12 @@ def test_places_in_an_order_are_those_of_its_sorted_runs(
     """So a cursor that names a place finds the runs after it."""
     entries = [entry_of(number, *each) for number, each in enumerate(held)]
     newest_first = sorted(entries, key=lambda entry: entry.summary.age_order, reverse=True)
-    order = Order(Field("run" if name in RUN_FIELDS else "name", name), is_descending)
+    order = Ordering(Field("run" if name in RUN_FIELDS else "config", name), is_descending)
 
     ordered = order.sorted(newest_first)
-    places = order.places(ordered)
-    assert all(order.is_after(later, place) for i, place in enumerate(places) for later in places[i + 1 :])
-    assert not any(order.is_after(place, later) for i, place in enumerate(places) for later in places[i:])
+    assert [order.after(ordered, order.place_of(entry)) for entry in ordered] == [
+        ordered[number + 1 :] for number in range(len(ordered))
+    ]
 
 
 def test_a_pattern_that_backtracks_without_end_is_answered_at_once(

@@ -55,16 +55,16 @@ def test_runs_come_oldest_first_and_other_folders_do_not_count(
 
 
 def test_runs_are_chosen_by_status_group_and_tag(store_path: Path, store_folder: Callable[..., Path]) -> None:
-    """The filters work alone and together."""
+    """Questions work alone and together."""
     store_folder("a", status="failed", group="g", tags=("x",))
     store_folder("b", group="g")
     store_folder("c", tags=("x", "y"))
     store = open_store(store_path)
 
-    assert store.runs(status="failed")["run_id"].to_pylist() == ["a"]
-    assert store.runs(group="g")["run_id"].to_pylist() == ["a", "b"]
-    assert store.runs(tag="x", status="completed")["run_id"].to_pylist() == ["c"]
-    assert store.runs(tag="z").num_rows == 0
+    assert store.runs("status:failed")["run_id"].to_pylist() == ["a"]
+    assert store.runs("group:g")["run_id"].to_pylist() == ["a", "b"]
+    assert store.runs("tag:x status:completed")["run_id"].to_pylist() == ["c"]
+    assert store.runs(where="tag:z").num_rows == 0
 
 
 def test_a_run_is_found_by_id_and_by_a_name_that_is_its_own(

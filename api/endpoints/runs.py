@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,25 +12,36 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
+from ...store.arrow_tables import ColumnType, plain
 from ...store.errors import TelemetryError
+from ...store.questions import (
+    LONGEST,
+    FieldColumn,
+    Place,
+    bound_order,
+    columns_of,
+    fields_of,
+    in_order,
+    parse,
+    parse_order,
+)
 from ...store.reading.snapshot import Snapshot
-from ...store.reading.summary import summarize
+from ...store.reading.summary import Entry, summarize
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..access import OpenStore, RequestedRun
 from ..answers import IN_EVERY_FORM, from_cursor, model_answer, page_answer, to_cursor
-from ..models import FreeObject, Model, Number, Page
+from ..models import FormedQuery, FreeObject, Model, Number, Page
 from ..problems import detail_of, hint_of, sort_of
-from ..run_filters import PARAMETER, Position, RunsQuery, admitted, after, in_order, position_of
 
 router = APIRouter()
 
 _LOGGER: Final = logging.getLogger("steptape.api")
 
 #: Cursor position: the last run of a page. Runs that appear or vanish before it do not affect later pages.
-_POSITION: Final = TypeAdapter(Position)
+_PLACE: Final = TypeAdapter(Place)
 
 #: Links from a run of the list to its other endpoints.
 _LINKS: Final = {
@@ -38,6 +51,22 @@ _LINKS: Final = {
 
 #: A time in UTC, which the store has without its zone.
 _InUtc = Annotated[datetime, AfterValidator(lambda moment: moment.replace(tzinfo=UTC))]
+
+
+class RunsQuery(FormedQuery):
+    """Which runs, in which order, with which of their values."""
+
+    where: str = Field(default="", max_length=LONGEST)
+    """Runs that match a question, such as `lr<0.01 eval/loss<2 status:stalled -tag:old`; by default all. "Query runs"
+    in the documents describes the language, and `/fields` lists what it can name."""
+    sort: str = Field(default="-started", max_length=LONGEST)
+    """Field to sort by, such as `eval/loss`; a leading `-` sorts in descending order. Runs without it come last."""
+    columns: str = Field(default="", max_length=LONGEST)
+    """Fields whose values each item has in `values`, such as `lr,min(eval/loss)`; in tables each is a column."""
+    limit: int = Field(default=100, ge=1, le=1000)
+    """Most items per page."""
+    cursor: str | None = Field(default=None, max_length=LONGEST)
+    """`next` of the previous page."""
 
 
 class RunFacts(Model):
@@ -78,6 +107,8 @@ class RunRow(RunFacts):
 
     attempts: int
     """Number of attempts: process lifetimes of the run."""
+    values: FreeObject = Field(default_factory=dict)
+    """The values of the fields in `columns`, by name; null where the run lacks the field."""
 
 
 class RunProblem(Model):
@@ -95,7 +126,33 @@ class RunPage(Page):
 
     items: list[RunRow]
     problems: list[RunProblem]
-    """Runs of this store that cannot be read, independent of the filters. No page lists them as items."""
+    """Runs of this store that cannot be read, independent of the question. No page lists them as items."""
+
+    @classmethod
+    def columns(cls) -> Mapping[str, Any]:
+        """Leave out ``values``: each is a column of its own."""
+        return {name: kind for name, kind in super().columns().items() if name != "values"}
+
+
+class FieldItem(Model):
+    """A field that questions, orders and columns can name."""
+
+    name: str
+    """As a question spells it."""
+    kind: str
+    """`run`, `config` or `metric`."""
+    type: str
+    """`text`, `texts` (several), `number`, `moment` (UTC), `span` (seconds) or `age` (seconds until now)."""
+    runs: int
+    """Number of runs that have it."""
+    values: list[str]
+    """Its commonest values, for texts that runs share."""
+
+
+class FieldList(Model):
+    """The fields of a store's runs."""
+
+    items: list[FieldItem]
 
 
 class PlanItem(Model):
@@ -168,31 +225,51 @@ class RunDetail(RunFacts):
     summary="Runs, newest first",
     response_model=RunPage,
     responses={200: {**IN_EVERY_FORM[200], "links": _LINKS}},
-    openapi_extra={"parameters": [PARAMETER]},
 )
-def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:  # type: ignore[valid-type]
-    """Return the runs of the store that match the filters. `problems` names the runs that cannot be read."""
-    return page_answer(request, runs_page(store, query), query.format)  # type: ignore[attr-defined]
-
-
-def runs_page(store: Store, query: Any) -> RunPage:
-    """Return a page of runs.
-
-    Args:
-        store: The store.
-        query: A ``RunsQuery``.
-    """
+def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, InQuery()]) -> Response:
+    """Return the runs of the store that match the question. `problems` names the runs that cannot be read."""
     look = store.recent()
-    ordered = admitted(in_order(look, query.sort), query)
-    filters = ("runs", query.filters())
+    order = bound_order(look, parse_order(query.sort))
+    entries: Sequence[Entry] = parse(query.where).bound(look).admitted(in_order(look, order))
+    asked = ("runs", query.where, query.sort, query.columns)
     if query.cursor is not None:
-        ordered = after(ordered, query.sort, from_cursor(query.cursor, filters, _POSITION))
-    page = ordered[: query.limit]
-    return RunPage(
-        items=[RunRow.model_validate(entry.summary) for entry in page],
-        next=to_cursor(filters, position_of(page[-1], query.sort)) if len(ordered) > len(page) else None,
+        entries = order.after(entries, from_cursor(query.cursor, asked, _PLACE))
+    shown = entries[: query.limit]
+    columns = columns_of(look, query.columns, shown)
+    values = [{column.name: _in_json(column.values[row]) for column in columns} for row in range(len(shown))]
+    page = RunPage(
+        items=[
+            RunRow.model_validate({**entry.summary._asdict(), "values": held})
+            for entry, held in zip(shown, values, strict=True)
+        ],
+        next=to_cursor(asked, order.place_of(shown[-1])) if len(entries) > len(shown) else None,
         problems=[_problem_of(folder, error, store) for folder, error in look.problems],
     )
+    more = {column.name: _COLUMN_TYPES[column.type] for column in columns}
+    rows = (
+        {column.name: _in_table(column, row) for column in columns} | item.model_dump(exclude={"values"})
+        for row, item in enumerate(page.items)
+    )
+    return page_answer(request, page, query.format, rows=rows, more=more)
+
+
+_COLUMN_TYPES: Final[dict[str, ColumnType]] = {"number": "float64", "moment": "timestamp", "text": "string"}
+
+
+def _in_json(value: Any) -> Any:
+    return f"{value.isoformat()}Z" if isinstance(value, datetime) else plain(value)
+
+
+def _in_table(column: FieldColumn, row: int) -> Any:
+    value = column.values[row]
+    return json.dumps(plain(value)) if column.type == "text" and isinstance(value, (bool, int, float)) else value
+
+
+@router.get("/fields", summary="What questions for runs can name", response_model=FieldList)
+def list_fields(request: Request, store: OpenStore) -> Response:
+    """Return the fields of the store's runs: facts of every run, configuration keys and metrics."""
+    items = [FieldItem.model_validate(each) for each in fields_of(store.recent())]
+    return model_answer(request, FieldList(items=items))
 
 
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:

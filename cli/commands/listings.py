@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from ...store.arrow_tables import Row
 from ...store.errors import TelemetryError, counted
-from ...store.reading.catalog import Newest
+from ...store.questions import FieldColumn, columns_of, selected
+from ...store.reading.summary import Entry
 from ...store.run import Run
 from ...store.sql.statements import rows_of
 from ...store.store import Store
@@ -21,6 +24,9 @@ from ..streams import complain
 #: Runs in a table, unless the user asks for another number: more than a screen shows.
 _SHOWN: Final = 100
 
+#: Columns of the table of runs.
+_OWN: Final = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
+
 #: Columns of the printed table; those without any value are left out.
 _COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
 
@@ -31,26 +37,62 @@ _PART_ROWS: Final = 1000
 def runs(asked: RunsArguments) -> None:
     """List the newest runs of a store, oldest first."""
     opened = open_store_named(asked.store)
-    count = _SHOWN if asked.limit is None else asked.limit
-    if asked.as_json and asked.limit is None:
-        entries, problems = opened.entries()
-        found = Newest(entries, len(entries), problems)
-    else:
-        found = opened.newest(count)
-    rows = [entry.summary.to_row() for entry in found.entries]
+    found = _found(opened, asked)
     if asked.as_json:
-        print_json_lines(row | {"config": json.loads(row["config"])} for row in rows)
-    elif rows:
-        columns = ("run_id", "name", "group", "status", "started", "duration_s", "steps", "planned_steps")
-        headings = [f"{name} (UTC)" if name == "started" else name for name in columns]
-        print_table(headings, [[row[name] for name in columns] for row in rows], numeric=columns[5:])
+        print_json_lines(map(_json_row, found.entries, itertools.count(), itertools.repeat(found.columns)))
+    elif found.entries:
+        _print_runs(found)
+    elif asked.where is not None:
+        say("no run matches")
     else:
         name = opened.address
         more = f"'steptape demo --store {name}' makes some"
         say(f"no runs in {name}: 'steptape import --store {name}' adds those of other tools, and {more}")
-    if found.total > len(rows) and not (asked.as_json and asked.limit is None):
-        complain(f"{counted(found.total - len(rows), 'older run')}: --limit {found.total} lists all")
+    if found.total > len(found.entries) and not (asked.as_json and asked.limit is None):
+        more = counted(found.total - len(found.entries), "more run" if asked.sort else "older run")
+        complain(f"{more}: --limit {found.total} lists all")
     complain_of(found.problems)
+
+
+class _Found(NamedTuple):
+    """The runs to list, how many there are, the columns that were asked for, and errors of unreadable runs."""
+
+    entries: Sequence[Entry]
+    total: int
+    columns: Sequence[FieldColumn]
+    problems: Sequence[TelemetryError]
+
+
+def _found(store: Store, asked: RunsArguments) -> _Found:
+    count = _SHOWN if asked.limit is None else asked.limit
+    lists_all = asked.as_json and asked.limit is None
+    if not (lists_all or asked.where or asked.sort or asked.columns):
+        newest = store.newest(count)
+        return _Found(newest.entries, newest.total, (), newest.problems)
+    look = store.catalog.look()
+    matching = selected(look, asked.where or "", asked.sort or "-started")
+    shown = matching if lists_all else matching[:count]
+    shown = shown if asked.sort else shown[::-1]
+    problems = [error for _, error in look.problems]
+    return _Found(shown, len(matching), columns_of(look, asked.columns or "", shown), problems)
+
+
+def _print_runs(found: _Found) -> None:
+    """Print the runs as a table: with columns that were asked for, only these after id and name."""
+    own = ("run_id", "name") if found.columns else _OWN
+    rows = [
+        [*(getattr(entry.summary, name) for name in own), *(column.values[number] for column in found.columns)]
+        for number, entry in enumerate(found.entries)
+    ]
+    names = [*own, *(column.name for column in found.columns)]
+    numeric = [*_OWN[5:], *(column.name for column in found.columns if column.type == "number")]
+    print_table([f"{name} (UTC)" if name == "started" else name for name in names], rows, numeric=numeric)
+
+
+def _json_row(entry: Entry, number: int, columns: Sequence[FieldColumn]) -> Row:
+    row = entry.summary.to_row()
+    values = {column.name: column.values[number] for column in columns}
+    return row | {"config": json.loads(row["config"])} | ({"values": values} if columns else {})
 
 
 def samples(asked: SamplesArguments) -> None:

@@ -28,7 +28,7 @@ def recommend(asked: RecommendArguments) -> None:
         _check_outputs(asked.output)
     if asked.logs and asked.store is not None:
         raise typer.BadParameter("name LOGS, or give --store STORE; not both")
-    runs = runs_asked(RunsOptions(None, asked.store, asked.logs or None, asked.filters))
+    runs = runs_asked(RunsOptions(None, asked.store, asked.logs or None, asked.where))
     with reading_runs() as on_progress:
         advice = advise(
             runs,

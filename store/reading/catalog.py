@@ -103,6 +103,11 @@ class Look:
         """The dotted keys of all configurations, with the number of runs that have each."""
         return Counter(itertools.chain.from_iterable(entry.config for entry in self.entries))
 
+    @cached_property
+    def metric_names(self) -> Counter[str]:
+        """The metrics of all runs, with the number of runs that have each. Reads no events."""
+        return Counter(itertools.chain.from_iterable(entry.columns.by_metric for entry in self.entries))
+
     def kept(self, name: str, make: Callable[[], _Made]) -> _Made:
         """Return what ``make`` returned at the first call with this name, such as an order of the entries."""
         if name not in self._kept:
