@@ -182,6 +182,9 @@ def test_a_run_is_one_row(client: httpx.Client) -> None:
         "steps": 10,
         "planned_steps": 12,
         "attempts": 2,
+        "last_event": "2025-06-15T15:06:40Z",
+        "steps_per_s": pytest.approx(1e6),
+        "eta_s": None,
         "policy_digest": "sha256:1234",
         "source": None,
         "values": {},
@@ -429,7 +432,7 @@ def test_the_document_describes_every_answer(client: httpx.Client) -> None:
 
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     responses = [(status, response) for operation in operations for status, response in operation["responses"].items()]
-    assert len(operations) == 38
+    assert len(operations) == 39
     assert all(response["content"] for status, response in responses if status < "300")
     assert all(
         response["content"] == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
