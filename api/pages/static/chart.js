@@ -18,6 +18,9 @@ const CLEAR = 3;
 /** Curves from which on a few that leave the others behind do not stretch the axis. */
 const MANY = 20;
 
+/** An axis shows outliers, too, unless they would make it more than so many times as long. */
+const STRETCH = 3;
+
 /** Curves that have a name each above the plot. */
 const LEGEND = 12;
 
@@ -54,8 +57,12 @@ export function placeOf(item, step) {
 
 /** Series without those that say again what an earlier one said: some loops report a value as two kinds of events. */
 export function distinct(items) {
-  const says = (one) => JSON.stringify([one.run_id, one.metric, one.step, one.value]);
-  return [...new Map(items.toReversed().map((item) => [items.length > 1 ? says(item) : "", item])).values()].reverse();
+  if (items.length < 2) return items;
+  const said = new Set();
+  return items.filter((item) => {
+    const says = JSON.stringify([item.run_id, item.metric, item.step, item.value]);
+    return !said.has(says) && said.add(says);
+  });
 }
 
 /** The values of a series that are not finite, as marks. */
@@ -125,7 +132,7 @@ function endsOf(curve, [from, to], isLog, isWhole) {
   };
   curve.ys.forEach((value, index) => curve.xs[index] >= from && curve.xs[index] <= to && add(value));
   const robust = curve.item.range;
-  if (!isWhole && robust && high > low) [low, high] = [Math.max(low, Math.min(robust[0], high)), Math.min(high, Math.max(robust[1], low))];
+  if (!isWhole && !isLog && robust && high - low > STRETCH * (robust[1] - robust[0])) [low, high] = [Math.max(low, Math.min(robust[0], high)), Math.min(high, Math.max(robust[1], low))];
   return low <= high ? [low, high] : null;
 }
 

@@ -198,8 +198,10 @@ export function paint(pen, view, frame) {
     for (const curve of view.curves) paintCurve(pen, curve, frame, view);
     const rings = pen.path();
     for (const ring of view.rings) {
-      const [x, y] = [frame.x(ring.x), frame.y(ring.y)];
-      if (!Number.isFinite(y)) continue;
+      const [x, place] = [frame.x(ring.x), frame.y(ring.y)];
+      if (!Number.isFinite(place)) continue;
+      // A ring of a value outside of the axis stands at its end.
+      const y = Math.max(top + 4 * frame.scale, Math.min(bottom - 4 * frame.scale, place));
       rings.moveTo(x + 4 * frame.scale, y);
       rings.arc(x, y, 4 * frame.scale, 0, 2 * Math.PI);
     }

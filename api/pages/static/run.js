@@ -417,10 +417,22 @@ function extend(names, event) {
     if (!plot.answered || !plot.panel.members.some((member) => names.includes(member.metric))) continue;
     const isKnown = plot.items.some((item) => item.kind === event.kind && names.includes(item.metric));
     if (!isKnown || append(plot.items, [event])) readSlowly();
-    else show(plot);
-    for (const item of plot.items) plot.last?.set(item.kind, toNumber(item.value.at(-1)));
+    grown.add(plot);
   }
+  if (!grown.size || waiting) return;
+  waiting = requestAnimationFrame(() => {
+    waiting = null;
+    for (const plot of grown) {
+      for (const item of plot.items) plot.last?.set(item.kind, toNumber(item.value.at(-1)));
+      show(plot);
+    }
+    grown.clear();
+  });
 }
+
+/** Plots whose series have grown since the last frame, and the frame that draws them. */
+const grown = new Set();
+let waiting = null;
 
 const readSlowly = gathered(() => read(visible()), SLOW / 2);
 

@@ -1,0 +1,220 @@
+"""Measures pages in a real browser, beside TensorBoard on the same values: ``python benchmarks/page.py --runs 100``.
+
+For each page: bytes on the wire, at the first visit and again; seconds of the main thread until it is drawn; seconds
+and frames of 20 moves of the mouse over the plot, and of a zoom by drag. The main thread's time is processor time
+(CDP's ``threadTicks``), so a busy machine changes only the frames. TensorBoard is measured if it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from playwright.sync_api import sync_playwright
+
+from steptape import Recorder
+
+MOVES = 20
+TIMEOUT_S = 180.0
+
+
+class Page(NamedTuple):
+    """A page: its address, what says that it is drawn, and the element that the mouse moves over."""
+
+    name: str
+    url: str
+    drawn: str
+    plot: str
+
+
+def value_at(run: int, step: int) -> float:
+    """Return a noisy loss that falls."""
+    return 2 + 6 * math.exp(-step / (300 + 20 * run)) + random.gauss(0, 0.15)
+
+
+def record(store: Path, events: Path | None, runs: int, steps: int) -> list[str]:
+    """Record the runs, and write the same values for TensorBoard; return the runs' ids."""
+    ids = []
+    for run in range(runs):
+        random.seed(run)
+        values = [value_at(run, step) for step in range(steps)]
+        with Recorder(store, name=f"run-{run:03d}", quiet=True) as rec:
+            for value in values:
+                rec.step(loss=value)
+        ids.append(rec.run_id)
+        if events is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            with SummaryWriter(str(events / f"run-{run:03d}")) as writer:
+                for step, value in enumerate(values, 1):
+                    writer.add_scalar("loss", value, step)
+    rec.close(seal=True)
+    return ids
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(command: list[str], port: int) -> Iterator[str]:
+    """Run a server as its own process until the context ends; yield its address once it answers."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_S
+            while True:
+                try:
+                    urllib.request.urlopen(url, timeout=5).close()
+                    break
+                except urllib.error.HTTPError:
+                    break
+                except OSError:
+                    if time.monotonic() > until_s:
+                        raise
+                    time.sleep(0.2)
+            yield url
+        finally:
+            server.terminate()
+
+
+class Visit:
+    """One browser context: its first visit is cold, the following ones are warm."""
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        self.page.set_default_timeout(1_000 * TIMEOUT_S)
+        self.cdp = self.page.context.new_cdp_session(self.page)
+        self.cdp.send("Network.enable")
+        self.cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.bytes = 0
+        self.cdp.on("Network.loadingFinished", self._count)
+
+    def _count(self, event: dict[str, Any]) -> None:
+        self.bytes += int(event["encodedDataLength"])
+
+    def busy_s(self) -> float:
+        """Return the processor seconds of the main thread so far."""
+        metrics = self.cdp.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+    def load(self, page: Page) -> tuple[float, float]:
+        """Return kilobytes on the wire and processor seconds until the page is drawn and quiet for a second."""
+        self.bytes = 0
+        self.page.goto("about:blank")
+        before_s = self.busy_s()
+        self.page.goto(page.url, wait_until="commit")
+        until_s = time.monotonic() + TIMEOUT_S
+        while not self.page.evaluate(f"() => {{ try {{ return Boolean({page.drawn}); }} catch {{ return false; }} }}"):
+            assert time.monotonic() < until_s, page.url
+            time.sleep(0.2)
+        self.page.wait_for_timeout(1_000)
+        now_s = self.busy_s()
+        return self.bytes / 1e3, now_s - before_s if now_s >= before_s else now_s
+
+    def frames(self, gesture: Any) -> tuple[float, list[float]]:
+        """Return the processor seconds of a gesture, and the milliseconds between the frames meanwhile."""
+        self.page.evaluate(
+            "() => { window.frameTimes = []; const next = (t) => { frameTimes.push(t); requestAnimationFrame(next); };"
+            " requestAnimationFrame(next); }"
+        )
+        before_s = self.busy_s()
+        gesture()
+        self.page.wait_for_timeout(500)
+        spent_s = self.busy_s() - before_s
+        times = self.page.evaluate("window.frameTimes")
+        return spent_s, [later - time for time, later in itertools.pairwise(times)]
+
+
+def measure(browser: Any, page: Page) -> None:
+    """Print the figures of a page."""
+    visit = Visit(browser)
+    cold_kb, cold_s = visit.load(page)
+    warm_kb, warm_s = visit.load(page)
+    box = visit.page.locator(page.plot).first.bounding_box()
+    assert box is not None
+    left, top, width = box["x"] + 0.2 * box["width"], box["y"] + box["height"] / 2, 0.6 * box["width"]
+    mouse = visit.page.mouse
+
+    def hover() -> None:
+        for move in range(MOVES):
+            mouse.move(left + width * move / MOVES, top + move)
+
+    def zoom() -> None:
+        mouse.move(left, top)
+        mouse.down()
+        mouse.move(left + width / 2, top, steps=8)
+        mouse.up()
+
+    hover_s, hover_ms = visit.frames(hover)
+    zoom_s, zoom_ms = visit.frames(zoom)
+    visit.page.context.close()
+    print(
+        f"{page.name:22} {cold_kb:8,.0f} {warm_kb:8,.0f} {cold_s:7.2f} {warm_s:7.2f} {hover_s:8.2f}"
+        f" {statistics.median(hover_ms):6.0f} {max(hover_ms):6.0f} {zoom_s:7.2f} {max(zoom_ms):6.0f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Record the runs, serve them, and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=10_000)
+    chosen = parser.parse_args()
+    has_tensorboard = find_spec("tensorboard") is not None
+    with tempfile.TemporaryDirectory() as folder:
+        store, events = Path(folder, "store"), Path(folder, "events")
+        ids = record(store, events if has_tensorboard else None, chosen.runs, chosen.steps)
+        port, other = free_port(), free_port()
+        command = [sys.executable, "-m", "steptape", "serve", str(store), "--port", str(port)]
+        with serving(command, port) as url, sync_playwright() as playwright:
+            chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+            browser = playwright.chromium.launch(
+                executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], env={**os.environ, "TMPDIR": "/tmp"}
+            )
+            drawn = (
+                "[...document.querySelectorAll('.plot')].some((one) => one.chart?.plot && one.chart.view.curves.length)"
+            )
+            heads = ("kB cold", "warm", "s cold", "s warm", "hover s", "ms", "worst", "zoom s", "worst")
+            widths = (8, 8, 7, 7, 8, 6, 6, 7, 6)
+            print(f"{'':22}", *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
+            measure(browser, Page("run page", f"{url}/runs/{ids[0]}", drawn, ".u-over"))
+            query = "&".join(f"run={run}" for run in ids)
+            measure(browser, Page(f"compare, {len(ids)} runs", f"{url}/compare?{query}&metric=loss", drawn, ".u-over"))
+            if has_tensorboard:
+                board = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(other)]
+                with serving(board, other) as there:
+                    measure(
+                        browser,
+                        Page(
+                            "TensorBoard",
+                            there,
+                            "document.querySelector('ts-app') || document.body.innerText.length > 200",
+                            "body",
+                        ),
+                    )
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
