@@ -112,6 +112,19 @@ def test_columns_are_values_of_each_item(client: httpx.Client) -> None:
     assert all(item["values"]["started"] == item["started"] for item in items)
 
 
+def test_metrics_choose_sort_and_fill_columns(client: httpx.Client) -> None:
+    """The last, least and greatest value of each; the loss of step n is 1/n."""
+    asked = {"where": "min(loss)<0.15 batch_size:32", "sort": "-loss", "columns": "loss,max(loss)"}
+    page = get(client, "/runs", **asked)
+    csv = client.get("/api/v1/runs", params={**asked, "format": "csv"}).text
+
+    assert [item["values"] for item in page["items"]] == [
+        {"loss": 0.1, "max(loss)": 1.0},
+        {"loss": 0.05, "max(loss)": 1.0},
+    ]
+    assert [line.split(",")[-2:] for line in csv.splitlines()[1:]] == [["0.1", "1"], ["0.05", "1"]]
+
+
 def test_tables_have_the_chosen_columns_after_their_own(client: httpx.Client) -> None:
     """A key whose values are all numbers is a column of numbers; what the table has already comes once."""
     params = {"columns": "lr,optimizer.betas,amp,steps,tag,ended", "sort": "steps"}
