@@ -182,6 +182,15 @@ def test_one_spike_does_not_flatten_a_curve_and_a_click_shows_it(open_page: Call
     when(page, f"{view('loss')}.ys[1] > 62")
 
 
+def test_the_beginning_of_a_training_is_no_outlier(open_page: Callable[..., Any]) -> None:
+    """Its values are high, but so are their neighbours."""
+    page = open_page("/runs/rich")
+    when_drawn(page, "norm")
+
+    assert page.evaluate(f"{view('norm')}.ys[1]") > 100
+    assert page.evaluate(f"{view('norm')}.outside") < 10
+
+
 def test_each_tick_of_a_logarithmic_axis_has_its_whole_value(open_page: Callable[..., Any]) -> None:
     """They rise from bottom to top."""
     page = open_page("/runs/rich?log=1&logx=1")

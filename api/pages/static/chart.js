@@ -21,6 +21,9 @@ const MANY = 20;
 /** An axis shows outliers, too, unless they would make it more than so many times as long. */
 const STRETCH = 3;
 
+/** Values of a curve that has no outliers: too few to say what is usual. */
+const FEW = 20;
+
 /** Curves that have a name each above the plot. */
 const LEGEND = 12;
 
@@ -122,18 +125,30 @@ export function curveOf(item, style = {}) {
   return { key: `${item.run_id} ${item.metric} ${item.kind}`, name: item.metric, ...style, item, xs: item.x, ys: item.value.map(toNumber), steps: item.step, smoothed };
 }
 
-/** The least and the greatest of what a curve shows between two places; null without a value. */
+/** The least and the greatest of what a curve shows between two places, outliers left out; null without a value. */
 function endsOf(curve, [from, to], isLog, isWhole) {
-  let [low, high] = [Infinity, -Infinity];
-  const add = (value) => {
-    if (!Number.isFinite(value) || (isLog && value <= 0)) return;
-    if (value < low) low = value;
-    if (value > high) high = value;
-  };
-  curve.ys.forEach((value, index) => curve.xs[index] >= from && curve.xs[index] <= to && add(value));
+  const shows = (value, index) => curve.xs[index] >= from && curve.xs[index] <= to && Number.isFinite(value) && !(isLog && value <= 0);
+  const values = curve.ys.filter(shows);
+  if (!values.length) return null;
+  const [low, high] = extremesOf(values);
   const robust = curve.item.range;
-  if (!isWhole && !isLog && robust && high - low > STRETCH * (robust[1] - robust[0])) [low, high] = [Math.max(low, Math.min(robust[0], high)), Math.min(high, Math.max(robust[1], low))];
-  return low <= high ? [low, high] : null;
+  if (isWhole || isLog || !robust || values.length <= FEW) return [low, high];
+  const [least, most] = extremesOf(mediansOf(values));
+  const ends = [Math.max(low, Math.min(robust[0], least)), Math.min(high, Math.max(robust[1], most))];
+  return high - low > STRETCH * (ends[1] - ends[0]) ? ends : [low, high];
+}
+
+const extremesOf = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
+/** Medians of neighbours. A spike is in none of them; the beginning of a training, where all values are high, is. */
+function mediansOf(values) {
+  const reach = Math.max(2, Math.ceil(values.length / 100));
+  const medians = [];
+  for (let place = 0; place < values.length; place += Math.ceil(reach / 2)) {
+    const near = values.slice(Math.max(0, place - reach), place + reach + 1).sort((one, other) => one - other);
+    medians.push(near[near.length >> 1]);
+  }
+  return medians;
 }
 
 const quantile = (values, share) => [...values].sort((one, other) => one - other)[Math.round(share * (values.length - 1))];
