@@ -137,7 +137,7 @@ class Field:
 
     def _of_metric(self, entry: Entry) -> float | None:
         try:
-            found = entry.metrics.get(self.name)
+            found = entry.metric(self.name)
         except (TelemetryError, OSError):
             return None
         return None if found is None else _OF_METRIC[self.kind](found)

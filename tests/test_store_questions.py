@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -308,6 +309,20 @@ def test_metrics_are_listed_with_a_prefix_where_a_key_has_their_name(measured: L
         "metric.lr": "metric",
         '"my metric"': "metric",
     }
+
+
+def test_a_metric_that_is_asked_for_is_kept_of_a_settled_run(measured: Look, tmp_path: Path) -> None:
+    """A question about thousands of runs makes it once."""
+    folder = tmp_path / "good"
+    shutil.copytree(next(entry.folder for entry in measured.entries if entry.name == "good"), folder)
+    seal(folder)
+    for path in (folder / "run.json", folder):
+        os.utime(path, (1e9, 1e9))
+
+    (entry,) = open_store(tmp_path).catalog.look().entries
+    assert entry.is_settled
+    assert entry.metric("eval/loss") is entry.metric("eval/loss")
+    assert entry.metric("other") is None
 
 
 def test_a_run_whose_events_are_damaged_lacks_its_metrics_and_hides_no_other(measured: Look, tmp_path: Path) -> None:

@@ -302,7 +302,18 @@ class Entry:
         snapshot: The run's snapshot, if it has been read already.
     """
 
-    __slots__ = ("_config", "_events", "_snapshot", "_store", "columns_json", "files", "name", "stamp", "summary")
+    __slots__ = (
+        "_asked",
+        "_config",
+        "_events",
+        "_snapshot",
+        "_store",
+        "columns_json",
+        "files",
+        "name",
+        "stamp",
+        "summary",
+    )
 
     def __init__(
         self,
@@ -324,6 +335,7 @@ class Entry:
         self._snapshot = snapshot
         self._events: EventSummary | None = None
         self._config: JsonObject | None = None
+        self._asked: dict[str, MetricSummary | None] = {}
 
     @property
     def config(self) -> JsonObject:
@@ -363,6 +375,17 @@ class Entry:
     def metrics(self) -> Mapping[str, MetricSummary]:
         """The values of each metric at the kind of event that carried it first, in order of first appearance."""
         return self._summary_of_events().metrics
+
+    def metric(self, name: str) -> MetricSummary | None:
+        """Return one of ``metrics``, None for one that the run lacks.
+
+        That of a settled run is kept: making all of ten metrics takes 10 µs, and a question may ask 50,000 runs.
+        """
+        if not self.is_settled:
+            return self.metrics.get(name)
+        if name not in self._asked:
+            self._asked[name] = self.metrics.get(name)
+        return self._asked[name]
 
     @property
     def firings(self) -> tuple[RuleFirings, ...]:
