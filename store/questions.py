@@ -36,7 +36,7 @@ _OF_ONE_RUN: Final = frozenset({"name", "id", "source"})
 #: Most characters of a question: each of its terms looks at every run.
 LONGEST: Final = 2000
 
-#: Texts of which ``:`` takes a part: who knows the whole has it on a clipboard.
+#: Texts of which ``:`` takes a part: people know names and paths in part.
 _TAKEN_IN_PART: Final = frozenset({"name", "source"})
 
 #: The operators that suit each type.
@@ -50,10 +50,10 @@ _OF_TEXT: Final = (":", "=", "!=", "~")
 _OPERATORS: Final[dict[FieldType, tuple[str, ...]]] = {
     "text": _OF_TEXT,
     "texts": _OF_TEXT,
-    "number": (":", "=", "!=", *_ORDERS),
-    "span": (*_ORDERS,),
-    "age": (*_ORDERS,),
-    "moment": (":", *_ORDERS),
+    "number": (*_OF_TEXT, *_ORDERS),
+    "span": (*_ORDERS, "~"),
+    "age": (*_ORDERS, "~"),
+    "moment": (":", *_ORDERS, "~"),
     "value": (*_OF_TEXT, *_ORDERS),
 }
 
@@ -300,10 +300,6 @@ class Question:
                 if (value is not None and holds(value)) is not term.is_negated
             ]
         return kept
-
-    def admits(self, entry: Entry) -> bool:
-        """Whether a run matches."""
-        return bool(self.admitted([entry]))
 
 
 def parse(text: str, *, now: datetime | None = None, source: str = "where") -> Question:

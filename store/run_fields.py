@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
@@ -203,12 +204,14 @@ def _nearest(named: Field, look: Look) -> str:
 
 
 def texts_of(value: Any) -> Sequence[str]:
-    """Return a value as texts: several for tags and the like, JSON for what is no text."""
+    """Return a value as texts: several for tags and the like, ISO 8601 for times, JSON for what is no text."""
     kind = type(value)
     if kind is str:
         return (value,)
     if kind is tuple:
         return tuple(value)
+    if kind is datetime:
+        return (value.isoformat(),)
     return (repr(value),) if kind is int or kind is float else (json.dumps(value, ensure_ascii=False),)
 
 
