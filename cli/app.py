@@ -32,7 +32,7 @@ GROUPS: Final = {
     "Record and import": {
         "demo": "Train a small model, backtest two policies on it, train under them, and compare.",
         "import": "Import past runs from the logs of other tools.",
-        "note": "Note something about runs: a text, another name, tags.",
+        "note": "Note something about runs: a text, another name, tags, the archive.",
         "ask": "Ask a running run to stop, or for a checkpoint or an evaluation.",
     },
     "Judge": {
@@ -117,7 +117,7 @@ EXAMPLES: Final = {
     ),
     "note": (
         "steptape note digits --name 'digits, wider' --tag best --store runs",
-        "steptape note base wide --untag best --text 'the labels were wrong'",
+        "steptape note base wide --archive --text 'the labels were wrong'",
     ),
     "push": ("steptape push runs https://runs.example.org --follow", "steptape push runs file:///mnt/disk/runs"),
     "query": ("steptape query 'SELECT run_id, min(eval_loss) FROM evals GROUP BY run_id' --store runs",),

@@ -729,10 +729,10 @@ class AskArguments(NamedTuple):
 
 
 class NoteArguments(NamedTuple):
-    """Note something about runs: a text, another name, tags.
+    """Note something about runs: a text, another name, tags, the archive.
 
-    Lists, tables, SQL, HTTP and the page then show the name and the tags. What was recorded stays, so digests, verdicts
-    and families of runs are the same.
+    Lists, tables, SQL, HTTP and the page then show the name and the tags. Lists leave out archived runs, and count
+    them; SQL and replays take them like others. What was recorded stays, and with it digests, verdicts and families.
     """
 
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs: each its id or name, or a path.")]
@@ -743,6 +743,12 @@ class NoteArguments(NamedTuple):
     ] = None
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Add a tag; repeatable.")] = None
     untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TAG", help="Remove a tag; repeatable.")] = None
+    archive: Annotated[
+        bool | None,
+        typer.Option(
+            "--archive/--unarchive", show_default=False, help="Leave the runs out of lists, or list them again."
+        ),
+    ] = None
 
 
 #: The formats that ``export`` writes.

@@ -480,9 +480,9 @@ def _forget_attempts(folder: Path, old: RunInfo | None) -> None:
 def _add_notes(folder: Path, lines: Collection[str]) -> None:
     if lines:
         known = {note.id for note in read_annotations(folder)}
-        for note in annotations_in("\n".join(lines).encode()):
-            if note.id not in known:
-                append_annotation(folder, note)
+        news = [note for note in annotations_in("\n".join(lines).encode()) if note.id not in known]
+        if news:
+            append_annotation(folder, *news)
 
 
 #: The event that ends a loop. Only what rules and the recorder add may follow.

@@ -1,7 +1,7 @@
 """Appends and reads ``annotations.jsonl``: notes that people add to a run after it was recorded.
 
-The recorder's own files and their digests stay as recorded. A note may give the run another name, or add and remove
-tags: ``shown_as`` overlays them on what was recorded. A note may also ask the recorder of a running run for an
+The recorder's own files and their digests stay as recorded. A note may give the run another name, add and remove tags,
+or archive it: ``shown_as`` overlays them on what was recorded. A note may also ask the recorder of a running run for an
 operation: it looks for such notes about once a second. FORMAT.md defines the format and the attributes.
 """
 
@@ -45,6 +45,7 @@ class Annotation:
         attrs: Further JSON attributes.
         name: The run's name from now on; None if the note gives none.
         tag, untag: Tags that the run has from now on, and those that it has no more.
+        archived: Whether lists leave the run out from now on; None if the note does not say.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Annotation:
     name: str | None = None
     tag: tuple[str, ...] = ()
     untag: tuple[str, ...] = ()
+    archived: bool | None = None
 
 
 def new_annotation_id() -> str:
@@ -64,18 +66,27 @@ def new_annotation_id() -> str:
     return os.urandom(6).hex()
 
 
-def append_annotation(folder: Path, annotation: Annotation) -> None:
-    """Append a note to the run in this folder, as one line that is durable on return.
+def append_annotation(folder: Path, *annotations: Annotation) -> None:
+    """Append notes to the run in this folder, as one line each, which are durable on return.
 
     Safe to call from several processes at once. A line that a killed writer left unfinished is closed first, so that it
     spoils no other line.
 
     Raises:
-        InvalidEvent: Its attributes are not JSON, or its name or a tag is empty or not Unicode.
+        InvalidEvent: Attributes are not JSON, or a name or a tag is empty or not Unicode.
         ReadOnlyStore: The run is in object storage.
-        NotWritten: The file is full or not a regular file, or the line cannot be written.
+        NotWritten: The file is full or not a regular file, or the lines cannot be written.
     """
     require_writable(folder.parent, folder.name)
+    path = folder / ANNOTATIONS
+    try:
+        _append(path, b"".join([_line_of(annotation, folder) for annotation in annotations]))
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise NotWritten(f"the annotation cannot be written ({reason})", where=str(path)) from None
+
+
+def _line_of(annotation: Annotation, folder: Path) -> bytes:
     _check_words(annotation, folder)
     document: dict[str, Any] = {
         "id": annotation.id,
@@ -86,30 +97,24 @@ def append_annotation(folder: Path, annotation: Annotation) -> None:
         "last_step": annotation.last_step,
         "attrs": json.loads(encoded_attrs(annotation.attrs)),
     }
-    for key in ("name", "tag", "untag"):
-        if given := getattr(annotation, key):
-            document[key] = given
-    path = folder / ANNOTATIONS
-    try:
-        _append_line(path, json.dumps(document).encode() + b"\n")
-    except OSError as error:
-        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise NotWritten(f"the annotation cannot be written ({reason})", where=str(path)) from None
+    said = {key: getattr(annotation, key) for key in ("name", "tag", "untag", "archived")}
+    document |= {key: value for key, value in said.items() if value not in (None, ())}
+    return json.dumps(document).encode() + b"\n"
 
 
-def _append_line(path: Path, line: bytes) -> None:
+def _append(path: Path, lines: bytes) -> None:
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotWritten("not a regular file", where=str(path), fix="Move it away")
         fcntl.flock(fd, fcntl.LOCK_EX)
         size = os.fstat(fd).st_size
-        if size + len(line) > MAX_BYTES:
+        if size + len(lines) > MAX_BYTES:
             what = f"the annotations of a run are limited to {MAX_BYTES >> 20} MiB"
             raise NotWritten(what, where=str(path), fix="Move the file away")
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            line = b"\n" + line
-        if os.write(fd, line) != len(line):
+            lines = b"\n" + lines
+        if os.write(fd, lines) != len(lines):
             os.ftruncate(fd, size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
@@ -147,6 +152,7 @@ def annotations_in(content: bytes) -> Iterator[Annotation]:
                 name=next(iter(_words([document.get("name")])), None),
                 tag=_words(document.get("tag") or ()),
                 untag=_words(document.get("untag") or ()),
+                archived=archived if isinstance(archived := document.get("archived"), bool) else None,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
@@ -158,10 +164,12 @@ class Shown(NamedTuple):
     Attributes:
         name: Its newest name.
         tags: Its tags, the recorded ones first.
+        archived: Whether lists leave it out unless they are asked for archived runs.
     """
 
     name: str
     tags: tuple[str, ...]
+    archived: bool = False
 
 
 def shown_as(folder: Path, info: RunInfo) -> Shown:
@@ -173,13 +181,23 @@ def shown_as(folder: Path, info: RunInfo) -> Shown:
         notes = read_annotations(folder)
     except DamagedLog:
         notes = []
-    name, tags = info.name, dict.fromkeys(info.tags)
+    name, tags, archived = info.name, dict.fromkeys(info.tags), False
     for note in sorted(notes, key=lambda note: note.time_ns):
         name = note.name or name
         for tag in note.untag:
             tags.pop(tag, None)
         tags |= dict.fromkeys(note.tag)
-    return Shown(name, tuple(tags))
+        archived = archived if note.archived is None else note.archived
+    return Shown(name, tuple(tags), archived)
+
+
+def annotations_bytes(folder: str) -> int:
+    """Return the size of a run's ``annotations.jsonl``; 0 without one."""
+    path = f"{folder}/{ANNOTATIONS}"
+    try:  # Most runs have none, and a stat that raises takes twice as long.
+        return os.stat(path).st_size if os.access(path, os.F_OK) else 0
+    except OSError:
+        return 0
 
 
 def _check_words(note: Annotation, where: Path) -> None:
@@ -265,7 +283,7 @@ class RequestWatch:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._read_bytes = _size(folder)
+        self._read_bytes = annotations_bytes(str(folder))
 
     def new(self, folder: Path) -> list[Annotation]:
         """Return the requests since the last call. Takes one ``stat`` where nothing was written.
@@ -276,7 +294,7 @@ class RequestWatch:
         Raises:
             OSError: The notes cannot be read.
         """
-        if (size := _size(folder)) <= self._read_bytes:
+        if (size := annotations_bytes(str(folder))) <= self._read_bytes:
             self._read_bytes = size
             return []
         with open(folder / ANNOTATIONS, "rb") as file:
@@ -285,10 +303,3 @@ class RequestWatch:
         whole = written[: written.rfind(b"\n") + 1]
         self._read_bytes += len(whole)
         return [note for note in annotations_in(whole) if note.attrs.get(REQUEST) in REQUESTS]
-
-
-def _size(folder: Path) -> int:
-    try:
-        return os.stat(folder / ANNOTATIONS).st_size
-    except OSError:
-        return 0

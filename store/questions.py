@@ -39,6 +39,8 @@ LONGEST: Final = 2000
 #: Texts of which ``:`` takes a part: people know names and paths in part.
 _TAKEN_IN_PART: Final = frozenset({"name", "source"})
 
+_ARCHIVED: Final = Field("run", "archived")
+
 #: The operators that suit each type.
 _ORDERS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
@@ -261,6 +263,8 @@ def _read_term(reader: _Reader) -> Clause:
 class Question:
     """A parsed question. A run must match all its terms. Its text parses to itself.
 
+    An archived run matches only a question about ``archived``.
+
     Attributes:
         terms: Its terms, in order; none for a question that all runs match.
         now: The moment from which ages are counted, UTC without a zone.
@@ -290,7 +294,8 @@ class Question:
 
     def admitted(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that match, in their order."""
-        kept = list(entries)
+        asks_for_archived = any(term.field == _ARCHIVED for term in self.terms)
+        kept = [entry for entry in entries if asks_for_archived or not entry.summary.archived]
         for term in self.terms:
             values = _values_for(term, kept)
             holds = _test(term, values, self.now)
@@ -306,7 +311,7 @@ def parse(text: str, *, now: datetime | None = None, source: str = "where") -> Q
     """Parse a question.
 
     Args:
-        text: The question; all runs match an empty one.
+        text: The question; all runs that are not archived match an empty one.
         now: The moment from which ages are counted, UTC without a zone; by default that of the call.
         source: The name of the parameter, for errors.
 
@@ -605,7 +610,7 @@ def selected(look: Look, where: str = "", sort: str = "-started", *, now: dateti
 
     Args:
         look: The scan.
-        where: The question; all runs match an empty one.
+        where: The question; all runs that are not archived match an empty one.
         sort: The order.
         now: The moment from which ages are counted, UTC without a zone; by default that of the call.
 
@@ -614,7 +619,7 @@ def selected(look: Look, where: str = "", sort: str = "-started", *, now: dateti
     """
     question = parse(where, now=now).bound(look)
     entries = in_order(look, parse_order(sort))
-    return question.admitted(entries) if question.terms else entries
+    return question.admitted(entries) if question.terms or look.archived else entries
 
 
 def in_order(look: Look, order: Ordering) -> Sequence[Entry]:

@@ -79,6 +79,7 @@ RUN_FIELDS: Final[dict[str, RunField]] = {
     "source": RunField("text", attrgetter("summary.source")),
     "host": RunField("texts", _hosts),
     "policy_digest": RunField("text", attrgetter("summary.policy_digest")),
+    "archived": RunField("value", attrgetter("summary.archived")),
 }
 
 

@@ -174,6 +174,7 @@ def test_a_run_is_one_row(client: httpx.Client) -> None:
         "name": "Digits MLP",
         "group": "paper",
         "tags": ["baseline", "small"],
+        "archived": False,
         "status": "stopped",
         "started": "2025-06-15T15:06:40Z",
         "ended": "2025-06-15T15:07:00Z",
@@ -432,7 +433,7 @@ def test_the_document_describes_every_answer(client: httpx.Client) -> None:
 
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     responses = [(status, response) for operation in operations for status, response in operation["responses"].items()]
-    assert len(operations) == 39
+    assert len(operations) == 40
     assert all(response["content"] for status, response in responses if status < "300")
     assert all(
         response["content"] == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}

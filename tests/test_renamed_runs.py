@@ -6,16 +6,20 @@ import json
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from command_line import call as steptape
 
-from api_serving import served
+from api_serving import running, served
 from steptape import Recorder, backtest, open_run, open_store
+from steptape.api.app import create_app
+from steptape.api.middleware.gate import parse_tokens
 from steptape.replay.runs.incidents import IncidentLabels
 from steptape.replay.runs.run_families import family_of
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.annotations import Annotation, Shown, append_annotation, read_annotations
 from steptape.store.errors import InvalidEvent
+from steptape.store.questions import selected
 from steptape.store.reading.catalog import Catalog
 from steptape.store.run_folder import ANNOTATIONS
 from steptape.store.run_info import read_run_info
@@ -135,6 +139,99 @@ def test_a_file_of_labels_names_a_run_as_lists_do(run: Path) -> None:
     (result,) = backtest(POLICY, [open_run(run)], labels=IncidentLabels({"best": []})).results
 
     assert result.detection is not None
+
+
+def test_a_patch_returns_the_run_and_the_next_list_shows_it(run: Path) -> None:
+    """The note names its author."""
+    with served(run.parent) as client:
+        patched = client.patch("/api/v1/runs/run-1", json={"name": "best", "tag": ["a, b"], "untag": ["draft"]})
+        (item,) = client.get("/api/v1/runs").json()["items"]
+        (noted,) = client.get("/api/v1/runs/run-1/annotations").json()["items"]
+
+    assert patched.json() == item
+    assert (item["name"], item["tags"], item["archived"]) == ("best", ["a, b"], False)
+    assert (noted["origin"], noted["name"], noted["tag"], noted["archived"]) == ("api", "best", ["a, b"], None)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"name": ""}, {"tag": [" "]}, {"name": "\ud800"}, {"tags": ["x"]}, {"archived": "x"}]
+)
+def test_a_patch_that_cannot_be_is_refused_and_writes_nothing(run: Path, body: dict[str, object]) -> None:
+    """It is a problem of the client."""
+    with served(run.parent) as client:
+        headers = {"Content-Type": "application/json"}
+        answer = client.patch("/api/v1/runs/run-1", content=json.dumps(body), headers=headers)
+
+    assert answer.status_code in (400, 422)
+    assert not (run / ANNOTATIONS).exists()
+
+
+def test_a_refusal_names_the_run_by_its_id(run: Path) -> None:
+    """Not by a path of the server."""
+    with served(run.parent) as client:
+        answer = client.patch("/api/v1/runs/digits", json={"name": " "})
+
+    assert answer.json()["detail"] == "run-1: a name must not be empty; got ' '"
+
+
+def test_a_token_that_may_only_read_changes_no_run(run: Path) -> None:
+    """The refusal names the scope that is needed."""
+    token = "t" * 32
+    with running(create_app(run.parent, tokens=parse_tokens(f"{token} read ann", source=""))) as url:
+        headers = {"Authorization": f"Bearer {token}"}
+        answer = httpx.patch(f"{url}/api/v1/runs/run-1", json={"archived": True}, headers=headers)
+
+    assert answer.status_code == 403
+    assert "write" in answer.json()["detail"]
+    assert not (run / ANNOTATIONS).exists()
+
+
+def test_lists_leave_out_an_archived_run_and_count_it(run: Path) -> None:
+    """It is not deleted: SQL has it, and it can be listed again."""
+    with Recorder(run.parent, run_id="run-2", name="other") as rec:
+        rec.step(loss=1.0)
+    with served(run.parent) as client:
+        client.patch("/api/v1/runs/run-1", json={"archived": True})
+        listed = client.get("/api/v1/runs").json()
+        shown = client.get("/").text
+        one = client.get("/api/v1/runs/run-1").json()
+    printed = steptape("runs", "--store", run.parent)
+    rows = open_store(run.parent).rows("SELECT run_id, archived FROM runs ORDER BY run_id")
+
+    assert ([item["run_id"] for item in listed["items"]], listed["archived"]) == (["run-2"], 1)
+    assert [name in shown for name in ("run-1", "run-2", "1 archived")] == [False, True, True]
+    assert [name in printed.stdout for name in ("run-1", "run-2")] == [False, True]
+    assert printed.stderr.startswith("1 archived")
+    assert one["archived"]
+    assert rows == [{"run_id": "run-1", "archived": True}, {"run_id": "run-2", "archived": False}]
+
+
+def test_an_archived_run_is_listed_again(run: Path) -> None:
+    """The newest note wins."""
+    steptape("note", run, "--archive")
+    steptape("note", run, "--unarchive")
+
+    assert open_store(run.parent).newest(1).total == 1
+
+
+def test_a_question_about_archived_runs_finds_them(run: Path) -> None:
+    """Any other question leaves them out."""
+    steptape("note", run, "--archive")
+    look = open_store(run.parent).catalog.look()
+
+    assert [len(selected(look, where)) for where in ("", "digits", "archived:true", "archived:true,false")] == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+def test_a_backtest_takes_an_archived_run_like_others(run: Path) -> None:
+    """A verdict does not depend on what a person lists."""
+    steptape("note", run, "--archive")
+
+    assert len(backtest(POLICY, open_store(run.parent)).results) == 1
 
 
 def test_two_writers_at_once_lose_nothing(run: Path) -> None:

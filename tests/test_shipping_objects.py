@@ -73,6 +73,18 @@ def test_the_digests_are_equal_whatever_the_log_holds(bucket: Place, tmp_path: P
     assert not chunks(bucket)
 
 
+def test_what_people_say_later_is_shown_after_the_next_push(bucket: Place, tmp_path: Path) -> None:
+    """Also by a reader that has read the run before."""
+    folder = ended(tmp_path / "a")
+    pushed(folder, bucket)
+    before = open_store(bucket.address).rows("SELECT archived FROM runs")
+    append_annotation(folder, Annotation("1", 5, "", name="best", archived=True))
+    pushed(folder, bucket)
+
+    assert before == [{"archived": False}]
+    assert open_store(bucket.address).rows("SELECT name, archived FROM runs") == [{"name": "best", "archived": True}]
+
+
 def test_large_files_go_in_pieces(bucket: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same there."""
     monkeypatch.setattr("steptape.store.objects.bucket._LARGE_BYTES", 0)

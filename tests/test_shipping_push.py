@@ -32,7 +32,7 @@ from steptape.shipping.push_protocol import (
 from steptape.shipping.run_push import RunPush
 from steptape.shipping.run_source import check_equal
 from steptape.shipping.targets import FolderTarget
-from steptape.store.annotations import Annotation, append_annotation, read_annotations
+from steptape.store.annotations import Annotation, Shown, append_annotation, read_annotations, shown_as
 from steptape.store.errors import NotWritten
 from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, framed, layout_record
 from steptape.store.parquet.sealing import seal
@@ -226,6 +226,19 @@ def test_notes_travel_and_come_once(tmp_path: Path) -> None:
     pushed(rec.folder, tmp_path / "b")
 
     assert [note.text for note in read_annotations(there)] == ["here", "there", "later"]
+
+
+def test_names_tags_and_the_archive_travel_with_a_push(tmp_path: Path) -> None:
+    """As many as there are; what is said later at the target counts more."""
+    with Recorder(tmp_path / "a", quiet=True, name="digits", tags=["draft"]) as rec:
+        rec.step(loss=1.0)
+    there = tmp_path / "b" / rec.run_id
+    tags = [Annotation(str(number), number, "", tag=(f"tag-{number}",)) for number in range(10_000)]
+    append_annotation(rec.folder, Annotation("first", 1, "", name="best", untag=("draft",), archived=True), *tags)
+    pushed(rec.folder, tmp_path / "b")
+    append_annotation(there, Annotation("last", 20_000, "", archived=False))
+
+    assert shown_as(there, read_run_info(there)) == Shown("best", tuple(f"tag-{number}" for number in range(10_000)))
 
 
 def an_intake(store: Path, limits: IntakeLimits | None = None) -> Intake:

@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from api_serving import served
 from steptape import open_store
+from steptape.store.annotations import Annotation, append_annotation
 from steptape.store.reading.catalog import KEPT_FROM, Catalog, Look
 from steptape.store.reading.summary import SETTLED_NS
 from steptape.store.run_info import Attempt, RunInfo
@@ -100,6 +103,41 @@ def test_every_change_since_the_catalog_was_kept_is_seen(large: Path) -> None:
     names = {entry.name: entry.summary.name for entry in look.entries}
     assert names == {name: name for name in NAMES[3:]} | {"run-0000": "renamed", "run-1000": "new"}
     assert [folder.name for folder, _ in look.problems] == ["run-0001"]
+
+
+@pytest.mark.parametrize("scan", [Catalog.look, Catalog.recent, Catalog.known])
+def test_what_people_have_said_since_the_catalog_was_kept_is_seen(large: Path, scan: Callable[[Catalog], Look]) -> None:
+    """Also by a scan that compares no other stamps: an append changes no folder."""
+    Catalog(large).look()
+    append_annotation(large / "run-0500", Annotation("a", 1, "", name="best", archived=True))
+
+    look = scan(Catalog(large))
+
+    assert (look.by_id["run-0500"].summary.name, look.archived) == ("best", 1)
+
+
+def test_a_page_from_the_kept_catalog_leaves_out_what_was_archived_since(large: Path) -> None:
+    """And has a run that is listed again."""
+    append_annotation(large / "run-0997", Annotation("a", 1, "", archived=True))
+    back_date(large / "run-0997")
+    Catalog(large).look()
+    append_annotation(large / "run-0999", Annotation("a", 1, "", archived=True))
+    append_annotation(large / "run-0997", Annotation("b", 2, "", archived=False))
+
+    found = Catalog(large).newest(2)
+
+    assert [entry.name for entry in found.entries] == ["run-0995", "run-0997"]
+    assert (found.total, found.archived) == (KEPT_FROM - 1, 1)
+
+
+def test_a_server_of_a_large_store_lists_what_it_has_just_changed(large: Path) -> None:
+    """Its scans may be some seconds old, but not older than a change through the server."""
+    with served(large) as client:
+        client.get("/api/v1/runs")
+        client.patch("/api/v1/runs/run-0999", json={"name": "best"})
+        (item,) = client.get("/api/v1/runs", params={"limit": 1}).json()["items"]
+
+    assert item["name"] == "best"
 
 
 @pytest.mark.parametrize("count", [1, 7, 5 * KEPT_FROM])

@@ -13,6 +13,7 @@ import pytest
 from object_storage import Answer, Fault, Place, cutting, failing
 from waiting import until
 
+from api_serving import served
 from steptape import TelemetryError, backtest, load_policy, open_run, open_store, verify
 from steptape.shipping.store_push import Backoff, push_once
 from steptape.shipping.targets import ObjectTarget
@@ -289,6 +290,14 @@ def test_nothing_is_written_to_it(there: Place) -> None:
 
     assert there.names() == keys
     assert open_run(folder).table().num_rows == 5
+
+
+def test_a_server_of_it_renames_no_run(there: Place) -> None:
+    """It says where a run can be changed."""
+    with served(there.address) as client:
+        answer = client.patch("/api/v1/runs/run-1", json={"name": "best"})
+
+    assert answer.json()["detail"] == "run-1: a store in object storage is only read"
 
 
 def test_a_folder_that_claims_to_be_a_mirror_is_none(here: Path) -> None:

@@ -49,6 +49,8 @@ class AnnotationItem(Model):
     """The tags that it adds to the run."""
     untag: list[str]
     """The tags that it removes from the run."""
+    archived: bool | None
+    """Whether lists leave the run out from then on; null if it does not say."""
 
 
 class AnnotationPage(Page):

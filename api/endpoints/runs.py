@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,8 +13,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
+from ...store.annotations import Annotation, append_annotation, new_annotation_id
 from ...store.arrow_tables import ColumnType, plain
 from ...store.errors import TelemetryError
 from ...store.questions import (
@@ -33,7 +35,7 @@ from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..access import OpenStore, RequestedRun
 from ..answers import IN_EVERY_FORM, from_cursor, model_answer, page_answer, to_cursor
-from ..models import FormedQuery, FreeObject, Model, Number, Page
+from ..models import FormedQuery, FreeObject, Model, Number, Page, RequestModel
 from ..problems import detail_of, hint_of, sort_of
 
 router = APIRouter()
@@ -76,6 +78,8 @@ class RunFacts(Model):
     name: str
     group: str | None
     tags: list[str]
+    archived: bool
+    """Lists leave it out unless they are asked for archived runs."""
     status: str
     """`running`, `stalled`, `completed`, `stopped` (by a rule), `failed`, `interrupted` or `crashed`."""
     started: _InUtc | None
@@ -125,6 +129,8 @@ class RunPage(Page):
     """Runs, newest first."""
 
     items: list[RunRow]
+    archived: int
+    """Number of archived runs in the store, independent of the filters."""
     problems: list[RunProblem]
     """Runs of this store that cannot be read, independent of the question. No page lists them as items."""
 
@@ -220,6 +226,28 @@ class RunDetail(RunFacts):
     ranks: list[int]
 
 
+_Word = Annotated[str, Field(max_length=1000)]
+
+
+class RunChanges(RequestModel):
+    """What a person says of a run after it was recorded. It needs at least one of these."""
+
+    name: _Word | None = None
+    """The run's new name."""
+    tag: list[_Word] = Field(default_factory=list, max_length=100)
+    """Tags to add."""
+    untag: list[_Word] = Field(default_factory=list, max_length=100)
+    """Tags to remove."""
+    archived: bool | None = None
+    """Whether lists leave the run out."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> RunChanges:
+        if self.name is None and self.archived is None and not self.tag and not self.untag:
+            raise ValueError("a change needs 'name', 'tag', 'untag' or 'archived'")
+        return self
+
+
 @router.get(
     "/runs",
     summary="Runs, newest first",
@@ -243,6 +271,7 @@ def list_runs(request: Request, store: OpenStore, query: Annotated[RunsQuery, In
             for entry, held in zip(shown, values, strict=True)
         ],
         next=to_cursor(asked, order.place_of(shown[-1])) if len(entries) > len(shown) else None,
+        archived=look.archived,
         problems=[_problem_of(folder, error, store) for folder, error in look.problems],
     )
     more = {column.name: _COLUMN_TYPES[column.type] for column in columns}
@@ -287,6 +316,24 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
 def read_run(request: Request, run: RequestedRun) -> Response:
     """Return the run's row, configuration, attempts (with the text of each policy), and counts of its events."""
     return model_answer(request, run.read(_detail))
+
+
+@router.patch("/runs/{id}", summary="Rename, tag or archive a run", response_model=RunRow)
+def change_run(request: Request, run: RequestedRun, body: RunChanges) -> Response:
+    """Add a note that renames, tags or archives the run, and return the run's row. The log and `run.json` stay."""
+    said = Annotation(
+        new_annotation_id(),
+        time.time_ns(),
+        "",
+        request.state.holder.name,
+        name=body.name,
+        tag=tuple(body.tag),
+        untag=tuple(body.untag),
+        archived=body.archived,
+    )
+    append_annotation(run.folder, said)
+    run.store.catalog.expire()
+    return model_answer(request, RunRow.model_validate(run.entry().summary))
 
 
 def _detail(snapshot: Snapshot) -> RunDetail:

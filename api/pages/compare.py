@@ -42,7 +42,7 @@ def compare_runs(
         request,
         "compare.html",
         runs=[summarize(snapshot) for snapshot in snapshots],
-        others=[run for run in newest(store) if run.run_id not in chosen][:OFFERED],
+        others=[run for run in newest(store) if run.run_id not in chosen and not run.archived][:OFFERED],
         metrics=metrics,
         metric=metric if metric in metrics else leading_metric(metrics),
         differences=config_differences([snapshot.info.config for snapshot in snapshots]),

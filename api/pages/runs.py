@@ -76,7 +76,7 @@ class TableRow(NamedTuple):
 def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, InQuery()]) -> Response:
     """Return the table."""
     look = store.recent()
-    found = searched(ordered(look, asked.sort, asked.order), asked.q)
+    found = [run for run in searched(ordered(look, asked.sort, asked.order), asked.q) if not run.summary.archived]
     last_page = max(1, -(-len(found) // PAGE_SIZE))
     number = min(asked.page, last_page)
     shown = found[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
@@ -84,7 +84,8 @@ def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, I
         request,
         "runs.html",
         runs=[_row(entry) for entry in shown],
-        total=len(look.entries),
+        total=len(look.entries) - look.archived,
+        archived=look.archived,
         found=len(found),
         asked=asked,
         page_number=number,

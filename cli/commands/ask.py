@@ -23,17 +23,25 @@ def ask(asked: AskArguments) -> None:
 
 
 def note(asked: NoteArguments) -> None:
-    """Note something about runs: a text, another name, tags."""
+    """Note something about runs: a text, another name, tags, the archive."""
     added, removed = tuple(asked.tag or ()), tuple(asked.untag or ())
-    if not asked.text and asked.name is None and not added and not removed:
-        raise typer.BadParameter("give --text, --name, --tag or --untag")
+    if not asked.text and asked.name is None and not added and not removed and asked.archive is None:
+        raise typer.BadParameter("give --text, --name, --tag, --untag, --archive or --unarchive")
     for run in [the_run_named(key, asked.store) for key in asked.runs]:
         said = Annotation(
-            new_annotation_id(), time.time_ns(), asked.text, _person(), name=asked.name, tag=added, untag=removed
+            new_annotation_id(),
+            time.time_ns(),
+            asked.text,
+            _person(),
+            name=asked.name,
+            tag=added,
+            untag=removed,
+            archived=asked.archive,
         )
         append_annotation(run.folder, said)
         shown = run.snapshot().shown
-        say(f"{run.run_id}: noted; name {shown.name}, tags {', '.join(shown.tags) or '-'}")
+        archived = ", archived" if shown.archived else ""
+        say(f"{run.run_id}: noted; name {shown.name}, tags {', '.join(shown.tags) or '-'}{archived}")
 
 
 def _person() -> str:

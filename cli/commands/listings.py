@@ -44,21 +44,24 @@ def runs(asked: RunsArguments) -> None:
         _print_runs(found)
     elif asked.where is not None:
         say("no run matches")
-    else:
+    elif not found.archived:
         name = opened.address
         more = f"'steptape demo --store {name}' makes some"
         say(f"no runs in {name}: 'steptape import --store {name}' adds those of other tools, and {more}")
     if found.total > len(found.entries) and not (asked.as_json and asked.limit is None):
         more = counted(found.total - len(found.entries), "more run" if asked.sort else "older run")
         complain(f"{more}: --limit {found.total} lists all")
+    if found.archived and "archived" not in (asked.where or ""):
+        complain(f"{found.archived:,} archived: --where archived:true lists them")
     complain_of(found.problems)
 
 
 class _Found(NamedTuple):
-    """The runs to list, how many there are, the columns that were asked for, and errors of unreadable runs."""
+    """The runs to list, how many match, how many are archived, asked columns, and errors of unreadable runs."""
 
     entries: Sequence[Entry]
     total: int
+    archived: int
     columns: Sequence[FieldColumn]
     problems: Sequence[TelemetryError]
 
@@ -68,13 +71,13 @@ def _found(store: Store, asked: RunsArguments) -> _Found:
     lists_all = asked.as_json and asked.limit is None
     if not (lists_all or asked.where or asked.sort or asked.columns):
         newest = store.newest(count)
-        return _Found(newest.entries, newest.total, (), newest.problems)
+        return _Found(newest.entries, newest.total, newest.archived, (), newest.problems)
     look = store.catalog.look()
     matching = selected(look, asked.where or "", asked.sort or "-started")
     shown = matching if lists_all else matching[:count]
     shown = shown if asked.sort else shown[::-1]
     problems = [error for _, error in look.problems]
-    return _Found(shown, len(matching), columns_of(look, asked.columns or "", shown), problems)
+    return _Found(shown, len(matching), look.archived, columns_of(look, asked.columns or "", shown), problems)
 
 
 def _print_runs(found: _Found) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..annotations import annotations_bytes
 from ..errors import NotARun, StoreAway, TelemetryError
 from ..objects.mirror_access import refresh
 from ..own_process import collection_paused
@@ -80,6 +81,11 @@ class Look:
     _kept: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def archived(self) -> int:
+        """How many runs are archived."""
+        return sum(entry.summary.archived for entry in self.entries)
+
+    @cached_property
     def newest_first(self) -> tuple[Entry, ...]:
         """The entries by start time, the newest first."""
         return self.entries[::-1]
@@ -126,12 +132,14 @@ class Newest:
 
     Attributes:
         entries: The runs of the page, the oldest first.
-        total: Number of readable runs in the store.
+        total: Number of readable runs in the store that are not archived.
+        archived: Number of those that are.
         problems: Errors of the runs that cannot be read, as far as they are known.
     """
 
     entries: list[Entry]
     total: int
+    archived: int
     problems: list[TelemetryError]
 
 
@@ -145,6 +153,7 @@ class Catalog:
         self._damaged: list[_Problem] = []
         self._looking = threading.Lock()
         self._last: _TimedLook | None = None
+        self._changes = 0
         self._first_look: Look | None = None
         self._newest_look: Look | None = None
         self._unkept = 0
@@ -257,13 +266,15 @@ class Catalog:
 
         Args:
             names: The folders.
-            is_checked: Whether the stamps of settled runs are compared with their folders.
+            is_checked: Whether the stamps of settled runs are compared with their folders, or only what people have
+                said since.
         """
         entries: dict[str, Entry] = {}
         problems = list(self._damaged)
         for name in names:
             entry = None if is_checked else self._settled.get(name)
-            entry = entry or self._read(name, problems)
+            if entry is None or entry.stamp.annotations_bytes != annotations_bytes(f"{self._path}/{name}"):
+                entry = self._read(name, problems)
             if entry is None:
                 continue
             twin = entries.setdefault(entry.summary.run_id, entry)
@@ -292,7 +303,7 @@ class Catalog:
         return None
 
     def newest(self, count: int, page: int = 1) -> Newest:
-        """Return a page of runs, the newest on page 1.
+        """Return a page of runs without archived ones, the newest on page 1.
 
         Of a large store, only the runs of the page are compared with their folders: nothing that happens to a run
         changes when it began. Damage to the other runs is not noticed.
@@ -306,28 +317,30 @@ class Catalog:
         first = None if rows is None else self._page_of(rows, names, count * page)
         if first is None:
             look = self.look()
-            first = Newest(list(look.entries), len(look.entries), [error for _, error in look.problems])
+            entries = [entry for entry in look.entries if not entry.summary.archived]
+            first = Newest(entries, len(entries), look.archived, [error for _, error in look.problems])
         end = max(0, len(first.entries) - count * (page - 1))
-        return Newest(first.entries[max(0, end - count) : end], first.total, first.problems)
+        return replace(first, entries=first.entries[max(0, end - count) : end])
 
     def _page_of(self, rows: CatalogRows, names: Sequence[str], count: int) -> Newest | None:
         """Return at least the ``count`` newest runs, from the kept rows; None if a scan is needed."""
         if _lacks_many(names, rows.row_of):
             return None
-        look = self._read_all([name for name in names if name not in rows.row_of])
-        if any(entry.summary.run_id in rows.run_ids for entry in look.entries):
+        held = {name: rows.row_of[name] for name in names if name in rows.row_of}
+        held = {name: row for name, row in held.items() if rows.noted[row] == annotations_bytes(f"{self._path}/{name}")}
+        look = self._read_all([name for name in names if name not in held])
+        if any(entry.summary.run_id in rows.run_ids and entry.name not in rows.row_of for entry in look.entries):
             return None  # One of two runs with the same id is hidden; which one, a scan finds out.
         problems = list(look.problems)
-        entries = list(look.entries)
-        present = set(names)
-        total = len(entries) + sum(name in present for name in rows.row_of)
-        for entry in rows.entries(max(0, len(rows) - count - (len(rows) - total + len(entries)))):
-            if entry.name in present:
-                self._settled.setdefault(entry.name, entry)
-                current = self._read(entry.name, problems)
-                entries += [] if current is None else [current]
+        entries = [entry for entry in look.entries if not entry.summary.archived]
+        listed = sorted(row for row in held.values() if not rows.archived[row])
+        total, archived = len(entries) + len(listed), look.archived + len(held) - len(listed)
+        for entry in rows.entries(listed[-count:]):
+            self._settled.setdefault(entry.name, entry)
+            current = self._read(entry.name, problems)
+            entries += [] if current is None else [current]
         entries.sort(key=lambda entry: entry.summary.age_order)
-        return Newest(entries, total, [error for _, error in problems])
+        return Newest(entries, total, archived, [error for _, error in problems])
 
     def current(self, run_ids: Collection[str]) -> tuple[Look, list[Entry]]:
         """Return the entries of these runs as they are now, and a scan that may be older.
@@ -355,21 +368,26 @@ class Catalog:
 
         The first answer for a large store may come from the kept catalog, while the first scan runs.
         """
+        changes = self._changes
         if self._last is None and (kept := self._unchecked_look()) is not None:
-            self._last = _TimedLook(kept, 0.0, time.monotonic() + _FRESH_AT_MOST_S)
+            self._last = _TimedLook(kept, 0.0, time.monotonic() + _FRESH_AT_MOST_S, changes)
         last = self._last
         now_s = time.monotonic()
-        if last is not None and now_s < last.fresh_until_s:
+        if last is not None and last.changes == changes and now_s < last.fresh_until_s:
             return last.look
-        if last is not None and now_s < last.usable_until_s:
+        if last is not None and last.changes == changes and now_s < last.usable_until_s:
             # The first caller starts the next scan in the background; no caller waits for it.
             if self._looking.acquire(blocking=False):
                 threading.Thread(target=self._look_again, name="catalog", daemon=True).start()
             return last.look
         with self._looking:
-            if self._last is last or self._last is None:
+            if self._last is None or self._last is last or self._last.changes != changes:
                 self._last = self._timed_look()
             return self._last.look
+
+    def expire(self) -> None:
+        """Have the next ``recent`` scan: this process has just changed a run."""
+        self._changes += 1
 
     def _look_again(self) -> None:
         """Run the next scan and release the lock that the caller acquired for it."""
@@ -381,22 +399,26 @@ class Catalog:
             self._looking.release()
 
     def _timed_look(self) -> _TimedLook:
-        started_s = time.monotonic()
+        started_s, changes = time.monotonic(), self._changes
         look = self.look()
         took_s = time.monotonic() - started_s
         if took_s < _CHEAP_S or len(look.entries) + len(look.problems) < _FEW_RUNS:
-            return _TimedLook(look, 0.0, 0.0)
+            return _TimedLook(look, 0.0, 0.0, changes)
         fresh_until_s = time.monotonic() + min(_FRESH_AT_MOST_S, _FRESH_TIMES * took_s)
-        return _TimedLook(look, fresh_until_s, fresh_until_s + _USABLE_S)
+        return _TimedLook(look, fresh_until_s, fresh_until_s + _USABLE_S, changes)
 
 
 @dataclass(frozen=True, slots=True)
 class _TimedLook:
-    """A scan, with the times until which it is fresh, and usable while the next one runs."""
+    """A scan, with the times until which it is fresh, and usable while the next one runs.
+
+    ``changes`` counts the changes by this process before it began.
+    """
 
     look: Look
     fresh_until_s: float
     usable_until_s: float
+    changes: int
 
 
 @functools.lru_cache(maxsize=16)
@@ -415,7 +437,7 @@ def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:
 
 
 #: The first bytes of a file. Count up whenever an unchanged folder would yield another row.
-_MAGIC: Final = b"steptape catalog 4\n"
+_MAGIC: Final = b"steptape catalog 5\n"
 
 #: Catalogs kept in the user's cache; the least recently written ones are deleted first.
 _MOST_FILES: Final = 32
@@ -457,12 +479,21 @@ class CatalogRows:
         """The ids of its runs."""
         return frozenset(self._table["run_id"].to_pylist())
 
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
+    @cached_property
+    def noted(self) -> list[int]:
+        """The size of each run's ``annotations.jsonl`` when its row was kept."""
+        sizes: list[int] = self._table["annotations_bytes"].to_pylist()
+        return sizes
 
-    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
-        """Yield the entries of these rows."""
-        part = self._table.slice(start, (len(self) if stop is None else stop) - start)
+    @cached_property
+    def archived(self) -> list[bool]:
+        """Whether each run was archived then."""
+        flags: list[bool] = self._table["archived"].to_pylist()
+        return flags
+
+    def entries(self, rows: Sequence[int] | None = None) -> Iterator[Entry]:
+        """Yield the entries of these rows, or of all."""
+        part = self._table if rows is None else self._table.take(pa.array(rows, pa.int64()))
         names, folder_ns, run_json_ns, noted, files, columns, *facts = (_values(column) for column in part.columns)
         stamps = map(Stamp, folder_ns, run_json_ns, noted)
         summaries = map(RunSummary._make, zip(*facts, strict=True))

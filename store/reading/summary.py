@@ -17,14 +17,13 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from ..annotations import Shown, shown_as
+from ..annotations import Shown, annotations_bytes, shown_as
 from ..arrow_tables import Row
 from ..columns import Columns, columns_of
 from ..event_json import encoded
 from ..events import JsonObject
 from ..parquet.event_summary import EventSummary, MetricSummary, RuleFirings
 from ..run_folder import (
-    ANNOTATIONS,
     COLUMNS_JSON,
     INTAKE_JSON,
     RUN_JSON,
@@ -43,6 +42,7 @@ class RunSummary(NamedTuple):
     """One row of the ``runs`` view. A tuple is made ten times as fast as a frozen dataclass.
 
     Attributes:
+        name, tags, archived: As people have said since it was recorded.
         started, ended: UTC; None where the source of an imported run has no clock. ``ended`` is also None while the run
             is live, or when it crashed.
         duration_s: Seconds of its attempts, from the start of each to its end or, without one, to its newest event.
@@ -62,6 +62,7 @@ class RunSummary(NamedTuple):
     name: str
     group: str | None
     tags: tuple[str, ...]
+    archived: bool
     status: str
     started: datetime | None
     ended: datetime | None
@@ -111,6 +112,7 @@ def row_of(
         name=shown.name,
         group=info.group,
         tags=shown.tags,
+        archived=shown.archived,
         status=status,
         started=_utc(info.attempts[0].started_ns),
         ended=_utc(last.ended_ns),
@@ -150,6 +152,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("name", pa.string()),
         ("group", pa.string()),
         ("tags", pa.list_(pa.string())),
+        ("archived", pa.bool_()),
         ("status", pa.string()),
         ("started", pa.timestamp("us")),
         ("ended", pa.timestamp("us")),
@@ -258,11 +261,7 @@ def stamp_of(folder: str | Path) -> Stamp:
             times.append(NOT_THERE)
         except OSError:
             times.append(0)
-    try:
-        noted = os.stat(f"{folder}/{ANNOTATIONS}").st_size
-    except OSError:
-        noted = 0
-    return Stamp(times[0], times[1], noted)
+    return Stamp(times[0], times[1], annotations_bytes(str(folder)))
 
 
 def is_settled(changed_ns: int) -> bool:
