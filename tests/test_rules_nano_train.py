@@ -324,7 +324,7 @@ def test_a_run_without_probes_hears_of_nothing_that_it_lacks(
     """No decision, no error, no warning and no line is about metrics that the run lacks."""
     with Recorder(tmp_path, rules="nano_train", quiet=True) as rec:
         for step in range(1, 301):
-            rec.step(loss=3.0 / step, **further)
+            rec.step({"loss": 3.0 / step, **further})
 
     kinds = {event.kind for event in open_run(rec.folder).events()}
     assert not kinds & {"decision", "rule_error", "rule_warning"}
