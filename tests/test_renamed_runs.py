@@ -268,9 +268,10 @@ def test_notes_that_cannot_be_read_hide_no_run(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "é 漢字 🙂", '"quoted"\nline', "x" * 1000])
 def test_a_name_may_hold_any_characters(run: Path, name: str) -> None:
-    """It comes back as it was given."""
-    steptape("note", run, "--name", name)
+    """It comes back as it was given, and is printed on one line."""
+    noted = steptape("note", run, "--name", name)
 
+    assert len(noted.stdout.splitlines()) == 1
     assert open_store(run.parent).rows("SELECT name FROM runs") == [{"name": name}]
 
 

@@ -12,7 +12,7 @@ from ...store.annotations import Annotation, append_annotation, new_annotation_i
 from ...store.run import ask_recorder
 from ..lookup import the_run_named
 from ..options import AskArguments, NoteArguments
-from ..output import say
+from ..output import say, shown
 
 
 def ask(asked: AskArguments) -> None:
@@ -39,9 +39,9 @@ def note(asked: NoteArguments) -> None:
             archived=asked.archive,
         )
         append_annotation(run.folder, said)
-        shown = run.snapshot().shown
-        archived = ", archived" if shown.archived else ""
-        say(f"{run.run_id}: noted; name {shown.name}, tags {', '.join(shown.tags) or '-'}{archived}")
+        now = run.snapshot().shown
+        archived = ", archived" if now.archived else ""
+        say(f"{run.run_id}: noted; name {shown(now.name)}, tags {shown(now.tags) or '-'}{archived}")
 
 
 def _person() -> str:
