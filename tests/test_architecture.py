@@ -136,6 +136,7 @@ PUBLIC: dict[str, set[str]] = {
         "reading/training",
         "redaction",
         "run",
+        "run_fields",
         "run_folder",
         "run_info",
         "sql/statements",

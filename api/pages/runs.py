@@ -1,179 +1,209 @@
-"""Serves ``/``: the runs of the store as a table that the server searches, sorts and pages.
+"""Serves ``/``: the runs of the store as a table that its address filters, orders, groups and selects from.
 
-Each row has the run's leading metric as a small SVG line; the lines of sealed runs are cached.
+``/fields`` completes questions and columns: a store may have more metrics than a page can hold.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Annotated, Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.responses import JSONResponse, RedirectResponse
 
+from ...replay.reports.amounts import duration
+from ...store.errors import QuestionRefused, counted
+from ...store.questions import FieldFacts, Ordering, bound_order, fields_of, parse, parse_fields, parse_order, selected
 from ...store.reading.catalog import Look
-from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
-from ...store.reading.summary import Entry, RunSummary, leading_metric
-from ...store.run_folder import SealedFile, retrying
+from ...store.reading.summary import Entry, RunSummary
+from ...store.run_fields import Field, bound_field
 from ...store.run_info import LIVE_STATUSES
 from ..access import OpenStore
-from ..endpoints.series import kept_indices
+from ..middleware.gate import Scope
 from ..problems import without_path
-from .layout import PageRoute, render_page, share_done
+from .layout import PageRoute, render_page
+from .run_columns import RunGroup, TableCell, TableColumn, asked_columns, first_columns, groups_of, mean_of, rows_of
+from .sparkline import HEIGHT, WIDTH
+from .table_view import MOST_SELECTED, SEPARATOR, TableView, view_of
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-#: Runs per page.
-PAGE_SIZE: Final = 40
+#: Runs per page, and runs shown of an open group.
+PAGE_SIZE: Final = 50
 
-SortKey = Literal["started", "name", "status", "steps", "duration"]
+#: Fields that a completion lists.
+_LISTED: Final = 50
 
-_KEYS: Final[dict[str, Callable[[RunSummary], Any]]] = {
-    "name": lambda run: (run.name.casefold(), run.run_id),
-    "status": lambda run: (run.status, run.age_order),
-    "steps": lambda run: run.steps,
-    "duration": lambda run: run.duration_s,
-}
+#: What the line above the table counts, each with its question.
+_COUNTED: Final = (
+    ("running", "status:running"),
+    ("stalled", "status:stalled"),
+    ("stopped within 24 h", "status:stopped ended:24h"),
+    ("failed within 24 h", "status:failed ended:24h"),
+    ("crashed within 24 h", "status:crashed started:24h"),
+)
 
-_LOGGER: Final = logging.getLogger("steptape.api")
-
-WIDTH: Final = 120
-HEIGHT: Final = 24
-
-#: Most points of a line; it keeps extremes first.
-_POINTS: Final = 60
-
-#: Size of the line cache: some pages of a list.
-_REMEMBERED: Final = 2048
-
-
-class TableQuery(BaseModel):
-    """Search, order and page of the table. Unknown parameters are ignored: a link may be stale."""
-
-    model_config = ConfigDict(frozen=True)
-
-    q: str = Field(default="", max_length=200)
-    sort: SortKey = "started"
-    order: Literal["asc", "desc"] = "desc"
-    page: int = Field(default=1, ge=1, le=1_000_000)
+_Found = TypeVar("_Found")
 
 
 class TableRow(NamedTuple):
-    """A run in the table: its facts, the percentage that is done, its leading metric, and the line of that."""
+    """A run in the table: its facts, the cells of its columns, and whether it is selected."""
 
     facts: RunSummary
-    progress: int | None
-    metric: str | None
-    line: str
+    cells: list[TableCell]
+    is_selected: bool
+
+
+class GroupRow(NamedTuple):
+    """A group in the table, and its runs if it is open."""
+
+    group: RunGroup
+    is_open: bool
+    rows: list[TableRow]
+    query: str
+
+
+class RunCount(NamedTuple):
+    """A part of the line above the table: how many runs, and the question that finds them."""
+
+    text: str
+    where: str
+
+
+@dataclass
+class _Reading:
+    """Reads the parts of a view; what is wrong with one becomes a sentence and leaves its default."""
+
+    faults: list[str] = field(default_factory=list)
+
+    def of(self, read: Callable[[], _Found], instead: _Found) -> _Found:
+        try:
+            return read()
+        except QuestionRefused as error:
+            self.faults.append(str(error))
+            return instead
 
 
 @router.get("/")
-def show_runs(request: Request, store: OpenStore, asked: Annotated[TableQuery, InQuery()]) -> Response:
-    """Return the table."""
+def show_runs(request: Request, store: OpenStore) -> Response:
+    """Return the table. Each parameter that is unknown or wrong is named on it."""
     look = store.recent()
-    found = [run for run in searched(ordered(look, asked.sort, asked.order), asked.q) if not run.summary.archived]
-    last_page = max(1, -(-len(found) // PAGE_SIZE))
-    number = min(asked.page, last_page)
-    shown = found[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+    view, faults = view_of(request.query_params.multi_items())
+    reading = _Reading(faults)
+    order = reading.of(lambda: bound_order(look, parse_order(view.sort)), parse_order(TableView().sort))
+    nothing: Sequence[Entry] = ()
+    found = reading.of(lambda: selected(look, view.where, str(order)), nothing)
+    if view.selected == (SEPARATOR,):
+        if len(found) <= MOST_SELECTED:
+            chosen = tuple(entry.summary.run_id for entry in found)
+            return RedirectResponse(f"{request.app.state.root_path}/?{view.query(selected=chosen)}", 303)
+        faults.append(f"selected: a selection holds {MOST_SELECTED:,} runs; got {len(found):,}. Narrow the question")
+        view = replace(view, selected=())
+    columns = _columns(look, view, found, reading)
+    by = reading.of(lambda: _group_field(look, view), None) if view.group else None
+    groups = [] if by is None else _in_order(groups_of(by, columns, found), order)
+    shown = groups if by else found
+    last_page = max(1, -(-len(shown) // PAGE_SIZE))
+    page = min(view.page, last_page)
+    part = slice((page - 1) * PAGE_SIZE, page * PAGE_SIZE)
+    rows = [] if by else _rows(columns, found[part], view)
+    missing = [run_id for run_id in view.selected if run_id not in look.by_id]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        faults.append(f"selected: {counted(len(missing), 'run')} of the selection {verb} not here; got {missing[0]}")
     return render_page(
         request,
         "runs.html",
-        runs=[_row(entry) for entry in shown],
-        total=len(look.entries) - look.archived,
+        view=view,
+        faults=faults,
+        counts=look.kept("counts", lambda: list(_counts(look))),
+        columns=columns,
+        order=order,
+        rows=rows,
+        groups=[_group_row(group, columns, view) for group in groups[part]],
+        by=by,
+        group_count=len(groups),
+        total=len(look.entries),
         archived=look.archived,
         found=len(found),
-        asked=asked,
-        page_number=number,
+        page_number=page,
         last_page=last_page,
-        is_live=any(entry.summary.status in LIVE_STATUSES for entry in shown),
+        is_live=any(entry.summary.status in LIVE_STATUSES for entry in found),
+        can_write=request.state.holder.scope.allows(Scope.WRITE),
         problems=[without_path(str(problem), store.path) for _, problem in look.problems],
         spark=(WIDTH, HEIGHT),
+        most_selected=MOST_SELECTED,
     )
 
 
-def ordered(look: Look, key: SortKey, order: str) -> Sequence[Entry]:
-    """Return the runs in an order; sorted once for each scan."""
-    if key == "started":
-        return look.newest_first if order == "desc" else look.entries
-
-    def sort() -> Sequence[Entry]:
-        return sorted(look.entries, key=lambda entry: _KEYS[key](entry.summary), reverse=order == "desc")
-
-    return look.kept(f"page {key} {order}", sort)
+def _columns(look: Look, view: TableView, found: Sequence[Entry], reading: _Reading) -> list[TableColumn]:
+    first = look.kept(f"columns of {view.where}", lambda: first_columns(found or look.newest_first))
+    return reading.of(lambda: asked_columns(view.columns, look, found), first) if view.columns else first
 
 
-def searched(entries: Sequence[Entry], words: str) -> Sequence[Entry]:
-    """Return the runs that have every word in their name, id, group, tags or status, case-insensitively."""
-    wanted = words.casefold().split()
-    if not wanted:
-        return entries
-    return [entry for entry in entries if all(map(_text(entry.summary).__contains__, wanted))]
+def _group_field(look: Look, view: TableView) -> Field:
+    (named,) = parse_fields(view.group, source="group")[:1]
+    return bound_field(named, look, "group")
 
 
-def _text(run: RunSummary) -> str:
-    return "\n".join((run.name, run.run_id, run.group or "", *run.tags, run.status)).casefold()
+def _in_order(groups: list[RunGroup], order: Ordering) -> list[RunGroup]:
+    """Return the groups by the mean of the field that orders the runs; if it is no number, by their first run."""
+    means = [(mean_of(order.field, group.entries), group) for group in groups]
+    having = [(mean, group) for mean, group in means if mean is not None]
+    having.sort(key=lambda pair: pair[0], reverse=order.is_descending)
+    return [*(group for _, group in having), *(group for mean, group in means if mean is None)]
 
 
-def _row(entry: Entry) -> TableRow:
-    metric = leading_metric(list(entry.columns.by_metric))
-    return TableRow(entry.summary, share_done(entry.summary), metric, sparkline(entry))
+def _rows(columns: Sequence[TableColumn], entries: Sequence[Entry], view: TableView) -> list[TableRow]:
+    chosen = frozenset(view.selected)
+    cells = rows_of(columns, entries)
+    return [TableRow(one.summary, own, one.summary.run_id in chosen) for one, own in zip(entries, cells, strict=True)]
 
 
-def sparkline(entry: Entry) -> str:
-    """Return the ``polyline`` points of a run's leading metric, ``WIDTH`` by ``HEIGHT``; empty with fewer than two.
+def _group_row(group: RunGroup, columns: Sequence[TableColumn], view: TableView) -> GroupRow:
+    is_open = group.value in view.open
+    rows = _rows(columns, group.entries[:PAGE_SIZE], view) if is_open else []
+    others = tuple(value for value in view.open if value != group.value)
+    return GroupRow(group, is_open, rows, view.query(open=others if is_open else (*others, group.value)))
 
-    A run without journals is read once. One that cannot be read, or is gone by now, has no line.
-    """
+
+def _counts(look: Look) -> Iterator[RunCount]:
+    """Yield how many runs are live, and how many ended otherwise than completed within a day; no zeros."""
+    now = datetime.now(UTC).replace(tzinfo=None)
+    for words, where in _COUNTED:
+        found = selected(look, where, now=now)
+        silent = [now - one.summary.last_event for one in found if one.summary.last_event and "stalled" in where]
+        age = f" {duration(max(silent).total_seconds())}" if silent else ""
+        if found:
+            yield RunCount(f"{len(found):,} {words}{age}", where)
+
+
+@router.get("/fields")
+def list_fields(
+    store: OpenStore,
+    text: Annotated[str, InQuery(max_length=200)] = "",
+    where: Annotated[str, InQuery(max_length=2000)] = "",
+) -> Response:
+    """Return the fields whose names hold a text, those that begin with it first, and the fault of a question."""
+    look = store.recent()
+    wanted = text.casefold()
+    alike = [facts for facts in fields_of(look) if wanted in facts.name.casefold()]
+    alike.sort(key=lambda facts: not facts.name.casefold().startswith(wanted))
+    fault: str | None = None
     try:
-        listing = entry.listing
-        return _live_line(entry.snapshot) if listing.journals else _remembered(entry.folder, listing.sealed)
-    except Exception as error:
-        # One run's bad files must not hide the table of the others.
-        _LOGGER.warning("could not draw the sparkline of %s: %r", entry.summary.run_id, error)
-        return ""
+        parse(where).bound(look)
+    except QuestionRefused as error:
+        fault = str(error)
+    listed = [{**facts._asdict(), "columns": _columns_for(facts, look)} for facts in alike[:_LISTED]]
+    return JSONResponse({"fields": listed, "found": len(alike), "fault": fault})
 
 
-def _live_line(snapshot: Snapshot) -> str:
-    try:
-        return _line(snapshot)
-    except FileNotFoundError:
-        # It was sealed after the snapshot.
-        return retrying(lambda: _line(read_snapshot(snapshot.folder)))
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _remembered(folder: Path, _files: tuple[SealedFile, ...]) -> str:
-    return retrying(lambda: _line(read_snapshot(folder)))
-
-
-def _line(snapshot: Snapshot) -> str:
-    metric = leading_metric(list(snapshot.columns.by_metric))
-    return "" if metric is None else points_of(_values(snapshot, metric))
-
-
-def _values(snapshot: Snapshot, metric: str) -> list[float]:
-    column, cuts = snapshot.columns.by_metric[metric], effective_lineage(snapshot).cuts
-    table = effective_rows(snapshot.events_table((column, *(PLACE if cuts else ()))), cuts)
-    values: list[float] = table[column].drop_null().to_pylist()
-    return values
-
-
-def points_of(values: Sequence[float]) -> str:
-    """Convert values, oldest first, to ``polyline`` points; non-finite values are skipped.
-
-    >>> points_of([1.0, 3.0, 2.0])
-    '1.0,23.0 60.0,1.0 119.0,12.0'
-
-    """
-    kept = [(index, values[index]) for index in kept_indices(values, _POINTS) if math.isfinite(values[index])]
-    if len(kept) < 2:
-        return ""
-    low, high = min(value for _, value in kept), max(value for _, value in kept)
-    across = (WIDTH - 2) / (len(values) - 1)
-    upwards = (HEIGHT - 2) / (high - low) if high > low else 0.0
-    return " ".join(f"{1 + index * across:.1f},{HEIGHT - 1 - (value - low) * upwards:.1f}" for index, value in kept)
+def _columns_for(facts: FieldFacts, look: Look) -> list[str]:
+    """Return the columns that a field may have, as this page's addresses name them: three of a metric."""
+    named = bound_field(parse_fields(facts.name)[0], look, "columns")
+    if named.kind != "metric":
+        return [str(named)]
+    return [str(named), str(replace(named, kind="min")), str(replace(named, kind="max"))]

@@ -103,13 +103,47 @@ export function gathered(call, pause) {
   };
 }
 
-/** The same page asked for again, its parts that match the selector put in the place of the old ones. */
-export async function refreshParts(selector) {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok) return;
+/** The key by which an element is found again among its siblings. */
+const keyOf = (node) => node.dataset?.key ?? node.id ?? "";
+
+/** Make a node equal to a fresh one: nodes that both have stay, and so do focus, scroll and listeners. */
+export function morph(old, fresh) {
+  if (old.nodeType === Node.TEXT_NODE && old.data !== fresh.data) old.data = fresh.data;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.isEqualNode(fresh)) return;
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const keyed = new Map([...old.childNodes].filter(keyOf).map((child) => [keyOf(child), child]));
+  let at = old.firstChild;
+  for (const wanted of [...fresh.childNodes]) {
+    const isLike = at?.nodeName === wanted.nodeName && !keyOf(at);
+    const same = keyOf(wanted) ? keyed.get(keyOf(wanted)) : isLike ? at : null;
+    if (same?.nodeName !== wanted.nodeName) {
+      old.insertBefore(document.adoptNode(wanted), at);
+      continue;
+    }
+    if (same === at) at = at.nextSibling;
+    else old.insertBefore(same, at);
+    morph(same, wanted);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+/** The same page asked for again, its parts that match the selector made equal to the fresh ones; false if it failed.
+ *
+ * `prepare` gets the fresh document first.
+ */
+export async function refreshParts(selector, { signal, prepare } = {}) {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal });
+  if (!answer.ok) return false;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  prepare?.(fresh);
   const parts = [...fresh.querySelectorAll(selector)];
   document.querySelectorAll(selector).forEach((old, index) => {
-    if (parts[index] && !old.isEqualNode(parts[index])) old.replaceWith(document.adoptNode(parts[index]));
+    if (parts[index]) morph(old, parts[index]);
   });
+  return true;
 }

@@ -26,10 +26,13 @@ function encoded(value) {
 
 const isEqual = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
-/** The state: the defaults, and what the address says instead. Several scripts of a page add their defaults. */
-export function read(more = {}) {
+/** The state: the defaults, and what an address says instead, by default the page's own.
+ *
+ * Several scripts of a page add their defaults.
+ */
+export function read(more = {}, search = location.search) {
   defaults = { ...defaults, ...more };
-  const given = new URLSearchParams(location.search);
+  const given = new URLSearchParams(search);
   const value = (name) => (given.has(name) ? parsed(given.getAll(name), defaults[name]) : undefined);
   return Object.fromEntries(Object.keys(defaults).map((name) => [name, value(name) ?? defaults[name]]));
 }

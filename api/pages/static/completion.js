@@ -1,0 +1,111 @@
+// Completion of questions and fields as one types: what the server knows of the text before the cursor, in a list below.
+import { address, ask, element, gathered } from "./dom.js";
+
+/** Between a key and the question to the server, in milliseconds. */
+const PAUSE = 150;
+
+/** Most entries of a list. */
+const LISTED = 10;
+
+/** What is being typed: a value of a field, or a name; null within quotes and after a blank at the start. */
+function tokenOf(before, isQuestion) {
+  if (!isQuestion) return { start: before.search(/[^,]*$/), text: before.match(/[^,]*$/)[0].trim(), field: null };
+  const value = before.match(/(?:^|\s)-?([^\s:=<>~!"]+)[:=]([^\s"]*)$/);
+  if (value) {
+    const text = value[2].split(",").at(-1);
+    return { start: before.length - text.length, text, field: value[1] };
+  }
+  const name = before.match(/(?:^|\s)-?([^\s:=<>~!"]*)$/);
+  return name && { start: before.length - name[1].length, text: name[1], field: null };
+}
+
+const quoted = (text) => (/^[^\s,=<>"'][^\s,]*$/.test(text) ? text : `"${text.replace(/[\\"]/g, "\\$&")}"`);
+
+/** The choices for what is being typed: text to insert, and what it is. */
+async function choicesFor(token, isQuestion) {
+  if (token.field) {
+    const { fields } = await ask(address("/fields", { text: token.field }));
+    const values = fields.find((one) => one.name === token.field)?.values ?? [];
+    return values.filter((text) => text.toLowerCase().startsWith(token.text.toLowerCase())).map((text) => ({ insert: `${quoted(text)} `, text, more: "" }));
+  }
+  if (!token.text) return [];
+  const { fields } = await ask(address("/fields", { text: token.text }));
+  return fields.map(({ name, kind, type, runs }) => {
+    const sign = !isQuestion ? "" : type === "text" || type === "texts" || type === "moment" ? ":" : "<";
+    return { insert: name + sign, text: name, more: kind === "run" ? "" : `${kind}, ${runs} runs` };
+  });
+}
+
+/** Have a text field complete questions, or lists of fields; `done` is called after a choice. */
+export function complete(field, { isQuestion = true, done = () => {} } = {}) {
+  const list = element("ul", { class: "completion", role: "listbox", id: `${field.id}-choices`, hidden: true });
+  field.after(list);
+  for (const [name, value] of Object.entries({ role: "combobox", "aria-expanded": "false", "aria-controls": list.id, "aria-autocomplete": "list" })) {
+    field.setAttribute(name, value);
+  }
+  let choices = [];
+  let at = -1;
+  let token = null;
+
+  function close() {
+    choices = [];
+    show();
+  }
+
+  function show() {
+    list.hidden = !choices.length;
+    field.setAttribute("aria-expanded", String(!list.hidden));
+    list.replaceChildren(
+      ...choices.map(({ text, more }, index) =>
+        element("li", { role: "option", id: `${list.id}-${index}`, "aria-selected": String(index === at), onpointerdown: (event) => choose(event, index) }, text, element("span", { class: "faint" }, more)),
+      ),
+    );
+    if (at < 0 || list.hidden) field.removeAttribute("aria-activedescendant");
+    else field.setAttribute("aria-activedescendant", `${list.id}-${at}`);
+    list.children[at]?.scrollIntoView({ block: "nearest" });
+  }
+
+  function choose(event, index) {
+    event.preventDefault();
+    const { insert } = choices[index];
+    field.setRangeText(insert, token.start, field.selectionStart, "end");
+    close();
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    done();
+  }
+
+  const readToken = () => tokenOf(field.value.slice(0, field.selectionStart), isQuestion);
+
+  const lookUp = gathered(async () => {
+    const asked = field.value;
+    token = readToken();
+    const found = token ? await choicesFor(token, isQuestion).catch(() => []) : [];
+    // The reader may have typed on, or left.
+    if (field.value !== asked || document.activeElement !== field) return;
+    const isWhole = found.length === 1 && found[0].insert.trim() === token.text;
+    [choices, at] = [isWhole ? [] : found.slice(0, LISTED), -1];
+    show();
+  }, PAUSE);
+
+  field.addEventListener("input", () => {
+    // Until the answer comes, only those choices stay that still fit.
+    token = readToken();
+    [choices, at] = [token ? choices.filter(({ text }) => text.toLowerCase().includes(token.text.toLowerCase())) : [], -1];
+    show();
+    lookUp();
+  });
+  field.addEventListener("blur", close);
+  field.addEventListener("keydown", (event) => {
+    if (list.hidden) return;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      at = (at + (event.key === "ArrowDown" ? 1 : choices.length + (at < 0 ? 0 : -1))) % choices.length;
+      if (event.key === "ArrowUp" && at < 0) at = choices.length - 1;
+      show();
+    } else if (event.key === "Tab" || (event.key === "Enter" && at >= 0)) choose(event, Math.max(0, at));
+    else if (event.key === "Escape") {
+      event.stopPropagation();
+      close();
+    }
+  });
+}
