@@ -187,7 +187,7 @@ def curve(metric: str, index: int = 0) -> str:
 SHOWN = {
     "": "document.querySelectorAll('table.runs tbody tr').length > 1",
     "runs": f"{curve('loss')} && document.querySelector('[data-fragment] td')",
-    "compare": "document.querySelector('#plot[data-curves]')",
+    "compare": f"{curve('loss')} && document.querySelector('#table td.last').textContent !== '\N{EN DASH}'",
     "backtest": "document.querySelector('#start')",
 }
 
@@ -332,13 +332,9 @@ def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> No
     for name in ("free", "guarded"):
         page.check(f"input[value='{run_id(store, name)}']")
     page.keyboard.press("c")
-    page.wait_for_selector("#plot[data-curves='2']")
-    page.select_option("#metric", "eval_loss")
-    when(page, "document.getElementById('plot').data[0].x.length === 10")
+    when(page, f"{curve('eval_loss')}.xs.length === 10 && {curve('loss', 1)}")
     page.select_option("#axis", "elapsed")
-    when(page, "document.getElementById('plot').data[0].x[9] < 60")
-
-    assert page.inner_text("tbody tr:first-child .last") != "-"
+    when(page, f"{curve('eval_loss')}.xs[9] < 60")
 
 
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
@@ -484,7 +480,7 @@ def test_a_value_reported_as_two_kinds_of_events_is_drawn_once(store: Path, open
     assert names == ["step_end", "evaluate"]
     assert "step_end last 0.1" in caption
     assert "evaluate last 0.2" in caption
-    other.wait_for_selector("#plot[data-curves='3']")
+    when(other, curve("loss", 2))
 
 
 def test_the_rules_stay_within_their_column(open_page: Callable[..., Any]) -> None:

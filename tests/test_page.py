@@ -282,10 +282,12 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
     """Equal settings are hidden."""
     text = client.get("/compare", params={"run": ["guarded", "free"]}).text
 
-    assert '<th class="left">optimizer.lr</th>' in text
-    assert re.search(r"guarded</td><td class=\"left\"><code>0\.1</code></td>", text)
-    assert re.search(r"free</td><td class=\"left\"><code>0\.2</code></td>", text)
-    assert [run["name"] for run in data_of(text)] == ["guarded", "free"]
+    assert 'data-column="config.optimizer.lr"' in text
+    assert re.findall(r'<td class="left"><code>(0\.\d)</code></td>', text) == ["0.1", "0.2"]
+    assert [(run["name"], run["config"]) for run in data_of(text)["runs"]] == [
+        ("guarded", {"optimizer.lr": 0.1}),
+        ("free", {"optimizer.lr": 0.2}),
+    ]
 
 
 def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: httpx.Client) -> None:

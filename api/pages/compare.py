@@ -10,7 +10,9 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 
+from ...store.errors import QuestionRefused
 from ...store.event_json import encoded
+from ...store.questions import parse
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import RunSummary, leading_metric, summarize
 from ...store.run_info import flattened
@@ -32,21 +34,46 @@ def compare_runs(
     request: Request,
     store: OpenStore,
     keys: Annotated[list[str] | None, InQuery(alias="run", max_length=MOST)] = None,
+    where: Annotated[str, InQuery(max_length=2000)] = "",
     metric: Annotated[str | None, InQuery(max_length=1000)] = None,
 ) -> Response:
-    """Return the page: chosen runs, their curves, and the differences of their configurations."""
-    snapshots = chosen_snapshots(store, keys or ())
+    """Return the page: chosen runs, or those that a question admits, with their curves, values and configurations."""
+    look = store.recent()
+    refusal, found = "", []
+    if where.strip():
+        try:
+            found = parse(where).bound(look).admitted(look.newest_first)
+        except QuestionRefused as error:
+            refusal = str(error)
+    chosen_keys = [*(keys or ()), *(entry.summary.run_id for entry in found)]
+    snapshots = chosen_snapshots(store, chosen_keys[:MOST])
     metrics = common_metrics(snapshots)
     chosen = {snapshot.info.run_id for snapshot in snapshots}
+    runs = [summarize(snapshot) for snapshot in snapshots]
+    differences = config_differences([snapshot.info.config for snapshot in snapshots])
+    data = [
+        {
+            "id": run.run_id,
+            "name": run.name,
+            "live": snapshot.is_live,
+            "status": run.status,
+            "steps": run.steps,
+            "config": {key: values[row] for key, values in differences.items()},
+        }
+        for row, (run, snapshot) in enumerate(zip(runs, snapshots, strict=True))
+    ]
     return render_page(
         request,
         "compare.html",
-        runs=[summarize(snapshot) for snapshot in snapshots],
+        runs=runs,
         others=[run for run in newest(store) if run.run_id not in chosen and not run.archived][:OFFERED],
         metrics=metrics,
         metric=metric if metric in metrics else leading_metric(metrics),
-        differences=config_differences([snapshot.info.config for snapshot in snapshots]),
-        data=[{"id": one.info.run_id, "name": one.shown.name, "live": one.is_live} for one in snapshots],
+        differences=differences,
+        where=where,
+        refusal=refusal,
+        left_out=max(0, len(chosen_keys) - MOST),
+        data={"runs": data, "metrics": metrics, "leading": leading_metric(metrics)},
     )
 
 

@@ -1,86 +1,267 @@
-// The page that lays runs over each other.
-import { address, ask, pageData, shown, toNumber } from "./dom.js";
-import { COLOURS, distinct, draw, lineOf, onZoom } from "./plots.js";
+// The page that lays runs over each other: a panel for each metric, one legend for all of them, and one table.
+import { GESTURES, curveOf, distinct, outsideButton, tellIfMissing } from "./chart.js";
+import { coloursOf } from "./colours.js";
+import { address, ask, element, gathered, pageData, shown, toNumber } from "./dom.js";
+import { chartOf, layOut, onPin, onSeen, plots, visible } from "./panels.js";
+import { onChange, problems, read as readState, write } from "./state.js";
 
-const runs = pageData();
-const [metric, axis, log] = ["metric", "axis", "log"].map((id) => document.getElementById(id));
-const plot = document.getElementById("plot");
-const legend = document.getElementById("legend");
+const { runs, metrics, leading } = pageData();
+const by = (id) => document.getElementById(id);
+const colours = coloursOf(runs.map((run) => run.id));
+const byId = new Map(runs.map((run) => [run.id, run]));
 
 /** Points of each curve, fewer beyond fifty runs, so that the page stays light. */
 const POINTS = Math.max(40, Math.min(800, Math.floor(40000 / Math.max(1, runs.length))));
 
-/** Between two looks at runs that are being written, in milliseconds. */
+/** The fewest points that the API returns: they hold the last value and both extremes. */
+const FEWEST = 4;
+
+/** Between two looks at runs that are being written, and at a server that did not answer, in milliseconds. */
 const PAUSE = Math.max(2000, 40 * runs.length);
+const AGAIN = 5000;
 
-const DASHES = ["solid", "dot", "dash", "dashdot", "longdash"];
+/** How the runs are looked at: what the address says, else this. `sort` is a column of the table, from its greatest value with a minus. */
+let state = readState({
+  run: [], where: "", metric: leading ?? "", axis: "step", x: "", smooth: 0, log: false, logx: false, search: "", pin: [], hide: [],
+  from: null, to: null, size: "medium", order: "recorded", sort: "",
+});
 
-let items = [];
-let zoom = [null, null];
-let listens = false;
+const panels = metrics.map((metric) => ({ key: `metric ${metric}`, title: metric, isFamily: false, word: "", members: [{ metric }] }));
+const isShown = (id) => !state.hide.includes(id);
 
-/** Colour and dash of a run: after ten runs colours come again, dashed otherwise. */
-const look = (index) => ({ colour: COLOURS[index % COLOURS.length], dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length] });
+// ---- Curves -------------------------------------------------------------------------------------------------------
 
-async function read() {
-  try {
-    const asked = { run: runs.map((run) => run.id), metric: metric.value, axis: axis.value, points: POINTS, from: zoom[0], to: zoom[1] };
-    items = (await ask(address("/api/v1/series", asked))).items;
-    show();
-  } catch (error) {
-    legend.textContent = error.message;
-  }
+let requests = 0;
+let waiting = null;
+
+const asked = (more) => ({ run: runs.map((run) => run.id), axis: state.axis, x: state.axis === "metric" ? state.x : null, ...more });
+
+const seriesOf = async (metric, more) => (await ask(address("/api/v1/series", asked({ metric, ...more })))).items;
+
+/** Read the series of these panels and draw them. An answer that comes after that of a newer request is dropped. */
+async function read(wanted) {
+  const request = ++requests;
+  const more = { points: POINTS, smooth: state.smooth || null, from: state.from, to: state.to };
+  await Promise.all([...wanted.map(async (plot) => {
+    const items = await seriesOf(plot.metric, more);
+    if (plot.answered >= request) return;
+    plot.answered = request;
+    plot.items = distinct(items.filter((item) => item.step.length));
+    plot.isRead = true;
+    show(plot);
+  }), readValues(request)]).then(() => say(""), (error) => {
+    const isLost = error.status === undefined;
+    say(isLost ? "The server does not answer. What is shown is what it said last." : error.message);
+    if (isLost) waiting ??= setTimeout(() => ((waiting = null), read(visible())), AGAIN);
+  });
 }
 
-function show() {
-  const traces = [];
-  const without = [];
-  runs.forEach((run, index) => {
-    const own = distinct(items.filter((item) => item.run_id === run.id && item.step.length));
-    if (!own.length) without.push(run.name);
-    for (const item of own) {
-      const name = own.length > 1 ? `${run.name} (${item.kind})` : run.name;
-      traces.push(lineOf(item, { ...look(index), name, opacity: 0.9 }));
+function show(plot) {
+  const shownItems = plot.items.filter((item) => isShown(item.run_id));
+  const kinds = Map.groupBy(plot.items, (item) => item.run_id);
+  const nameOf = (item) => byId.get(item.run_id).name + (kinds.get(item.run_id).length > 1 ? ` (${item.kind})` : "");
+  const curves = shownItems.map((item) => curveOf(sorted(item), { name: nameOf(item), colour: colours.get(item.run_id), isPlain: item.x.length > 60 }));
+  const lacking = runs.filter((run) => !kinds.has(run.id));
+  const said = () => [
+    ...(lacking.length ? [element("span", { title: lacking.map((run) => run.name).join(", ") }, lacking.length <= 3 ? `no values: ${lacking.map((run) => run.name).join(", ")}` : `${shown(lacking.length)} of ${shown(runs.length)} runs have no values`)] : []),
+  ];
+  plot.legend = null; // One legend serves all panels.
+  const onDrawn = (view) => plot.note.replaceChildren(...said(), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
+  const { axis, x, log, logx, from, to } = state;
+  chartOf(plot, { onZoom: (low, high) => write({ from: low, to: high }) }).draw({
+    curves, axis, xName: x, isLog: log, isLogX: logx, zoom: [from, to], isWhole: plot.isWhole, onDrawn,
+  });
+}
+
+/** On an axis of another metric, a curve runs along it and not along time. */
+function sorted(item) {
+  if (state.axis !== "metric") return item;
+  const places = item.x.map((_, index) => index).sort((one, other) => item.x[one] - item.x[other]);
+  const along = (list) => list && places.map((index) => list[index]);
+  return { ...item, x: along(item.x), step: along(item.step), value: along(item.value), smoothed: along(item.smoothed) };
+}
+
+function widen(plot) {
+  plot.isWhole = !plot.isWhole;
+  show(plot);
+}
+
+const say = (text) => (by("legend").textContent = text || (globalThis.uPlot ? GESTURES : ""));
+
+const redraw = () => visible().filter((plot) => plot.isRead).forEach(show);
+
+function showPanels() {
+  layOut(metrics, state.metric, state, () => panels);
+}
+
+// ---- Legend -------------------------------------------------------------------------------------------------------
+
+/** A button for each run: a click hides or shows it, a double click or one with Shift isolates it. */
+function showLegend() {
+  const press = (event, id) => {
+    const others = runs.map((run) => run.id).filter((one) => one !== id);
+    const isAlone = isShown(id) && !others.some(isShown);
+    if (event.shiftKey || event.detail === 2) write({ hide: isAlone ? [] : others });
+    else write({ hide: isShown(id) ? [...state.hide, id] : state.hide.filter((one) => one !== id) });
+  };
+  if (!by("names").childElementCount) {
+    const all = element("button", { type: "button", class: "quiet", id: "all", onclick: () => write({ hide: [] }) }, "Show all");
+    by("names").append(...runs.map(({ id, name }) => {
+      const swatch = element("i", { class: "swatch" });
+      swatch.style.background = colours.get(id);
+      return element("button", {
+        type: "button", class: "quiet", "data-run": id, title: "Click: hide or show. Double click, or Shift and click: this one alone",
+        onclick: (event) => press(event, id), onpointerenter: () => embolden(id), onpointerleave: () => embolden(null),
+      }, swatch, name);
+    }), all);
+  }
+  for (const button of by("names").querySelectorAll("[data-run]")) button.setAttribute("aria-pressed", String(isShown(button.dataset.run)));
+  by("all").hidden = !state.hide.length;
+}
+
+/** Draw a run above the others in all panels. */
+function embolden(id) {
+  for (const { chart } of visible()) chart?.embolden(chart.view?.curves.find((curve) => curve.item.run_id === id) ?? null);
+}
+
+// ---- Table --------------------------------------------------------------------------------------------------------
+
+/** Last, least and greatest value of each run: of the whole run, and of the part in view. */
+const values = { whole: new Map(), view: new Map() };
+const COLUMNS = ["last", "least", "greatest"];
+
+async function readValues(request) {
+  const isZoomed = state.from !== null;
+  const [whole, view] = await Promise.all([
+    seriesOf(state.metric, { points: FEWEST }),
+    isZoomed ? seriesOf(state.metric, { points: FEWEST, from: state.from, to: state.to }) : [],
+  ]);
+  if (request < requests) return;
+  values.whole = sums(whole);
+  values.view = sums(view);
+  showTable();
+}
+
+function sums(items) {
+  const found = new Map();
+  for (const item of items.filter((one) => one.value.length)) {
+    if ((found.get(item.run_id)?.n ?? 0) >= item.n_raw) continue;
+    const all = item.value.map(toNumber);
+    const finite = all.filter(Number.isFinite);
+    const [least, greatest] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [null, null];
+    found.set(item.run_id, { n: item.n_raw, last: all.at(-1), least, greatest });
+  }
+  return found;
+}
+
+/** What a run has in a column, to be sorted by. */
+function cellOf(run, column) {
+  const [group, name] = [column.slice(0, column.indexOf(".")), column.slice(column.indexOf(".") + 1)];
+  return { config: () => run.config[name], whole: () => values.whole.get(run.id)?.[name], view: () => values.view.get(run.id)?.[name], run: () => run[name] }[group]?.();
+}
+
+/** Numbers by size, then texts; what is missing or NaN comes last in both directions. */
+function ordered(column, isDown) {
+  const rank = (value) => (value === null || value === undefined || Number.isNaN(value) ? 2 : typeof value === "number" ? 0 : 1);
+  const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  return [...runs].sort((one, other) => {
+    const [a, b] = [cellOf(one, column), cellOf(other, column)];
+    if (rank(a) !== rank(b)) return rank(a) - rank(b);
+    if (rank(a) === 2) return 0;
+    const by = rank(a) === 0 ? a - b : text(a).localeCompare(text(b), "en", { numeric: true });
+    return isDown ? -by : by;
+  });
+}
+
+function showTable() {
+  const table = by("table");
+  const isZoomed = state.from !== null;
+  for (const cell of table.querySelectorAll("[data-view]")) cell.hidden = !isZoomed;
+  for (const run of runs) {
+    const row = table.querySelector(`tr[data-run="${CSS.escape(run.id)}"]`);
+    row.classList.toggle("off", !isShown(run.id));
+    for (const name of COLUMNS) {
+      row.querySelector(`.${name}`).textContent = text(values.whole.get(run.id)?.[name]);
+      row.querySelector(`.${name}-in-view`).textContent = text(values.view.get(run.id)?.[name]);
     }
-    sum(run, own[0]);
-  });
-  draw(plot, traces, { log: log.checked, axis: axis.value, height: 440 });
-  plot.dataset.curves = String(traces.length);
-  legend.textContent = without.length ? `${without.join(", ")}: no values of ${metric.value}.` : "";
-  if (!listens) {
-    listens = true;
-    onZoom(plot, (from, to) => {
-      zoom = [from, to];
-      read();
-    });
   }
+  const isDown = state.sort.startsWith("-");
+  const column = isDown ? state.sort.slice(1) : state.sort;
+  for (const heading of table.querySelectorAll("th[data-column]")) {
+    const is = heading.dataset.column === column;
+    if (is) heading.setAttribute("aria-sort", isDown ? "descending" : "ascending");
+    else heading.removeAttribute("aria-sort");
+  }
+  const rows = new Map([...table.querySelectorAll("tr[data-run]")].map((row) => [row.dataset.run, row]));
+  table.tBodies[0].append(...(column ? ordered(column, isDown) : runs).map((run) => rows.get(run.id)));
 }
 
-/** The last and the extreme values of a run, in its row. */
-function sum(run, item) {
-  const row = document.querySelector(`tr[data-run="${CSS.escape(run.id)}"]`);
-  const finite = (item?.value ?? []).map(toNumber).filter(Number.isFinite);
-  row.querySelector(".last").textContent = item ? shown(toNumber(item.value.at(-1))) : "–";
-  row.querySelector(".low").textContent = finite.length ? shown(Math.min(...finite)) : "–";
-  row.querySelector(".high").textContent = finite.length ? shown(Math.max(...finite)) : "–";
+const text = (value) => (value === null || value === undefined ? "–" : shown(value));
+
+// ---- Begin --------------------------------------------------------------------------------------------------------
+
+/** What must be read anew, laid out anew, or only drawn anew, when the reader changes it. */
+const READ = new Set(["axis", "x", "smooth", "from", "to", "metric"]);
+const LAID_OUT = new Set(["search", "pin", "size", "order", "metric"]);
+const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "size", "order"];
+
+onChange((now, changed) => {
+  state = now;
+  showControls();
+  showLegend();
+  showTable();
+  if (changed.some((name) => LAID_OUT.has(name))) showPanels();
+  if (changed.some((name) => READ.has(name))) read(visible());
+  if (!changed.every((name) => LAID_OUT.has(name) || name === "sort")) redraw();
+});
+
+function showControls() {
+  for (const name of CONTROLS) {
+    const control = by(name);
+    if (control === document.activeElement && name === "search") continue;
+    if (control.type === "checkbox") control.checked = state[name];
+    else control.value = String(state[name]);
+  }
+  by("x").hidden = state.axis !== "metric";
+  by("smooth").title = `Weight of the moving average: ${state.smooth}`;
 }
 
-if (runs.length) {
-  runs.forEach((run, index) => {
-    document.querySelector(`tr[data-run="${CSS.escape(run.id)}"] .swatch`).style.background = look(index).colour;
+function takeControls() {
+  const set = (name) => {
+    const control = by(name);
+    const value = control.type === "checkbox" ? control.checked : name === "smooth" ? Number(control.value) : control.value;
+    const all = ["axis", "x"].includes(name) ? { from: null, to: null } : {};
+    const chosen = name === "axis" && value === "metric" && !state.x ? { x: metrics.find((one) => one !== state.metric) ?? metrics[0] } : {};
+    write({ [name]: value, ...all, ...chosen });
+  };
+  for (const name of CONTROLS) {
+    const isText = ["search", "range"].includes(by(name).type);
+    by(name).addEventListener(isText ? "input" : "change", isText ? gathered(() => set(name), 150) : () => set(name));
+  }
+  by("table").addEventListener("click", (event) => {
+    const column = event.target.closest("th[data-column]")?.dataset.column;
+    if (column && event.target.closest("button")) write({ sort: state.sort === column ? `-${column}` : column });
   });
-  axis.addEventListener("change", () => {
-    zoom = [null, null];
-    read();
-  });
-  metric.addEventListener("change", () => {
-    const here = new URL(location.href);
-    here.searchParams.set("metric", metric.value);
-    history.replaceState(null, "", here);
-    read();
-  });
-  log.addEventListener("change", show);
-  document.addEventListener("themechange", show);
-  if (runs.some((run) => run.live)) setInterval(() => document.visibilityState === "visible" && read(), PAUSE);
-  read();
+  by("table").addEventListener("click", (event) => event.target.closest(".remove") && remove(event.target.closest("tr").dataset.run));
+  onPin((key) => write({ pin: state.pin.includes(key) ? state.pin.filter((one) => one !== key) : [...state.pin, key] }));
+}
+
+/** The page without a run; what a question found are runs of their own then. */
+function remove(id) {
+  const left = new URLSearchParams(location.search);
+  left.delete("run");
+  left.delete("where");
+  for (const run of runs) if (run.id !== id) left.append("run", run.id);
+  location.search = left.toString();
+}
+
+if (runs.length && metrics.length) {
+  by("problems").replaceChildren(...problems().map((sentence) => element("p", { class: "notice" }, sentence)));
+  takeControls();
+  showControls();
+  showLegend();
+  tellIfMissing(by("plots").parentElement);
+  onSeen(read);
+  showPanels();
+  if (runs.some((run) => run.live)) setInterval(() => document.visibilityState === "visible" && read(visible()), PAUSE);
 }

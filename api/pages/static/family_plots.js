@@ -2,7 +2,7 @@
 import { curveOf, distinct } from "./chart.js";
 import { colour } from "./colours.js";
 import { element, shown, toNumber } from "./dom.js";
-import { drawHeat, plain } from "./plots.js";
+import { drawHeat, legendOf, placeInWords } from "./heat.js";
 
 /** Columns of a heat map: more are narrower than a pixel or two. */
 const COLUMNS = 240;
@@ -46,55 +46,31 @@ export function curvesOf(members) {
 }
 
 /** What the colours of the lines mean: a bar from the lowest number to the highest. */
-export const depthBar = (members) => [`${nameOf(members[0])} `, barOf("--depth"), ` ${members.at(-1).number}`];
-
-/** What the colours of a heat map mean. */
-export const heatBar = ({ low, high, isLog }) => (low === high ? [shown(brief(low))] : [`${shown(brief(low))} `, barOf("--heat"), ` ${shown(brief(high))}${isLog ? ", logarithmic" : ""}`]);
-
-const brief = (value) => Number(value.toPrecision(3));
-
-function barOf(name) {
+export function depthBar(members) {
   const bar = element("i", { class: "scale" });
-  bar.style.background = `linear-gradient(to right, ${colours(name).join(", ")})`;
-  return bar;
+  bar.style.background = `linear-gradient(to right, ${colours("--depth").join(", ")})`;
+  return [`${nameOf(members[0])} `, bar, ` ${members.at(-1).number}`];
 }
 
 /** Draw a family as a heat map: the axis of the plots to the right, members upwards. Return what the caption says. */
-export function drawFamilyHeat(div, members, axis, marks) {
-  const cells = cellsOf(members.map((member) => member.item));
-  const { heat, scale } = heatOf(cells.x, cells.rows.map((row) => row.map((cell) => cell?.value ?? null)));
-  heat.customdata = cells.rows.map((row) => row.map((cell) => cell?.step));
-  heat.text = cells.rows.map((row, index) => row.map((cell) => (cell ? `${plain(nameOf(members[index]))}: ${shown(cell.value)}` : "")));
-  heat.hovertemplate = "%{text}<br>step %{customdata:,d}<extra></extra>";
-  drawHeat(div, [heat, ...lostOf(members, cells), ...marks], { axis, height: Math.max(230, 60 + 3 * members.length), yaxis: ticksOf(members), look: "family" });
-  const parts = [[`${nameOf(members[0])} to ${members.at(-1).number}`], ...(scale ? [heatBar(scale)] : [])];
-  return cells.isBinned ? [...parts, ["greatest value of each column"]] : parts;
-}
-
-/** A heat map of rows of values, null where there is none, and its scale: logarithmic if all values are positive. */
-export function heatOf(x, rows) {
-  const values = rows.flat().filter(Number.isFinite);
-  const [low, high] = [values.reduce((least, value) => Math.min(least, value), Infinity), values.reduce((most, value) => Math.max(most, value), -Infinity)];
-  const isLog = low > 0;
-  const toScale = isLog ? Math.log10 : (value) => value;
-  const stops = colours("--heat");
-  const heat = {
-    type: "heatmap",
-    x,
-    y: rows.map((_, index) => index),
-    z: rows.map((row) => row.map((value) => (Number.isFinite(value) ? toScale(value) : null))),
-    hoverongaps: false,
-    // A gap of no pixel: without one, the library sets a style attribute, which the page's policy refuses. So does its own
-    // bar of colours.
-    xgap: 0.01,
-    showscale: false,
-    colorscale: stops.map((stop, index) => [index / (stops.length - 1), stop]),
-    ...(low < high ? { zmin: toScale(low), zmax: toScale(high) } : {}),
+export function drawFamilyHeat(div, members, options) {
+  const { x, rows, isBinned } = cellsOf(members.map((member) => member.item));
+  const say = (row, column) => {
+    const cell = rows[row][column];
+    const where = [placeInWords(options.axis, x[column], x.at(-1) - x[0], options.xName)];
+    if (!cell) return `${nameOf(members[row])}: no value at ${where}`;
+    const values = [cell.lost, Number.isFinite(cell.value) && shown(cell.value)].filter(Boolean).join(", otherwise ");
+    return [`${nameOf(members[row])}: ${values}`, ...(options.axis === "step" ? [] : where), `step ${shown(cell.step)}`].join(", ");
   };
-  return { heat, scale: values.length ? { low, high, isLog } : null };
+  drawHeat(div, { x, rows, y: ticksOf(members), say }, { height: Math.max(230, 60 + 3 * members.length), ...options });
+  const parts = [[`${nameOf(members[0])} to ${members.at(-1).number}`], ...legendOf(rows)];
+  return isBinned ? [...parts, ["greatest value of each column"]] : parts;
 }
 
-/** Values on a grid: a column for each place, or for equal parts of the axis, where a cell has the greatest of its values. */
+/**
+ * Values on a grid: a column for each place, or for equal parts of the axis. A cell has the greatest of its values, the
+ * first that is not finite, and the step of the latter or else of the former.
+ */
 function cellsOf(items) {
   const places = [...new Set(items.flatMap((item) => item.x))].sort((one, other) => one - other);
   const fewest = Math.min(...items.map((item) => (item.sampled ? item.x.length / 4 : COLUMNS)));
@@ -110,38 +86,19 @@ function cellsOf(items) {
     item.value.forEach((text, index) => {
       const value = toNumber(text);
       const column = columnOf(item.x[index]);
-      if (Number.isFinite(value) && !(row[column]?.value >= value)) row[column] = { value, step: item.step[index] };
+      const cell = (row[column] ??= { value: null, step: item.step[index], lost: null });
+      if (!Number.isFinite(value)) Object.assign(cell, cell.lost ? {} : { lost: String(text), step: item.step[index] });
+      else if (!(cell.value >= value && cell.value !== null)) Object.assign(cell, { value, ...(cell.lost ? {} : { step: item.step[index] }) });
     });
     return row;
   });
   return { x, rows, isBinned };
 }
 
-/** Marks where members have a value that is not finite. */
-function lostOf(members, cells) {
-  const lost = members.flatMap(({ item, ...member }, row) =>
-    item.value.flatMap((value, index) => (Number.isFinite(toNumber(value)) ? [] : [{ x: item.x[index], row, step: item.step[index], text: `${nameOf(member)}: ${value}` }])),
-  );
-  if (!lost.length || !cells.x.length) return [];
-  return [{
-    type: "scatter",
-    mode: "markers",
-    x: lost.map((one) => one.x),
-    y: lost.map((one) => one.row),
-    customdata: lost.map((one) => one.step),
-    text: lost.map((one) => plain(one.text)),
-    name: "not finite",
-    showlegend: false,
-    marker: { symbol: "x-thin-open", size: 6, color: colour("--stop"), line: { width: 1.5 } },
-    hovertemplate: "%{text}<br>step %{customdata:,d}<extra></extra>",
-  }];
-}
-
 /** Some members' numbers on the axis of a heat map. */
 function ticksOf(members) {
   const every = Math.ceil(members.length / LABELS);
-  const tickvals = members.map((_, index) => index).filter((index) => index % every === 0);
-  return { tickmode: "array", tickvals, ticktext: tickvals.map((index) => String(members[index].number)), range: [-0.5, members.length - 0.5], title: { text: plain(members[0].word), standoff: 4, font: { size: 11, color: colour("--faint") } } };
+  return { title: members[0].word, ticks: members.map((member, row) => [row, String(member.number)]).filter(([row]) => row % every === 0) };
 }
 
 /** Where each member is between the first (0) and the last (1), by its number. */

@@ -42,8 +42,8 @@ export function onPin(call) {
  * A figure for each panel that the search lets through: pinned ones first, in the order of pinning, then the leading one.
  * Panels are in the order in which their metrics appeared, or by name.
  */
-export function layOut(metrics, leading, { search, pin, size, order }) {
-  const all = panelsOf(metrics, leading);
+export function layOut(metrics, leading, { search, pin, size, order }, panelsFor = panelsOf) {
+  const all = panelsFor(metrics, leading);
   const passes = filterOf(search);
   const pinned = pin.map((key) => all.find((panel) => panel.key === key)).filter(Boolean);
   const rest = groupsOf(all.filter((panel) => !pinned.includes(panel)));

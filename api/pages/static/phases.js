@@ -1,6 +1,6 @@
 // Where the run spent its time: a band of its phases with their seconds and shares, and the paths of profiler traces.
 import { counted, duration, element, percent, shown } from "./dom.js";
-import { COLOURS } from "./plots.js";
+import { PALETTE } from "./colours.js";
 
 const place = document.getElementById("phases");
 
@@ -39,14 +39,14 @@ export function showPhases() {
   );
 }
 
-const colourOf = (index) => (index >= 0 && index < LISTED ? COLOURS[index] : COLOURS[LISTED]);
+const colourOf = (index) => (index >= 0 && index < LISTED ? PALETTE[index] : null);
 
 /** Spans of different phases end at the same step: each phase has its own height. */
 const heightOf = (index) => 0.05 + 0.04 * Math.min(index, LISTED);
 
 function othersOf(phases) {
   const sum = (key) => phases.reduce((total, phase) => total + phase[key], 0);
-  return { name: counted(phases.length, "other phase"), said: counted(sum("count"), "span"), total: sum("total_s"), own: sum("own_s"), colour: COLOURS[LISTED] };
+  return { name: counted(phases.length, "other phase"), said: counted(sum("count"), "span"), total: sum("total_s"), own: sum("own_s"), colour: null };
 }
 
 function piece(part, all) {

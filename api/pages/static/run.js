@@ -6,7 +6,6 @@ import { curvesOf, depthBar, drawFamilyHeat, nameOf, pointsOf, seriesOf } from "
 import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
 import { chartOf, layOut, onPin, onSeen, plots, visible } from "./panels.js";
 import { phaseMarks, showPhases } from "./phases.js";
-import { marksOf } from "./plots.js";
 import { onChange, problems, read as readState, write } from "./state.js";
 import { takeVectors } from "./vectors.js";
 
@@ -256,9 +255,10 @@ function showFamily(plot) {
   const isSampled = members.some((member) => member.item.sampled);
   const says = () => [depthBar(members), ...(isSampled ? [[`downsampled from ${shown(longest.n_raw)} values each, extremes kept`]] : []), ...also];
   if (!isHeat()) return drawOn(plot, curvesOf(members), longest, { marks: members.flatMap((member) => gapsOf(member.item, `${nameOf(member)}, `)), says });
-  if (!plot.map) plot.div.after((plot.map = element("div", { class: "plot" })));
-  const decisions = facts.decisions.filter(withinOf(longest));
-  const said = drawFamilyHeat(plot.map, members, state.axis, decisions.length ? [marksOf("decision", longest, decisions)] : []);
+  if (!plot.map) plot.div.after((plot.map = element("div", { class: "plot map" })));
+  const marks = facts.decisions.filter(withinOf(longest)).map((mark) => ({ x: placeOf(longest, mark.step), text: mark.text }));
+  const { axis, xName, zoom } = shared(plot);
+  const said = drawFamilyHeat(plot.map, members, { axis, xName, zoom, marks, label: `of ${plot.metric}`, ...events });
   plot.note.replaceChildren(...[...said, ...also].map((parts) => element("span", {}, parts)));
   plot.figure.dataset.points = String(longest.n_raw);
 }

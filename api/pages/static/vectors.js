@@ -1,7 +1,6 @@
 // Vectors over the steps of a run: histograms, such as those of gradients, and others as they are. On demand.
 import { element, post, shown } from "./dom.js";
-import { heatBar, heatOf } from "./family_plots.js";
-import { drawHeat } from "./plots.js";
+import { drawHeat, legendOf } from "./heat.js";
 
 const place = document.getElementById("vectors");
 const choice = document.getElementById("vector");
@@ -11,6 +10,10 @@ const said = document.getElementById("vector-said");
 /** Columns and rows of a picture. */
 const COLUMNS = 240;
 const ROWS = 64;
+
+/** Rows from one label of a histogram to the next, and labels of the elements of a vector. */
+const TICK_ROWS = 16;
+const LABELS = 8;
 
 /** Histograms: the least and the greatest element, then the counts of equal bins between them. */
 const isHistogram = (name) => /_hist(\/|$)/.test(name);
@@ -52,24 +55,24 @@ async function show(query) {
   if (total > rows.length) said.append(element("span", {}, `${shown(rows.length)} of ${shown(total)} events`));
 }
 
-/** Say what the colours of the picture mean. */
-function explain(text, scale) {
-  said.replaceChildren(element("span", {}, text), scale ? element("span", {}, heatBar(scale)) : "");
-}
-
 /** Histograms on one axis of values: each bin is spread over the rows that it overlaps. */
 function drawHistogram(steps, values) {
   const ends = values.flatMap(([low, high]) => [low, high]).filter(Number.isFinite);
   const [least, greatest] = [Math.min(...ends), Math.max(...ends)];
   const size = (greatest - least) / ROWS || 1;
   const columns = values.map((one) => spread(one, least, size));
-  const rows = Array.from({ length: ROWS }, (_, row) => columns.map((column) => (column[row] > 0 ? column[row] : null)));
-  const { heat, scale } = heatOf(steps, rows);
-  heat.y = Array.from({ length: ROWS }, (_, row) => least + (row + 0.5) * size);
-  heat.text = rows.map((row) => row.map((share) => (share ? `${shown(Number((100 * share).toPrecision(3)))} % of the elements` : "")));
-  heat.hovertemplate = "%{text}<br>near %{y:.3g}, step %{x:,d}<extra></extra>";
-  drawHeat(plot, [heat], { look: choice.value, yaxis: { exponentformat: "e" } });
-  explain("share of the elements by value and step", scale);
+  const cells = Array.from({ length: ROWS }, (_, row) => columns.map((column, index) => (column[row] > 0 ? { value: column[row], step: steps[index] } : null)));
+  const near = (row) => shown(Number((least + (row + 0.5) * size).toPrecision(3)));
+  const share = (cell) => `${shown(Number((100 * (cell?.value ?? 0)).toPrecision(3)))} % of the elements`;
+  const say = (row, column) => `${share(cells[row][column])} near ${near(row)}, step ${shown(steps[column])}`;
+  const ticks = Array.from({ length: 1 + Math.floor(ROWS / TICK_ROWS) }, (_, index) => Math.min(ROWS - 1, index * TICK_ROWS)).map((row) => [row, near(row)]);
+  paint("share of the elements by value and step", { x: steps, rows: cells, y: { ticks }, say });
+}
+
+/** Draw a picture, and say what its colours mean. */
+function paint(text, picture) {
+  drawHeat(plot, picture, { label: `of ${choice.value}` });
+  said.replaceChildren(...[[text], ...legendOf(picture.rows)].map((parts) => element("span", {}, parts)));
 }
 
 /** The share of the elements in each row, from the least, the greatest and the counts of a histogram. */
@@ -93,10 +96,13 @@ function spread([low, high, ...counts], least, size) {
 /** A vector as it is: steps to the right, its elements upwards. */
 function drawVector(steps, values) {
   const length = Math.max(...values.map((one) => one.length));
-  const rows = Array.from({ length }, (_, index) => values.map((one) => one[index] ?? null));
-  const { heat, scale } = heatOf(steps, rows);
-  heat.text = rows.map((row) => row.map((value) => (value === null ? "" : shown(value))));
-  heat.hovertemplate = "element %{y}: %{text}<br>step %{x:,d}<extra></extra>";
-  drawHeat(plot, [heat], { look: choice.value });
-  explain("values by index and step", scale);
+  const cellOf = (value, step) => (value === undefined ? null : Number.isFinite(value) ? { value, step } : { value: null, step, lost: String(value) });
+  const rows = Array.from({ length }, (_, index) => values.map((one, column) => cellOf(one[index], steps[column])));
+  const say = (row, column) => {
+    const cell = rows[row][column];
+    return `element ${row}: ${cell ? (cell.lost ?? shown(cell.value)) : "none"}, step ${shown(steps[column])}`;
+  };
+  const every = Math.ceil(length / LABELS);
+  const ticks = rows.map((_, row) => [row, shown(row)]).filter(([row]) => row % every === 0);
+  paint("values by index and step", { x: steps, rows, y: { title: "element", ticks }, say });
 }
