@@ -298,3 +298,13 @@ def test_wild_values_are_drawn(open_heat: Callable[..., Any], family: str, said:
     page.keyboard.press("Home")
 
     assert figure.locator(".map p").inner_text() == said
+
+
+def test_the_whole_scale_is_in_sight(open_heat: Callable[..., Any]) -> None:
+    """The caption of a narrow panel is as high as its lines."""
+    page = open_heat(width=390)
+    caption = page.locator(f'figure[data-metric="{FAMILY}"] figcaption')
+    last = caption.locator(".said > span").last.bounding_box()
+    box = caption.bounding_box()
+
+    assert last["y"] + last["height"] <= box["y"] + box["height"] + 1
