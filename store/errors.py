@@ -166,6 +166,12 @@ def shortened(text: str, limit: int = 120) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def on_one_line(value: object, limit: int = 120) -> str:
+    """Return text on one line that can be encoded, its middle elided when it is longer than ``limit`` characters."""
+    text = " ".join(str(value).split())
+    return shortened(text.encode(errors="replace").decode(), limit)
+
+
 def counted(count: float, noun: str, number_format: str = "") -> str:
     """Return the count with its noun.
 

@@ -103,6 +103,7 @@ ROOF = {
 #: The modules of each room that other rooms may import. All others are private to the room.
 PUBLIC: dict[str, set[str]] = {
     "store": {
+        "amounts",
         "annotations",
         "arrow_tables",
         "child_process",
@@ -129,6 +130,7 @@ PUBLIC: dict[str, set[str]] = {
         "questions",
         "reading/catalog",
         "reading/diagnosis",
+        "reading/headline",
         "reading/plot_data",
         "reading/snapshot",
         "reading/summary",
@@ -214,7 +216,6 @@ PUBLIC: dict[str, set[str]] = {
         "policies/findings_on_runs",
         "policies/run_accounts",
         "ray_pool",
-        "reports/amounts",
         "reports/diff",
         "reports/html",
         "reports/json_report",

@@ -569,3 +569,15 @@ def test_under_a_root_path_scripts_stay_under_it(store: Path, open_page: Callabl
         page.close()
 
     assert all(address.startswith("/tapes/") for address in addresses)
+
+
+def test_a_step_of_the_headline_leads_to_the_curves_on_a_phone_s_first_screen(open_page: Callable[..., Any]) -> None:
+    """The sentence is on the first screen, and its link zooms the curves around the step."""
+    page = open_page("/runs/guarded", width=390)
+    show_all(page, "/runs/guarded")
+
+    box = page.locator(".headline").bounding_box()
+    assert box["y"] + box["height"] < 844 / 2
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    link = page.locator(f".headline a[href='#step={SPIKE}']")
+    when(page, f"location.search === '?from={SPIKE - 50}&to={SPIKE + 50}'", link.click)

@@ -142,7 +142,7 @@ def test_show_tells_a_pause_between_attempts_from_training(tmp_path: Path) -> No
 
     page = steptape("show", rec.folder)
 
-    assert "2 steps in 10 s, paused 2 min 46 s between attempts, started 2023-11-14 22:13:20 UTC" in page
+    assert "\nstarted 2023-11-14 22:13:20 UTC, took 10 s, paused 2 min 46 s between attempts\n" in page
 
 
 def test_show_lists_the_phases_of_a_run(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from served_page import POLICY, STEPS, WRONG, record_run, serving
+from served_page import POLICY, SPIKE, STEPS, WRONG, record_run, serving
 from typer.testing import CliRunner
 from waiting import PATIENCE_S
 
@@ -99,7 +99,7 @@ def test_every_page_is_html_that_loads_nothing_from_elsewhere(client: httpx.Clie
     tags = tags_of(answer.text)
     loaded = [attributes[name] for _, attributes in tags for name in ("src", "href", "action") if name in attributes]
     assert loaded
-    assert all(target.startswith("/") and not target.startswith("//") for target in loaded)
+    assert all(target.startswith(("/", "#")) and not target.startswith("//") for target in loaded)
     assert not [tag for tag, attributes in tags if tag == "style" or any(map(is_active, attributes))]
     assert all("src" in found or found["type"] == "application/json" for tag, found in tags if tag == "script")
 
@@ -393,5 +393,19 @@ def test_the_page_of_a_failed_run_shows_its_traceback_and_does_without_in_older_
     assert "<summary>Traceback</summary><pre>Traceback (most recent call last):" in new
     assert f"ValueError: {HOSTILE}" in html.unescape(new)
     assert HOSTILE not in new
-    assert '<p class="notice wrong">ValueError: older</p>' in old
+    assert '<p class="headline">Failed before its first step: ValueError: older. Last checkpoint: none.</p>' in old
     assert "Traceback" not in old
+
+
+def test_the_page_of_a_run_begins_with_its_headline_and_links_to_the_steps(store: Path, client: httpx.Client) -> None:
+    """It is the first thing below the title: the same sentence as the API's and the terminal's."""
+    page = client.get("/runs/guarded").text
+    sentence = client.get("/api/v1/runs/guarded/headline").raise_for_status().json()
+    shown = CliRunner().invoke(app, ["show", "guarded", "--store", str(store)]).stdout
+
+    (said,) = re.findall(r'</h1>\s*<p class="headline">(.*?)</p>', page)
+    assert html.unescape(re.sub(r"<[^>]*>", "", said)) == sentence["text"] == shown.splitlines()[1]
+    linked = [int(step) for step in re.findall(r'<a href="#step=(\d+)">', said)]
+    assert linked == [part["step"] for part in sentence["parts"] if part["step"] is not None]
+    assert SPIKE in linked
+    assert sentence["firings"][0]["controller"] == "loss_spike"

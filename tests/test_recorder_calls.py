@@ -594,10 +594,10 @@ def test_show_prints_the_traceback_of_a_failed_run_and_does_without_where_there_
     write_run_info(run.folder, dataclasses.replace(info, attempts=(last,)))
     old = shown()
 
-    begin = new.index("failed with ValueError: no data")
-    assert new[begin + 1] == "  Traceback (most recent call last):"
-    assert new[begin + 4] == "  ValueError: no data"
-    assert old == new[: begin + 1] + new[begin + 5 :]
+    begin = new.index("  Traceback (most recent call last):")
+    assert new[1] == "Failed before its first step: ValueError: no data. Last checkpoint: none."
+    assert new[begin + 3] == "  ValueError: no data"
+    assert old == new[:begin] + new[begin + 4 :]
 
 
 def printed(program: str, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -93,7 +94,8 @@ def test_a_run_stops_on_request_and_records_who_asked(tmp_path: Path, policy: Po
     assert request.attrs["text"].endswith("asked to stop: it has diverged")
     assert "@" in request.attrs["author"]
     assert (run.status, run.info.last.reason) == ("stopped", request.attrs["text"])
-    assert f"why it ended: {run.info.last.reason}" in steptape("show", str(rec.folder)).stdout
+    first = steptape("show", str(rec.folder)).stdout.splitlines()[1]
+    assert re.fullmatch(rf"Stopped at step [\d,]+: {re.escape(str(run.info.last.reason))}[.] Last .*", first)
     (result,) = backtest(policy, [run]).results
     assert result.human is not None
     assert (result.human.action.what, result.human.action.step) == ("stop", request.step)

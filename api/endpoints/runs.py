@@ -1,4 +1,4 @@
-"""Serves ``/runs``, the runs of the store, newest first by default, and ``/runs/{id}``, all that is known about one."""
+"""Serves ``/runs``, the runs of the store, newest first by default, ``/runs/{id}``, all about one, and its headline."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from ...store.questions import (
     parse,
     parse_order,
 )
+from ...store.reading.headline import headline_of
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import Entry, summarize
 from ...store.run_info import RunInfo
@@ -310,6 +311,65 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
         detail=detail_of(error, store.path),
         hint=hint_of(error, store.path),
     )
+
+
+class FiringsItem(Model):
+    """How often a rule fired."""
+
+    controller: str
+    mode: str
+    """`act`, or `shadow` if its operations were not carried out."""
+    episodes: int
+    """Series of firings at consecutive events of its trigger."""
+    first_step: int
+    last_step: int
+    has_stopped: bool
+    """Whether it ordered the stop that ended the run."""
+
+
+class HeadlinePart(Model):
+    """A part of a sentence."""
+
+    text: str
+    step: int | None
+    """The step that the part names; null if it names none."""
+
+
+class RunHeadline(Model):
+    """What to know first about a run: its state, why and since when, and what to do."""
+
+    run_id: str
+    state: str
+    """The run's status, as in lists."""
+    step: int
+    """Optimizer updates finished."""
+    stopped_by: str | None
+    """The rule whose order ended the run; null if none did, or the loop did not follow it."""
+    not_finite: str | None
+    """The metric whose newest value is not finite: the one that the stopping rule read, else the leading one."""
+    not_finite_since: int | None
+    """The step from which on that metric was not finite."""
+    checkpoint_step: int | None
+    """The last checkpoint, or the last before `not_finite_since`; null without one."""
+    last_event_ns: int | None
+    """Time of the newest event: nanoseconds since 1970 (UTC)."""
+    firings: list[FiringsItem]
+    """How often each rule fired, in the order of their first firings."""
+    text: str
+    """The sentence."""
+    parts: list[HeadlinePart]
+    """The sentence in parts: those that name a step can be links."""
+
+
+@router.get("/runs/{id}/headline", summary="What to know first about a run", response_model=RunHeadline)
+def read_headline(request: Request, run: RequestedRun) -> Response:
+    """Return the state of the run, why and since when, and what to do, as fields and as one sentence."""
+    return model_answer(request, run.read(_headline))
+
+
+def _headline(snapshot: Snapshot) -> RunHeadline:
+    said = headline_of(snapshot, time.time_ns()).to_json()
+    return RunHeadline.model_validate({"run_id": snapshot.info.run_id, **said})
 
 
 @router.get("/runs/{id}", summary="One run", response_model=RunDetail)

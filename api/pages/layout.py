@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from ...replay.reports.amounts import with_pause
 from ...replay.reports.html import html_environment
+from ...store.amounts import with_pause
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from ...store.event_json import encoded
 from ...store.events import JsonObject
+from ...store.reading.headline import headline_of
 from ...store.reading.plot_data import time_spent
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
@@ -45,6 +47,7 @@ def show_run(request: Request, run: RequestedRun) -> Response:
         "run.html",
         run=summary,
         info=snapshot.info,
+        headline=headline_of(snapshot, time.time_ns()),
         status_of=_statuses(snapshot),
         progress=share_done(summary),
         config=encoded(flattened(snapshot.info.config)),

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
-from ...replay.reports.amounts import short_duration
 from ...replay.runs.objective import Objective, guessed_objective
+from ...store.amounts import short_duration
 from ...store.errors import TelemetryError, counted
 from ...store.questions import parse_fields
 from ...store.reading.catalog import Look

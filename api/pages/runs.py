@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from ...replay.reports.amounts import duration
+from ...store.amounts import duration
 from ...store.errors import QuestionRefused, counted
 from ...store.questions import FieldFacts, Ordering, bound_order, fields_of, parse, parse_fields, parse_order, selected
 from ...store.reading.catalog import Look

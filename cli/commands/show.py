@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from shutil import get_terminal_size
 from typing import Any, Final
 
-from ...replay.reports.amounts import duration, size, with_pause
-from ...store.errors import counted, plural
+from ...store.amounts import duration, size, with_pause
+from ...store.errors import counted
 from ...store.events import JsonObject
+from ...store.reading.headline import headline_of
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run import Run
 from ..lookup import run_named
@@ -56,18 +58,9 @@ SHOWN_ROWS: Final = 20
 _PLOT_LINES: Final = 8
 _PLOT_COLUMNS: Final = 110
 
-#: What the user calls the signal behind an exception.
-_SIGNALS: Final = {"Terminated": "SIGTERM", "KeyboardInterrupt": "Ctrl-C", "CancelledError": "Ctrl-C"}
 
 #: The terminal must show this character for plots in dots.
 _DOT: Final = "\N{BRAILLE PATTERN DOTS-1}"
-
-#: What is known of the end of an imported run whose source does not state its status.
-_ENDINGS: Final = {
-    "before_plan": " (ends before its plan)",
-    "open": " (its source says that it has not ended)",
-    "unknown": " (assumed: its source does not say)",
-}
 
 #: The bit of each dot of a braille character, by column and by row from the top.
 _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -96,6 +89,7 @@ def run_document(run: Run) -> JsonObject:
     decisions = [{**row, "values": json.loads(row["values"])} for row in run.rows(_DECISIONS)]
     return {
         **summarize(snapshot).to_row(),
+        "headline": headline_of(snapshot, time.time_ns()).to_json(),
         "config": snapshot.info.config,
         "policy": None if snapshot.info.last.policy is None else snapshot.info.last.policy.source,
         "failure": snapshot.info.last.failure,
@@ -122,20 +116,18 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     shown = run_document(run)
     plots = [line for metric in plotted for line in _plot(run, metric) or [f"{metric}: too few numbers to plot"]]
     plots = plots or [line for metric in _first_metric(run) for line in _plot(run, metric)]
-    planned = f" of {shown['planned_steps']}" if shown["planned_steps"] else ""
-    ending = _ENDINGS.get(str((run.info.source or {}).get("ending")), "")
-    say(f"{shown['name']}  {shown['run_id']}  {shown['status']}{ending}")
+    say(f"{shown['name']}  {shown['run_id']}")
+    say(shown["headline"]["text"])
     began = shown["started"]
+    when = f"started {began:%Y-%m-%d %H:%M:%S} UTC" if began else "start time unknown"
     took = with_pause(shown["duration_s"], shown["paused_s"])
-    when = f", started {began:%Y-%m-%d %H:%M:%S} UTC" if began else ", start time unknown"
-    when = f" in {took}{when}" if began or shown["duration_s"] else when
-    say(f"{shown['steps']}{planned} {plural(shown['steps'], 'step')}{when}")
+    say(f"{when}, took {took}" if began or shown["duration_s"] else when)
     if shown["source"]:
         say(f"imported from {shown['source']}")
     if shown["tags"] or shown["group"]:
         say(f"group {shown['group'] or '-'}, tags {', '.join(shown['tags']) or '-'}")
-    for line in _end_lines(shown["failure"], shown["status"], run.info.last.reason):
-        say(line)
+    for line in (shown["failure"] or {}).get("traceback", "").splitlines():
+        say(f"  {line}")
     if shown["policy"]:
         say(f"rules: {_rules_name(shown['policy'])} (digest {shown['policy_digest'][:12]})")
     if shown["config"]:
@@ -143,7 +135,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
     say("events: " + ", ".join(f"{count} {kind}" for kind, count in shown["events"].items()))
     saves = shown["checkpoints"]
     if saves["count"]:
-        say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}, the last at step {saves['last_step']}")
+        say(f"checkpoints: {saves['count']}, {size(saves['size_bytes'])}")
     for span in shown["spans"]:
         failed = f", {span['failed']} failed" if span["failed"] else ""
         say(f"span {span['name']}: {counted(span['count'], 'time')}, {duration(span['total_s'])}{failed}")
@@ -173,17 +165,6 @@ def _rules_name(source: str) -> str:
     path = PurePath(source)
     is_shipped = path.parts[-3:-1] == ("rules", "policies") and (_SHIPPED / path.name).exists()
     return path.stem if is_shipped else source
-
-
-def _end_lines(failure: Mapping[str, str] | None, status: str, reason: str | None) -> list[str]:
-    """Return the lines about what ended the run, if it is known; imported runs may have no traceback."""
-    if failure is None:
-        return [f"why it ended: {reason}"] if reason else []
-    traceback = failure.get("traceback", "").splitlines()
-    what = f"failed with {failure['type']}: {failure['message']}"
-    if status == "interrupted":
-        what = f"interrupted by {_SIGNALS.get(failure['type'], failure['type'])}"
-    return [what, *(f"  {line}" for line in traceback)]
 
 
 def _first_metric(run: Run) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.policy import Policy
+from ...store.amounts import percent, regret_text, short_duration
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ..backtests.judged_runs import Backtest
@@ -18,7 +19,6 @@ from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
 from ..runs.run_result import DIVERTING, RunResult
 from ..runs.same_training import repeated_sentence
-from .amounts import percent, regret_text, short_duration
 from .result import BacktestResult, BacktestTotals, FamilyCounts, Fate, Part
 
 #: Headings of the table that ``family_rows`` fills.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ...rules.engine.decisions import Decision
 from ...rules.policy_file.declarations import ACT
 from ...rules.policy_file.policy import Policy, shipped_policies
+from ...store.amounts import duration
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.run import Run
@@ -28,7 +29,6 @@ from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
 from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult
 from ..runs.same_training import repeated_sentence
-from .amounts import duration
 from .basis import family_sentence, objective_sentences, objectives_json, renamed_text
 from .result import FamilyCounts
 from .sentences import REGRET, SAVES

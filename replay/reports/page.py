@@ -19,13 +19,13 @@ from ...rules.effects import Effect
 from ...rules.language.clock import RESET_ON_FAILURE
 from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy, text_as_judged
+from ...store.amounts import short_duration
 from ...store.errors import counted
 from ..backtests.judged_runs import Backtest
 from ..intervals import COVERAGE, FEWEST_FAMILIES, RESAMPLES, SEED
 from ..runs.mute_rules import missing_sentences
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded, RunResult, Validity
-from .amounts import short_duration
 from .arming import rule_of
 from .basis import (
     FAMILY_WORDS,

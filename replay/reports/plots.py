@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
+from ...store.amounts import regret_text
 from ..runs.history import TRAINING_SERIES
 from ..runs.objective import Curve, Objective, best
 from ..runs.run_result import RunResult
-from .amounts import regret_text
 
 WIDTH: Final = 480
 _LEFT: Final = 46

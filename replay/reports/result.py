@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Final, NamedTuple, Self
 
 from ...rules.certificate import Certificate
+from ...store.amounts import hours, percent, share_range
 from ...store.errors import counted, plain
 from ..backtests.judged_runs import Backtest
 from ..intervals import Interval
@@ -22,7 +23,6 @@ from ..runs.objective import UPDATES
 from ..runs.risk import Risk
 from ..runs.run_families import Family
 from ..runs.run_result import SECONDS_PER_HOUR, Excluded, RunResult
-from .amounts import hours, percent, share_range
 
 
 def meanings_of(risk: Risk) -> Mapping[str, str]:

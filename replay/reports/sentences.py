@@ -8,6 +8,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Final
 
+from ...store.amounts import percent, regret_text, size
 from ...store.errors import counted, plain
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES, TRIMMED
@@ -19,7 +20,6 @@ from ..runs.risk import Risk
 from ..runs.run_families import SOURCE_FOLDER
 from ..runs.run_result import ControllerCoverage, Validity
 from ..runs.same_training import repeated_sentence
-from .amounts import percent, regret_text, size
 from .basis import (
     all_of,
     change_words,

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from markupsafe import Markup
 
+from ...store.amounts import regret_text, share_range
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ..choosing.out_of_sample import FrontPoint, Optimism, SplitKind, point_json
@@ -23,7 +24,6 @@ from ..runs.risk import percent_words
 from ..runs.run_result import SECONDS_PER_HOUR
 from ..runs.same_training import repeated_sentence
 from ..sweeps.totals import Sweep, lost_counts
-from .amounts import regret_text, share_range
 from .basis import (
     families_text,
     family_notice,

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from ...store.amounts import regret_text
 from ...store.errors import counted
 from ..choosing.promise import outside_lines
 from ..intervals import Interval
 from ..runs.mute_rules import mute_sentences, rename_hints
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult
-from .amounts import regret_text
 from .basis import FAMILY_HEADINGS, FAMILY_LEGEND, family_rows, objective_sentences
 from .result import Arm, BacktestResult, ComparisonRow, Ledger, RowScore, meanings_of
 from .sentences import summary_lines

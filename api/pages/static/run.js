@@ -35,6 +35,12 @@ let state = readState({
   axis: "step", x: "", smooth: 0, log: false, logx: false, search: "", pin: [], from: null, to: null, size: "medium", order: "recorded", family: "lines",
 });
 
+/** Between two looks at the head of a live run, whose headline ages without an event. */
+const AGED = 30_000;
+
+/** Steps on each side of one that a link of the headline names. */
+const AROUND = 50;
+
 const facts = { decisions: [], saves: [], epochs: [], annotations: [], phases: [], errors: [] };
 let metrics = run.metrics;
 
@@ -291,6 +297,15 @@ const events = {
   onPoint: (step, isClick) => lookAround(step, isClick),
 };
 
+/** Zoom the curves to the step that the address names, as links of the headline do: "#step=1500". */
+function showStep() {
+  const named = /^#step=(\d+)$/.exec(location.hash);
+  if (!named) return;
+  const step = Number(named[1]);
+  write({ axis: "step", from: Math.max(0, step - AROUND), to: step + AROUND });
+  document.getElementById("plots").scrollIntoView({ block: "center" });
+}
+
 /** Lay out the panels; figures whose members have changed are drawn again. */
 function showPanels() {
   look.hidden = !layOut(metrics, run.leading, state);
@@ -450,6 +465,7 @@ const refreshRegions = gathered(async () => {
 }, SLOW);
 
 function followLive() {
+  setInterval(() => document.visibilityState === "visible" && refreshParts("[data-region=head]"), AGED);
   const source = new EventSource(root + runPath(run.id, "/tail"));
   let isSecond = false;
   source.addEventListener("message", (message) => {
@@ -543,3 +559,5 @@ await readFacts().catch((error) => say(error.message));
 showPanels();
 for (const problem of problems()) by("legend").prepend(`${problem}. `);
 readFragments();
+showStep();
+addEventListener("hashchange", showStep);
