@@ -664,7 +664,7 @@ def test_a_server_starts_without_what_only_its_other_processes_need() -> None:
     script = textwrap.dedent("""
         import sys
         import steptape.cli.app, steptape.api.app, steptape.api.middleware.connections
-        heavy = {"duckdb", "polars", "plotly"}
+        heavy = {"duckdb", "polars"}
         engines = ("steptape.replay.backtests", "steptape.rules.checks.findings", "steptape.rules.engine")
         print(sorted(name for name in sys.modules if name in heavy or name.startswith(engines)))
     """)

@@ -262,13 +262,14 @@ def test_an_attempt_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
     assert "<td>1,234</td>" in page
 
 
-def test_the_style_sheet_that_the_policy_would_refuse_is_never_made(client: httpx.Client) -> None:
-    """The chart library skips it if an element has its id, so the browser's console stays empty."""
-    charts = client.get("/static/plotly.min.js").text
-    for path in ("/runs/guarded", "/compare?run=guarded", "/backtest"):
-        ids = [attributes["id"] for tag, attributes in tags_of(client.get(path).text) if tag == "template"]
+def test_a_page_with_curves_loads_one_script_of_another_project(client: httpx.Client) -> None:
+    """It is the plotter, with its style sheet, and no other page loads it. The first visit is light."""
+    for path, has in (("/runs/guarded", True), ("/compare?run=guarded", True), ("/backtest", True), ("/", False)):
+        loaded = re.findall(r'(?:src|href)="/static/[0-9a-f]+/([^"]*)"', client.get(path).text)
 
-        assert [f'document.getElementById("{found}")' in charts for found in ids] == [True]
+        assert {"uPlot.iife.min.js", "uPlot.min.css"}.issubset(loaded) is has
+    sizes = [len(client.get(f"/static/{name}").read()) for name in ("uPlot.iife.min.js", "uPlot.min.css")]
+    assert sum(sizes) < 60_000
 
 
 def test_the_samples_with_wrong_labels_come_first(client: httpx.Client) -> None:

@@ -1,13 +1,11 @@
-"""Serves the static files of the pages: steptape's styles and scripts, and those of the libraries that draw."""
+"""Serves the static files of the pages: steptape's styles and scripts, and those of the plotter."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +17,6 @@ router = APIRouter(include_in_schema=False)
 
 _STATIC: Final = Path(__file__).with_name("static")
 _TYPES: Final = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-
-#: The chart library, as its Python package ships it.
-_CHARTS: Final = "plotly.min.js"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,12 @@ def address_of(name: str) -> str:
 
 def _version_of(name: str) -> str:
     """Return the digest in a file's address: that of all own files, since scripts import each other by name."""
-    return _file(name).digest if name in {_CHARTS, *plotter_names()} else _own_digest()
+    return _file(name).digest if name in plotter_names() else _own_digest()
 
 
 @cache
 def _own_digest() -> str:
-    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - {_CHARTS, *plotter_names()}))
+    digests = (f"{name} {_file(name).digest}\n" for name in sorted(file_names() - plotter_names()))
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:24]
 
 
@@ -81,7 +76,7 @@ def _answer(request: Request, name: str, caching: str) -> Response:
 def file_names() -> frozenset[str]:
     """Return the names that are served; a request's path is only compared with them."""
     own = {path.name for path in _STATIC.iterdir() if path.suffix in _TYPES}
-    return frozenset(own | {_CHARTS} | plotter_names())
+    return plotter_names() | own
 
 
 @cache
@@ -93,26 +88,7 @@ def plotter_names() -> frozenset[str]:
 @cache
 def _file(name: str) -> PageFile:
     folder = plotter.FOLDER if name in plotter_names() else _STATIC
-    path = _charts_path() if name == _CHARTS else folder / name
+    path = folder / name
     content = path.read_bytes()
     compressed = gzip.compress(content, mtime=0)
     return PageFile(content, compressed, _TYPES[path.suffix], hashlib.sha256(content).hexdigest()[:24])
-
-
-@cache
-def map_style_id() -> str | None:
-    """Return the element id of the style sheet that the chart library adds for its maps; None if there is none.
-
-    The library adds it unless an element has that id. The pages' content security policy refuses the sheet, and the
-    browser would report that on every page with a curve.
-    """
-    found = re.search(rb'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)', _file(_CHARTS).content)
-    return found.group(1).decode("ascii") if found else None
-
-
-def _charts_path() -> Path:
-    # Importing the package would take half a second, and is not needed.
-    spec = find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise HTTPException(404, "plotly is not installed")
-    return Path(spec.origin).with_name("package_data") / _CHARTS

@@ -21,13 +21,11 @@ from ...store.amounts import with_pause
 from ...store.errors import TelemetryError, shortened
 from ...store.reading.summary import RunSummary
 from ..problems import detail_of, hint_at, hint_of, on_http_exception, sort_of
-from .files import address_of, map_style_id, plotter_names
+from .files import address_of, plotter_names
 
-#: Blocks other hosts, inline scripts, and framing by other sites. The hash is that of the empty text: the chart library
-#: creates an empty style sheet and fills it by rules, which need no permission. (The sheet for its maps stays refused,
-#: as the browser's console reports; no chart here is a map.)
+#: Blocks other hosts, inline scripts and styles, and framing by other sites.
 CONTENT_SECURITY_POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
@@ -148,6 +146,5 @@ _ENVIRONMENT: Final = html_environment(
         "time_taken": time_taken,
     },
 )
-_ENVIRONMENT.globals["map_style_id"] = map_style_id
 _ENVIRONMENT.globals["static"] = address_of
 _ENVIRONMENT.globals["plotter"] = plotter_names

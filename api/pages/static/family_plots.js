@@ -10,7 +10,7 @@ const COLUMNS = 240;
 /** Values that all members of a family request together, and each at least and at most. */
 const POINTS_IN_ALL = 24000;
 const FEWEST = 240;
-const MOST = 800;
+const MOST = 400;
 
 /** Members whose lines are as wide as that of a single series; of more, lines are thin. */
 const WIDE = 16;

@@ -13,7 +13,7 @@ const read = () => JSON.parse(document.getElementById("phase-data").textContent)
 export function phaseMarks() {
   const { phases, spans } = read();
   const names = phases.map((phase) => phase.name);
-  return spans.map((span) => ({ step: span.step, colour: colourOf(names.indexOf(span.name)), height: heightOf(names.indexOf(span.name)), text: `step ${span.step}: ${span.name}, ${duration(span.seconds)}` }));
+  return spans.map((span) => ({ step: span.step, colour: colourOf(names.indexOf(span.name)), lane: laneOf(names.indexOf(span.name)), text: `step ${span.step}: ${span.name}, ${duration(span.seconds)}` }));
 }
 
 /** Show the band; nothing for a run without phases. */
@@ -41,8 +41,8 @@ export function showPhases() {
 
 const colourOf = (index) => (index >= 0 && index < LISTED ? PALETTE[index] : null);
 
-/** Spans of different phases end at the same step: each phase has its own height. */
-const heightOf = (index) => 0.05 + 0.04 * Math.min(index, LISTED);
+/** Spans of different phases end at the same step: each phase has its own height, in pixels. */
+const laneOf = (index) => 7 * Math.min(index, LISTED);
 
 function othersOf(phases) {
   const sum = (key) => phases.reduce((total, phase) => total + phase[key], 0);

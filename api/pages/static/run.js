@@ -13,8 +13,9 @@ const run = pageData();
 const by = (id) => document.getElementById(id);
 const look = by("look");
 
-/** Points of a curve: more than a plot is wide in pixels; the API keeps extremes. */
+/** Points of the leading curve and of others: about as many as a plot is wide in pixels; the API keeps extremes. */
 const POINTS = 1200;
+const FEWER = 500;
 
 /** Series in one request. */
 const MOST_SERIES = 100;
@@ -149,7 +150,7 @@ let requests = 0;
  */
 async function read(wanted) {
   const request = ++requests;
-  const alike = Map.groupBy(wanted, (plot) => plot.panel.isFamily);
+  const alike = Map.groupBy(wanted, (plot) => `${plot.panel.isFamily} ${isFine(plot)}`);
   await Promise.all(
     [...alike.values()].flatMap(packed).map(async (group) => {
       const items = await seriesFor(group);
@@ -164,6 +165,9 @@ async function read(wanted) {
     }),
   ).catch((error) => say(error.message));
 }
+
+/** Whether a plot is as wide as the page. */
+const isFine = (plot) => plot.isLeading || state.size === "large";
 
 /** Plots in batches whose series fit in one request; one with more has a batch of its own. */
 function packed(wanted) {
@@ -183,7 +187,7 @@ function packed(wanted) {
 
 async function seriesFor(group) {
   const names = group.flatMap((plot) => plot.panel.members.map((member) => member.metric));
-  const points = group[0].panel.isFamily ? Math.min(...group.map((plot) => pointsOf(plot.panel.members.length))) : POINTS;
+  const points = group[0].panel.isFamily ? Math.min(...group.map((plot) => pointsOf(plot.panel.members.length))) : isFine(group[0]) ? POINTS : FEWER;
   const parts = Array.from({ length: Math.ceil(names.length / MOST_SERIES) }, (_, index) => names.slice(index * MOST_SERIES, (index + 1) * MOST_SERIES));
   const asked = { axis: state.axis, x: state.axis === "metric" ? state.x : null, smooth: state.smooth || null, points, from: state.from, to: state.to };
   const answers = await Promise.all(parts.map((metric) => ask(address(runPath(run.id, "/series"), { metric, ...asked }))));
@@ -491,7 +495,7 @@ function followLive() {
 // ---- Begin --------------------------------------------------------------------------------------------------------
 
 /** What must be read anew, laid out anew, or only drawn anew, when the reader changes it. */
-const READ = new Set(["axis", "x", "smooth", "from", "to"]);
+const READ = new Set(["axis", "x", "smooth", "from", "to", "size"]);
 const LAID_OUT = new Set(["search", "pin", "size", "order"]);
 
 onChange((now, changed) => {
