@@ -82,7 +82,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         page.set_default_timeout(1_000 * PATIENCE_S)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        # Health replays rules in a worker for each visit, and the server refuses more visits at once than it has room for.
+        # Health replays rules in a worker at each visit, and the server refuses visits when all workers are taken.
         page.route("**/runs/*/health", lambda route: route.fulfill(body="", content_type="text/html"))
         for pattern, body in (files or {}).items():
             page.route(pattern, lambda route, _, body=body: route.fulfill(body=body, content_type="text/javascript"))
