@@ -130,10 +130,11 @@ def test_what_is_stalled_is_one_click(browser: Any, stuck: Path) -> None:
 
 
 def test_why_a_run_stopped_is_one_click(open_page: Callable[..., Any]) -> None:
-    """On its state; the row names the rule before that."""
+    """A click on its state shows the run's headline, with links to its steps; the row names the rule before that."""
     page = open_page("/?where=status:stopped")
     page.click("[data-why]")
-    when(page, "document.querySelector('#why').textContent.includes('step 10, and stopped the run')")
+    when(page, "document.querySelector('#why').textContent.includes('Stopped by nan_guard')")
+    assert "#step=" in page.get_attribute("#why p a", "href")
 
     assert "nan_guard" in page.inner_text(".list tbody tr td:has([data-why])")
 

@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ...replay.runs.objective import Objective, guessed_objective
 from ...store.amounts import short_duration
-from ...store.errors import TelemetryError, counted
+from ...store.errors import TelemetryError
+from ...store.parquet.event_summary import RuleFirings
 from ...store.questions import parse_fields
 from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry, leading_metric
@@ -74,13 +75,11 @@ class TableCell(NamedTuple):
         kind: The kind of its markup: ``number``, ``text``, ``time``, ``age``, ``status`` or ``curve``.
         text: What it shows; empty without a value.
         more: What follows in a lighter colour.
-        why: A sentence that a click shows.
     """
 
     kind: str
     text: str = ""
     more: str = ""
-    why: str = ""
 
 
 class TableColumn(NamedTuple):
@@ -237,38 +236,21 @@ def _leading(entry: Entry) -> str:
     return leading_metric(list(entry.columns.by_metric)) or ""
 
 
-def _rules(entry: Entry) -> list[tuple[str, int, str, bool]]:
-    """Return of each rule that fired its name, episodes, steps, and whether it stopped the run; nothing if damaged."""
+def _rules(entry: Entry) -> Sequence[RuleFirings]:
+    """Return how often each rule fired; nothing if the events are damaged."""
     try:
-        return [
-            (one.controller, one.episodes, _span(one.first_step, one.last_step), one.has_stopped)
-            for one in entry.firings
-        ]
+        return entry.firings
     except (TelemetryError, OSError):
-        return []
-
-
-def _span(first: int, last: int) -> str:
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-
-
-def _why(entry: Entry) -> str:
-    """Say how far a run came, which rule stopped it, and how often each rule fired."""
-    run, planned = entry.summary, entry.summary.planned_steps
-    said = [f"{run.status.capitalize()} at step {run.steps:,}{f' of {planned:,}' if planned else ''}"]
-    for name, episodes, steps, has_stopped in _rules(entry):
-        stops = ", and stopped the run" if has_stopped else ""
-        said.append(f"{name} fired in {counted(episodes, 'episode')}, {steps}{stops}")
-    return ". ".join(said) + "."
+        return ()
 
 
 def _cell(named: Field, value: Any, entry: Entry) -> TableCell:
     run = entry.summary
     if named == Field("run", "status"):
-        stopped = [name for name, _, _, has_stopped in _rules(entry) if has_stopped] if run.status == "stopped" else []
-        return TableCell("status", run.status, ", ".join(stopped), _why(entry))
+        stopped = [one.controller for one in _rules(entry) if one.has_stopped] if run.status == "stopped" else []
+        return TableCell("status", run.status, ", ".join(stopped))
     if named == Field("run", "fired"):
-        return TableCell("text", ", ".join(f"{name} {episodes}" for name, episodes, *_ in _rules(entry)))
+        return TableCell("text", ", ".join(f"{one.controller} {one.episodes}" for one in _rules(entry)))
     if named == Field("run", "steps"):
         return TableCell("number", number(run.steps), f" / {run.planned_steps:,}" if run.planned_steps else "")
     if named == Field("run", "time"):

@@ -1,6 +1,6 @@
 // The table of runs. What it shows is in the address; the server renders it, and this script puts in what has changed.
 import { complete } from "./completion.js";
-import { address, ask, element, gathered, refreshParts, root } from "./dom.js";
+import { address, ask, element, gathered, refreshParts, root, runPath } from "./dom.js";
 import { takeActions } from "./run_actions.js";
 import { select, selectedIds } from "./selection.js";
 import { onChange, read, write } from "./state.js";
@@ -234,11 +234,13 @@ document.getElementById("save-view").addEventListener("submit", (event) => {
 const why = element("div", { id: "why", role: "status", popover: "auto" });
 document.body.append(why);
 
-document.addEventListener("click", ({ target }) => {
+document.addEventListener("click", async ({ target }) => {
   const badge = target.closest?.("[data-why]");
   if (!badge) return;
   const run = badge.closest("tr").querySelector(".name a").getAttribute("href");
-  why.replaceChildren(element("p", {}, badge.dataset.why), element("a", { href: run }, "Open the run"));
+  const said = await ask(runPath(badge.dataset.why, "/headline")).catch((error) => ({ parts: [{ text: error.message, step: null }] }));
+  const parts = said.parts.map(({ text, step }) => (step === null ? text : element("a", { href: `${run}#step=${step}` }, text)));
+  why.replaceChildren(element("p", {}, ...parts), element("a", { href: run }, "Open the run"));
   why.showPopover();
   const { left, bottom } = badge.getBoundingClientRect();
   why.style.left = `${Math.max(8, Math.min(left, innerWidth - why.offsetWidth - 8))}px`;
