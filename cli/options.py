@@ -599,8 +599,8 @@ class SamplesArguments(NamedTuple):
 class QueryArguments(NamedTuple):
     """Run read-only SQL over a store, or over one run.
 
-    Views: runs, events, steps, evals, saves, samples, vectors, decisions, metric_values, windows. Table macros:
-    series(name), rolling(n), spiking_samples(step).
+    Views: runs, run_summary, events, steps, evals, saves, samples, vectors, decisions, metric_values, windows. Table
+    macros: series(name), rolling(n), spiking_samples(step).
     """
 
     sql: Annotated[str, typer.Argument(metavar="SQL", help="One read-only SQL statement over the views.")]

@@ -35,11 +35,13 @@ from ..store.run_folder import (
     COLUMNS_JSON,
     DIGESTS_JSON,
     RUN_JSON,
+    SUMMARY_JSONL,
     Listing,
     Stream,
     is_journal,
     journal_name,
     list_files,
+    read_file,
 )
 from ..store.run_info import RunInfo, run_info_of
 from .push_protocol import (
@@ -64,6 +66,9 @@ COMMIT_EVERY_S: Final = 5.0
 
 #: Seconds between two signs of life of a run without new events. A reader's lease is longer.
 _BEAT_EVERY_S: Final = 15.0
+
+#: Size limit of a summary in a manifest, which is written at each commit. A reader computes a larger one itself.
+_MOST_SUMMARY_BYTES: Final = 1 << 18
 
 #: A chunk below this size is replaced by a longer one, so that a slow run does not end in thousands of chunks.
 _LEAST_CHUNK_BYTES: Final = 1 << 18
@@ -265,6 +270,8 @@ class ObjectPush:
             return {}
         if (notes := self._source.read_notes()) is not None:
             found[ANNOTATIONS] = notes
+        with contextlib.suppress(OSError, DamagedLog):
+            found[SUMMARY_JSONL] = read_file(self._source.folder, SUMMARY_JSONL, _MOST_SUMMARY_BYTES).decode()
         return found
 
     def _columns(self, old: Manifest) -> tuple[Columns, bool]:

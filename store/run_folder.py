@@ -20,6 +20,7 @@ ANNOTATIONS: Final = "annotations.jsonl"
 RUN_JSON: Final = "run.json"
 COLUMNS_JSON: Final = "columns.json"
 DIGESTS_JSON: Final = "digests.json"
+SUMMARY_JSONL: Final = "summary.jsonl"
 
 #: The owner of a run that was pushed here; runs that were recorded here have no such file.
 INTAKE_JSON: Final = "intake.json"
@@ -267,6 +268,16 @@ def is_journal(name: str) -> bool:
 def is_sealed(name: str) -> bool:
     """Whether a file of that name is a sealed table."""
     return name.endswith(".parquet") and _SEALED.fullmatch(name) is not None
+
+
+def sealed_ends(names: Iterable[str]) -> dict[Stream, int]:
+    """Return the ``seq`` after the last sealed event of each stream, by the names of a run's files."""
+    ends: dict[Stream, int] = {}
+    for name in names:
+        if name.startswith("events-") and (match := _SEALED.fullmatch(name)):
+            stream, end = (int(match[2]), int(match[3])), int(match[5]) + 1
+            ends[stream] = max(end, ends.get(stream, 0))
+    return ends
 
 
 def has_journal(folder: str | Path) -> bool:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from steptape import Recorder, TelemetryError, open_run, verify
 
 #: The files of a sealed run, by the beginnings of their names.
-FILES = ("events", "samples", "vectors", "metrics", "run.json", "columns.json", "digests.json")
+FILES = ("events", "samples", "vectors", "metrics", "run.json", "columns.json", "digests.json", "summary.jsonl")
 
 
 def run_of_all_tables(store: Path, metrics: int = 515) -> Path:

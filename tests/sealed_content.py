@@ -20,8 +20,8 @@ SAMPLES = {
 
 
 def names(folder: Path) -> list[str]:
-    """Return the file names in a run's folder, except run.json and columns.json."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".json")
+    """Return the file names in a run's folder, except its JSON files."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix not in (".json", ".jsonl"))
 
 
 def content(folder: Path) -> tuple[list[str], list[dict[str, Any]]]:

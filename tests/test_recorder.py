@@ -471,7 +471,7 @@ def test_configs_come_as_dataclasses_and_namespaces_too(store: Path) -> None:
 
 
 def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
-    """No journal remains; the folder holds run.json, the columns, the digests and one file per table."""
+    """No journal remains; the folder holds run.json, the columns, the digests, the summary and one file per table."""
     with Recorder(store) as rec:
         for _ in range(10):
             rec.step(loss=1.0, samples=[1.0])
@@ -479,7 +479,7 @@ def test_a_finished_run_is_sealed_into_parquet(store: Path) -> None:
 
     names = sorted(path.name.split("-")[0] for path in rec.folder.iterdir())
 
-    assert names == ["columns.json", "digests.json", "events", "run.json", "samples"]
+    assert names == ["columns.json", "digests.json", "events", "run.json", "samples", "summary.jsonl"]
 
 
 def test_a_journal_in_small_segments_is_sealed_while_the_run_goes_on(

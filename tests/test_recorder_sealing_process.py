@@ -373,6 +373,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
         "digests.json",
         "events",
         "run.json",
+        "summary.jsonl",
     ]
 
 

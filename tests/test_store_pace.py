@@ -15,7 +15,7 @@ from api_serving import served
 from steptape import Recorder, open_run, open_store
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.reading.pace import LEAST_SILENCE_NS, Pace
+from steptape.store.parquet.event_summary import LEAST_SILENCE_NS, Pace
 from steptape.store.reading.summary import summarize
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 

@@ -337,6 +337,7 @@ def test_a_run_whose_events_are_damaged_lacks_its_metrics_and_hides_no_other(mea
         seal(tmp_path / entry.name)
     (table,) = (tmp_path / "bad").glob("events-*.parquet")
     table.write_bytes(table.read_bytes()[:-9] + b"damaged!!")
+    (tmp_path / "bad" / "summary.jsonl").unlink()
 
     found = selected(open_store(tmp_path).catalog.look(), "max(eval/loss)>0 fired:spike")
     assert [entry.summary.run_id for entry in found] == ["good"]

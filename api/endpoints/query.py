@@ -26,9 +26,9 @@ class SqlRequest(RequestModel):
     """An SQL query."""
 
     sql: str = Field(min_length=1, max_length=100_000)
-    """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `events`, `steps`, `evals`, `saves`,
-    `samples`, `vectors`, `decisions`, `metric_values`, `windows`; table macros: `series(metric)`, `rolling(n)`,
-    `spiking_samples(step)`."""
+    """One statement that reads: SELECT, FROM, WITH, DESCRIBE, SHOW. Views: `runs`, `run_summary`, `events`, `steps`,
+    `evals`, `saves`, `samples`, `vectors`, `decisions`, `metric_values`, `windows`; table macros: `series(metric)`,
+    `rolling(n)`, `spiking_samples(step)`."""
     run: str | None = Field(default=None, max_length=1000)
     """Query only this run: its id, or its name if no other run has it."""
 

@@ -30,7 +30,7 @@ from ...store.questions import (
     parse_order,
 )
 from ...store.reading.headline import headline_of
-from ...store.reading.snapshot import Snapshot
+from ...store.reading.snapshot import Snapshot, ranks_of
 from ...store.reading.summary import Entry, summarize
 from ...store.run_info import RunInfo
 from ...store.store import Store
@@ -101,6 +101,8 @@ class RunFacts(Model):
     """Updates per second over the newest 100 of the newest attempt; null if unknown."""
     eta_s: Number | None
     """Seconds until a live run has made its planned updates at this speed; null if unknown, and once it has ended."""
+    late: bool
+    """Whether some of its events have not been read yet, because its journal is huge: the next answers know more."""
     policy_digest: str | None
     """Digest of the rule file in force at the end."""
     source: str | None
@@ -206,13 +208,41 @@ class AttemptItem(Model):
 
 
 class MetricItem(Model):
-    """A metric of a run."""
+    """A metric of a run, at the kind of event that carried it first, without what resumes rolled back."""
 
     name: str
     kinds: list[str]
-    """Kinds of the events that carry the metric."""
+    """Kinds of the events that carry the metric, the first one first."""
     count: int
-    """Number of its values in the log, over all kinds, ranks and attempts."""
+    """Number of its values over all ranks, those that are not finite included."""
+    last: Number
+    """The value of the highest step, of its lowest rank."""
+    last_step: int
+    least: Number | None
+    """The least finite value; null without any."""
+    least_step: int | None
+    """The first step that has it."""
+    greatest: Number | None
+    """The greatest finite value; null without any."""
+    greatest_step: int | None
+    """The first step that has it."""
+    nonfinite: int
+    """Number of values that are NaN or infinite."""
+    first_nonfinite_step: int | None
+
+
+class FiringsItem(Model):
+    """How often a rule fired."""
+
+    controller: str
+    mode: str
+    """`act`, or `shadow` if its operations were not carried out."""
+    episodes: int
+    """Series of firings at consecutive events of its trigger."""
+    first_step: int
+    last_step: int
+    has_stopped: bool
+    """Whether it ordered the stop that ended the run."""
 
 
 class RunDetail(RunFacts):
@@ -222,6 +252,8 @@ class RunDetail(RunFacts):
     attempts: list[AttemptItem]
     metrics: list[MetricItem]
     """In order of first appearance."""
+    firings: list[FiringsItem]
+    """In the order of their first firings."""
     events: dict[str, int]
     """Number of events of each kind, over all ranks and attempts, including those that resumes rolled back."""
     ranks: list[int]
@@ -313,20 +345,6 @@ def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem
     )
 
 
-class FiringsItem(Model):
-    """How often a rule fired."""
-
-    controller: str
-    mode: str
-    """`act`, or `shadow` if its operations were not carried out."""
-    episodes: int
-    """Series of firings at consecutive events of its trigger."""
-    first_step: int
-    last_step: int
-    has_stopped: bool
-    """Whether it ordered the stop that ended the run."""
-
-
 class HeadlinePart(Model):
     """A part of a sentence."""
 
@@ -397,27 +415,19 @@ def change_run(request: Request, run: RequestedRun, body: RunChanges) -> Respons
 
 
 def _detail(snapshot: Snapshot) -> RunDetail:
-    table = snapshot.events_table()
-    columns = snapshot.columns.by_metric
-    counts = table.group_by("kind", use_threads=False).aggregate(
-        [([], "count_all"), *((column, "count") for column in columns.values())]
-    )
-    kinds: list[str] = counts["kind"].to_pylist()
+    events, status = snapshot.summary, snapshot.status
     return RunDetail(
         **dict(RunFacts.model_validate(summarize(snapshot))),
         config=snapshot.info.config,
-        attempts=_attempts(snapshot.info, snapshot.status),
+        attempts=_attempts(snapshot.info, status),
         metrics=[
-            _metric(metric, dict(zip(kinds, counts[f"{column}_count"].to_pylist(), strict=True)))
-            for metric, column in columns.items()
+            MetricItem(name=metric, kinds=list(events.metrics.by_kind(metric)), **found._asdict())
+            for metric, found in events.metrics.items()
         ],
-        events=dict(zip(kinds, counts["count_all"].to_pylist(), strict=True)),
-        ranks=sorted(table["rank"].unique().to_pylist()),
+        firings=[FiringsItem(**found._asdict()) for found in events.firings(status)],
+        events=events.kinds,
+        ranks=ranks_of(snapshot),
     )
-
-
-def _metric(name: str, counts: dict[str, int]) -> MetricItem:
-    return MetricItem(name=name, kinds=[kind for kind, count in counts.items() if count], count=sum(counts.values()))
 
 
 def _attempts(info: RunInfo, status: str) -> list[AttemptItem]:

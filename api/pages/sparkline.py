@@ -30,8 +30,10 @@ _REMEMBERED: Final = 2048
 def sparkline(entry: Entry) -> str:
     """Return the ``polyline`` points of a run's leading metric, ``WIDTH`` by ``HEIGHT``; empty with fewer than two.
 
-    A run without journals is read once. One that cannot be read, or is gone by now, has no line.
+    A run without journals is read once. One that is late, cannot be read, or is gone by now, has no line.
     """
+    if entry.summary.late:
+        return ""  # Its journal would keep the table waiting.
     try:
         listing = entry.listing
         return _live_line(entry.snapshot) if listing.journals else _remembered(entry.folder, listing.sealed)

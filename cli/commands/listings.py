@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ...store.arrow_tables import Row
 from ...store.errors import TelemetryError, counted
@@ -84,12 +84,17 @@ def _print_runs(found: _Found) -> None:
     """Print the runs as a table: with columns that were asked for, only these after id and name."""
     own = ("run_id", "name") if found.columns else _OWN
     rows = [
-        [*(getattr(entry.summary, name) for name in own), *(column.values[number] for column in found.columns)]
+        [*(_shown_fact(entry, name) for name in own), *(column.values[number] for column in found.columns)]
         for number, entry in enumerate(found.entries)
     ]
     names = [*own, *(column.name for column in found.columns)]
     numeric = [*_OWN[5:], *(column.name for column in found.columns if column.type == "number")]
     print_table([f"{name} (UTC)" if name == "started" else name for name in names], rows, numeric=numeric)
+
+
+def _shown_fact(entry: Entry, name: str) -> Any:
+    fact = getattr(entry.summary, name)
+    return f"{fact} (late)" if name == "status" and entry.summary.late else fact
 
 
 def _json_row(entry: Entry, number: int, columns: Sequence[FieldColumn]) -> Row:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path, PurePath
 from shutil import get_terminal_size
 from typing import Any, Final
@@ -14,6 +15,7 @@ from ...store.amounts import duration, size, with_pause
 from ...store.errors import counted
 from ...store.events import JsonObject
 from ...store.reading.headline import headline_of
+from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run import Run
 from ..lookup import run_named
@@ -24,13 +26,6 @@ from ..streams import can_show
 #: The rule files that come with steptape. Their names need no rule engine.
 _SHIPPED: Final = Path(__file__).parents[2] / "rules" / "policies"
 
-_METRICS = """
-SELECT metric, kind, count(*) AS count, first(value ORDER BY attempt, seq) AS first, last(value ORDER BY attempt, seq)
-AS last,
-       min(value) FILTER (NOT isnan(value)) AS min, max(value) FILTER (NOT isnan(value)) AS max,
-       count(*) FILTER (NOT isfinite(value)) AS not_finite
-FROM metric_values GROUP BY ALL ORDER BY kind, metric
-"""
 _SAVES = "SELECT count(*) AS count, sum(size_bytes) AS size_bytes, max(step) AS last_step FROM saves"
 _DECISIONS = """
 SELECT step, controller, operations, values, mode, severity, message FROM decisions ORDER BY attempt, rank, seq
@@ -95,12 +90,20 @@ def run_document(run: Run) -> JsonObject:
         "failure": snapshot.info.last.failure,
         "environment": snapshot.info.last.environment,
         "events": {row["kind"]: row["count"] for row in run.rows(_KINDS)},
-        "metrics": run.rows(_METRICS),
+        "metrics": sorted(_metric_rows(snapshot), key=itemgetter("kind", "metric")),
         "checkpoints": run.rows(_SAVES)[0],
         "spans": run.rows(_SPANS),
         "decisions": decisions,
         "receipts": run.rows(_RECEIPTS),
     }
+
+
+def _metric_rows(snapshot: Snapshot) -> Iterator[JsonObject]:
+    """Yield the summary of each metric at each kind of event."""
+    metrics = snapshot.summary.metrics
+    for metric in metrics:
+        for kind, found in metrics.by_kind(metric).items():
+            yield {"metric": metric, "kind": kind, **found._asdict()}
 
 
 def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
@@ -143,7 +146,7 @@ def run_sheet(run: Run, plotted: Sequence[str] = ()) -> None:
         say(line)
     if shown["metrics"]:
         say()
-        print_rows(shown["metrics"], ("metric", "kind", "count", "first", "last", "min", "max", "not_finite"))
+        print_rows(shown["metrics"], [name for name in shown["metrics"][0] if name != "first_nonfinite_step"])
     decisions = [{**row, "values": shown_values(row["values"])} for row in shown["decisions"]]
     _print_first(decisions, ("step", "controller", "operations", "values"), "decisions")
     _print_first(shown["receipts"], ("step", "operation", "answer"), "receipts")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -52,9 +53,22 @@ def read_segment(path: Path, run_id: str | None = None, *, checks: bool = True) 
         UnsupportedVersion: The journal has another version.
     """
     data = read_file(path.parent, path.name, MOST_SEGMENT_BYTES)
+    if not _has_preamble(data, path):
+        return Segment(torn_bytes=len(data))
+    segment = segment_of(data, str(path), checks=checks)
+    _require_own(segment.header, path, run_id)
+    return segment
+
+
+def _has_preamble(data: bytes, path: Path) -> bool:
+    """Whether bytes begin as a journal does; False if they are too few or zeros, of which no record is whole.
+
+    Raises:
+        DamagedLog, UnsupportedVersion: They are something else.
+    """
     # A power loss leaves zeros where the file's length was durable and its content was not.
     if len(data) < PREAMBLE.size or not any(data[: PREAMBLE.size]):
-        return Segment(torn_bytes=len(data))
+        return False
     magic, version = PREAMBLE.unpack_from(data)
     if magic != MAGIC:
         raise DamagedLog(
@@ -64,9 +78,65 @@ def read_segment(path: Path, run_id: str | None = None, *, checks: bool = True) 
             fix="Its name says that it is one; check the program that wrote it",
         )
     require_version("journal version", version, VERSION, where=str(path))
-    segment = segment_of(data, str(path), checks=checks)
-    _require_own(segment.header, path, run_id)
-    return segment
+    return True
+
+
+class SegmentTail:
+    """Reads a segment that grows, each time from where the last read ended.
+
+    Args:
+        path: The segment.
+        run_id: The run that it must be of.
+
+    Attributes:
+        has_more: Whether the last read ended before the end of the file.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self._path, self._run_id = path, run_id
+        self._scan: _Scan | None = None
+        self._at = PREAMBLE.size
+        self.has_more = True
+
+    def read(self, most_bytes: int) -> tuple[Segment, int]:
+        """Return the next whole records, and how many bytes were read.
+
+        Args:
+            most_bytes: Bytes to read; more are read for a longer record. With 0, only ``has_more`` is updated.
+
+        Raises:
+            FileNotFoundError, DamagedLog, UnsupportedVersion: As ``read_segment``.
+        """
+        with open(self._path, "rb", buffering=0, opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_SEGMENT_BYTES:
+                read_file(self._path.parent, self._path.name, MOST_SEGMENT_BYTES)  # It says what is wrong.
+            if status.st_size < self._at:
+                self._scan, self._at = None, PREAMBLE.size
+            self.has_more = status.st_size > self._at and most_bytes <= 0
+            if status.st_size <= self._at or most_bytes <= 0:
+                return Segment(), 0
+            preamble = os.pread(file.fileno(), PREAMBLE.size, 0)
+            if not _has_preamble(preamble, self._path):
+                return Segment(), 0
+            while True:
+                data = preamble + os.pread(file.fileno(), most_bytes, self._at)
+                self.has_more = self._at + len(data) - PREAMBLE.size < status.st_size
+                with readable(str(self._path)):
+                    scan = _Scan(data, before=self._scan)
+                    segment = scan.to_segment(str(self._path), checks=True)
+                if segment.torn_bytes < len(data) - PREAMBLE.size or not self.has_more:
+                    break
+                most_bytes *= 2
+        _require_own(segment.header, self._path, self._run_id)
+        self._scan = scan
+        self._at += len(data) - PREAMBLE.size - segment.torn_bytes
+        return segment, len(data)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _require_own(header: JsonObject, path: Path, run_id: str | None) -> None:
@@ -157,14 +227,20 @@ _HEAD: Final = np.dtype(("<u8", [("tag", "u1"), ("flags", "u1"), ("layout_id", "
 
 
 class _Scan:
-    """One pass over a segment's frames."""
+    """One pass over a segment's frames.
 
-    def __init__(self, data: bytes, most_layouts: int | None) -> None:
+    Args:
+        data: The preamble and frames.
+        most_layouts: Most layout records; None for any number.
+        before: The pass over the frames before them.
+    """
+
+    def __init__(self, data: bytes, most_layouts: int | None = None, before: _Scan | None = None) -> None:
         self._data = data
         self._most_layouts = most_layouts
-        self._header: JsonObject = {}
-        self._layouts: list[EventLayout] = []
-        self._known: dict[int, int] = {}
+        self._header: JsonObject = {} if before is None else before._header
+        self._layouts: list[EventLayout] = [] if before is None else before._layouts
+        self._known: dict[int, int] = {} if before is None else before._known
         self._few: list[tuple[int, int, int, int]] = []
         self._parts: list[tuple[Codes, Flags, Integers, Integers]] = []
 
@@ -180,7 +256,9 @@ class _Scan:
             whole = start - FRAME.size + count * stride
         self._flush()
         layout, flags, starts, ends = (_joined(column) for column in zip(*(self._parts or [NOTHING]), strict=True))
-        sizes = np.array([EVENT.size + 8 * len(known.names) for known in self._layouts] or [0], np.int64)
+        sizes = np.zeros(len(self._layouts), np.int64)
+        for index in np.flatnonzero(np.bincount(layout)).tolist():
+            sizes[index] = EVENT.size + 8 * len(self._layouts[index].names)
         require(ends - starts >= sizes[layout], "it is shorter than its layout requires")
         if len(layout) and not all(isinstance(self._header[name], int) for name in ("attempt", "rank")):
             raise TypeError("its header does not name the attempt and rank of its events")

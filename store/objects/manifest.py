@@ -24,6 +24,7 @@ from ..run_folder import (
     MOST_SMALL_BYTES,
     RUN_ID,
     RUN_JSON,
+    SUMMARY_JSONL,
     Listing,
     Stream,
     is_journal,
@@ -36,7 +37,7 @@ FORMAT: Final = 1
 _AGAIN: Final = "Use the steptape that pushed it, or delete the run there and push it again"
 
 #: The small files that a manifest may hold, in the order in which a reader may get them.
-SMALL_FILES: Final = (COLUMNS_JSON, DIGESTS_JSON, ANNOTATIONS, RUN_JSON)
+SMALL_FILES: Final = (COLUMNS_JSON, SUMMARY_JSONL, DIGESTS_JSON, ANNOTATIONS, RUN_JSON)
 
 #: Seconds after its pusher's last word during which a run counts as live. The pusher's words come more often.
 LEASE_S: Final = 60.0

@@ -34,6 +34,7 @@ from ..run_folder import (
     COLUMNS_JSON,
     DIGESTS_JSON,
     RUN_JSON,
+    SUMMARY_JSONL,
     Listing,
     SealedFile,
     Stream,
@@ -368,7 +369,7 @@ class Digests:
         logs: By attempt and rank.
         attempts: Digest of each finished attempt, as recorded in ``run.json``.
         files: SHA-256 of the bytes of files by name: the sealed files of logs when their digest was taken, ``run.json``
-            when its newest attempt had ended, and ``columns.json``.
+            when its newest attempt had ended, ``columns.json``, and ``summary.jsonl`` while there is no journal.
     """
 
     logs: dict[Stream, LogDigest] = field(default_factory=dict)
@@ -444,11 +445,15 @@ def compute_digests(folder: Path, known: Known) -> None:
         if attempt.attempt not in kept.attempts
         and (attempt is not info.last or attempt.status != "running" or (attempt.attempt, DECIDING_RANK) in ends)
     }
-    if not logs and not attempts:
+    summary = folder / SUMMARY_JSONL
+    summarized = file_digest(summary) if not listing.journals and summary.is_file() else None
+    if not logs and not attempts and kept.files.get(SUMMARY_JSONL) == summarized:
         return
     files = kept.files | {file.path.name: file_digest(file.path) for file in listing.sealed if file.stream in finished}
     if logs and (folder / COLUMNS_JSON).is_file():
         files[COLUMNS_JSON] = file_digest(folder / COLUMNS_JSON)
+    files.pop(SUMMARY_JSONL, None)
+    files |= {} if summarized is None else {SUMMARY_JSONL: summarized}
     if attempts and info.last.attempt in attempts | kept.attempts:
         files[RUN_JSON] = file_digest(folder / RUN_JSON)
     replace_file(folder / DIGESTS_JSON, Digests(kept.logs | logs, kept.attempts | attempts, files).to_json())
@@ -530,6 +535,10 @@ def faults_of(
     has_ended = RUN_JSON in kept.files and attempts.keys() <= kept.attempts.keys()
     if has_ended and not faults and file_digest(folder / RUN_JSON) != kept.files[RUN_JSON]:
         faults.append("run.json has changed since the run ended")
+    summary = folder / SUMMARY_JSONL
+    is_covered = not listing.journals and SUMMARY_JSONL in kept.files and summary.is_file()
+    if is_covered and file_digest(summary) != kept.files[SUMMARY_JSONL]:
+        faults.append(f"{SUMMARY_JSONL} has changed since its digest was taken; delete it and seal the run")
     ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq

@@ -8,7 +8,8 @@ stall the training loop for milliseconds. Each step leaves a folder that reads t
 2. Only then it deletes the segment; until then readers skip its sealed events.
 3. It merges the files of a finished (attempt, rank) into one, and only then deletes them; until then readers skip files
    whose range another file covers.
-4. It stores a digest of everything finished.
+4. It adds the sealed events to the run's summary.
+5. It stores a digest of everything finished.
 
 A second thread builds half of most tables. It also verifies checksums and computes digests while the first thread
 writes. Most of this work releases the GIL.
@@ -42,6 +43,7 @@ from ..own_process import is_of_this_machine
 from ..run_folder import (
     COLUMNS_JSON,
     DIGESTS_JSON,
+    SUMMARY_JSONL,
     JournalFile,
     SealedFile,
     list_files,
@@ -53,6 +55,7 @@ from ..run_folder import (
 from ..run_info import RunInfo, read_run_info
 from ..user_cache import require_writable
 from .digests import Alongside, ColumnDigest, compute_digests
+from .event_summary import EventSummary, keep_summary, kept_summary
 from .from_journal import events_table, metrics_table, samples_schema_of, samples_table, vectors_table
 from .tables import (
     CELLS_PER_ROW_GROUP,
@@ -76,7 +79,8 @@ from .tables import (
 KEPT_BYTES: Final = 31 * 1024 * 1024
 
 #: A sealer's temporary file; the recorder's own, for ``run.json``, does not match.
-_LEFTOVER: Final = re.compile(rf"\..*\.parquet\.tmp|\.({re.escape(COLUMNS_JSON)}|{re.escape(DIGESTS_JSON)})\..*\.tmp")
+_SMALL_FILES: Final = "|".join(map(re.escape, (COLUMNS_JSON, DIGESTS_JSON, SUMMARY_JSONL)))
+_LEFTOVER: Final = re.compile(rf"\..*\.parquet\.tmp|\.({_SMALL_FILES})\..*\.tmp")
 
 #: The tables that have the same columns in every file.
 _FIXED_SCHEMAS: Final = {"metrics": METRICS_SCHEMA, "vectors": VECTORS_SCHEMA}
@@ -115,6 +119,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         streams = itertools.groupby(listing.journals, key=lambda journal: journal.stream)
         sealed = sum(sealer.seal_stream(list(journals)) for _, journals in streams)
         sealer.compact()
+        sealer.summarize()
         compute_digests(folder, sealer.digests())
     return sealed
 
@@ -133,6 +138,7 @@ def seal_columns(folder: Path, info: RunInfo, columns: Sequence[EventColumns]) -
     with _AtOnce() as thread:
         sealer = _Sealer(folder, info, other_hosts=False, thread=thread)
         sealer.seal_columns(segment_of_columns(columns, attempt=info.last.attempt))
+        sealer.summarize()
         compute_digests(folder, sealer.digests())
 
 
@@ -225,6 +231,7 @@ class _Sealer:
         self._other_hosts = other_hosts
         self._thread = thread
         self._digests: dict[Path, Alongside] = {}
+        self._summary = kept_summary(folder, info) or EventSummary(info)
 
     def digests(self) -> dict[Path, dict[str, ColumnDigest]]:
         """Column digests of the files that hold a whole finished table, by path."""
@@ -253,7 +260,7 @@ class _Sealer:
                     # Damaged records may fail in any way; failures of sound records fail again. The thread deletes the
                     # leftovers, so that nothing of the first try is still running.
                     self._thread.submit(_remove_leftovers, self._folder).result()
-                    self._digests = digests
+                    self._digests, self._summary = digests, EventSummary(self._info)
                     segment = read_segment(journal.path, self._run_id)
                     sealed += self._seal_segment(journal, segment, is_all=len(journals) == 1)
         return sealed
@@ -338,6 +345,8 @@ class _Sealer:
         common = (wide.by_metric[metric] for metric in segment.common_metrics() if metric in wide.by_metric)
         tables = self._made_by_both(partial(events_table, self._run_id, columns=wide), pieces)
         publish_table("events", events_schema(wide), EVENT_ALWAYS.union(common), tables)
+        if first == self._summary.next_seq.get(journal.stream, 0):
+            self._summary.add_segment(segment)
 
     def _made_by_both(self, make: Callable[[Segment], pa.Table], pieces: Iterable[Segment]) -> Iterator[pa.Table]:
         """Yield the tables of a segment's pieces; the thread builds half of each."""
@@ -348,6 +357,14 @@ class _Sealer:
             middle = len(piece) // 2
             other = self._thread.submit(make, piece.only(slice(middle, None)))
             yield pa.concat_tables([make(piece.only(slice(middle))), other.result()])
+
+    def summarize(self) -> None:
+        """Keep the summary of all that is sealed, once there is something."""
+        listing = list_files(self._folder)
+        if listing.table("events"):
+            if not self._summary.has(listing):  # As after a resume, or where a sealer was killed.
+                self._summary.add_files(listing, read_columns(self._folder))
+            keep_summary(self._folder, self._summary, self._info)
 
     def compact(self) -> None:
         """Merge files: all of each (attempt, rank) without a journal, some of each that is growing.

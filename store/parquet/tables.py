@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -116,6 +117,8 @@ COLUMNS_KEY: Final = b"steptape.columns"
 
 #: Key of the header in a Parquet file's metadata: the log and the events that the file holds.
 LOG_KEY: Final = b"steptape.log"
+
+_MOST_SEQ: Final = 2**63 - 1
 
 #: The header is the last entry of the metadata, so it is found in the last bytes of a file. A run id has at most 128
 #: characters, and three bytes for each of up to 524 columns follow.
@@ -428,6 +431,34 @@ def row_groups_of(path: Path, *, threads: bool = True) -> Iterator[pa.Table]:
     except KeyError:  # pyarrow's, of a missing column that was to be read as codes.
         read_schema(path)
         raise
+
+
+def rows_from(path: Path, seq: int) -> Iterator[pa.Table]:
+    """Yield the rows of an ``events`` file from this ``seq`` on, in ``seq`` order and in parts of one row group.
+
+    Row groups below it are not read. A file whose row groups overlap, as another program may write it, is one part.
+
+    Raises:
+        FileNotFoundError, DamagedLog: As ``read_parquet``.
+    """
+    with _opened(path, whole=False) as file:
+        spans = [_seq_span(file.metadata.row_group(group)) for group in range(file.num_row_groups)]
+        is_ordered = all(one[1] < other[0] for one, other in pairwise(spans))
+        for group, (_, last) in enumerate(spans if is_ordered else ()):
+            if last >= seq:
+                part = _in_seq_order(file.read_row_group(group, use_threads=False))
+                _require_columns(part.schema, set(part.column_names), path)
+                yield part.filter(pc.greater_equal(part["seq"], seq)) if part["seq"][0].as_py() < seq else part
+    if not is_ordered:
+        whole = read_parquet(path, threads=False)
+        yield whole.filter(pc.greater_equal(whole["seq"], seq))
+
+
+def _seq_span(row_group: pq.RowGroupMetaData) -> tuple[int, int]:
+    """Return the lowest and the highest ``seq`` by a row group's statistics; without any, a span of all."""
+    columns = map(row_group.column, range(row_group.num_columns))
+    statistics = next((column.statistics for column in columns if column.path_in_schema == "seq"), None)
+    return (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else (0, _MOST_SEQ)
 
 
 def _as_written(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -29,8 +29,10 @@ from ..annotations import annotations_bytes
 from ..errors import NotARun, StoreAway, TelemetryError
 from ..objects.mirror_access import refresh
 from ..own_process import collection_paused
+from ..parquet.event_summary import KeptSummary
 from ..run_folder import RUN_ID, retrying, run_names
 from ..user_cache import cache_folder
+from .following import Allowance, FollowedRun
 from .summary import (
     NOT_THERE,
     RUNS_SCHEMA,
@@ -149,6 +151,7 @@ class Catalog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._settled: dict[str, Entry] = {}
+        self._followed: dict[str, FollowedRun] = {}
         self._listed: tuple[int, list[str]] | None = None
         self._damaged: list[_Problem] = []
         self._looking = threading.Lock()
@@ -184,15 +187,19 @@ class Catalog:
         Raises:
             TelemetryError: The run cannot be read.
         """
-        return self._entry(folder.name, self._stamp_of(folder.name))
+        return self._entry(folder.name, self._stamp_of(folder.name), Allowance())
 
-    def _entry(self, name: str, stamp: Stamp) -> Entry:
+    def _entry(self, name: str, stamp: Stamp, allowance: Allowance) -> Entry:
         known = self._settled.get(name)
         if known is not None and known.stamp == stamp:
             return known
-        entry = self._finished(name, stamp) or retrying(lambda: read_entry(self._path, name, stamp))
+        entry = self._finished(name, stamp)
+        if entry is None:
+            followed = self._followed.setdefault(name, FollowedRun(self._path / name))
+            entry = retrying(lambda: read_entry(self._path, name, stamp, followed, allowance))
         if entry.is_settled:
             self._settled[name] = entry
+            self._followed.pop(name, None)
             self._unkept += 1
         else:
             self._settled.pop(name, None)
@@ -217,6 +224,8 @@ class Catalog:
             self._unkept += len(gone)
             for name in gone:
                 self._settled.pop(name, None)
+        for name in self._followed.keys() - set(names):
+            self._followed.pop(name, None)
         if len(names) >= KEPT_FROM and self._unkept > _CHANGED_SHARE * len(names):
             self._unkept = 0
             write_catalog(self._path, [entry for entry in look.entries if entry.is_settled])
@@ -271,10 +280,11 @@ class Catalog:
         """
         entries: dict[str, Entry] = {}
         problems = list(self._damaged)
+        allowance = Allowance()
         for name in names:
             entry = None if is_checked else self._settled.get(name)
             if entry is None or entry.stamp.annotations_bytes != annotations_bytes(f"{self._path}/{name}"):
-                entry = self._read(name, problems)
+                entry = self._read(name, problems, allowance)
             if entry is None:
                 continue
             twin = entries.setdefault(entry.summary.run_id, entry)
@@ -285,13 +295,13 @@ class Catalog:
         # Run ids hold seconds alone, so the order of folders is not that of runs that follow fast.
         return Look(tuple(sorted(entries.values(), key=lambda entry: entry.summary.age_order)), tuple(problems))
 
-    def _read(self, name: str, problems: list[_Problem]) -> Entry | None:
+    def _read(self, name: str, problems: list[_Problem], allowance: Allowance) -> Entry | None:
         """Return the entry of a folder; None if it is no run, or cannot be read, which adds a problem."""
         stamp = self._stamp_of(name)
         if stamp.run_json_mtime_ns == NOT_THERE:
             return None
         try:
-            return self._entry(name, stamp)
+            return self._entry(name, stamp, allowance)
         except TelemetryError as error:
             problems.append((self._path / name, error))
         except Exception as error:
@@ -332,12 +342,13 @@ class Catalog:
         if any(entry.summary.run_id in rows.run_ids and entry.name not in rows.row_of for entry in look.entries):
             return None  # One of two runs with the same id is hidden; which one, a scan finds out.
         problems = list(look.problems)
+        allowance = Allowance()
         entries = [entry for entry in look.entries if not entry.summary.archived]
         listed = sorted(row for row in held.values() if not rows.archived[row])
         total, archived = len(entries) + len(listed), look.archived + len(held) - len(listed)
         for entry in rows.entries(listed[-count:]):
             self._settled.setdefault(entry.name, entry)
-            current = self._read(entry.name, problems)
+            current = self._read(entry.name, problems, allowance)
             entries += [] if current is None else [current]
         entries.sort(key=lambda entry: entry.summary.age_order)
         return Newest(entries, total, archived, [error for _, error in problems])
@@ -356,10 +367,11 @@ class Catalog:
 
     def _current(self, look: Look, run_ids: Iterable[str]) -> list[Entry]:
         found = []
+        allowance = Allowance()
         for run_id in run_ids:
             known = look.by_id.get(run_id)
             if known is not None or RUN_ID.fullmatch(run_id):
-                entry = self._read(run_id if known is None else known.name, [])
+                entry = self._read(run_id if known is None else known.name, [], allowance)
                 found += [entry] if entry is not None and entry.summary.run_id == run_id else []
         return found
 
@@ -437,7 +449,7 @@ def _texts(problems: Iterable[_Problem]) -> list[tuple[Path, str]]:
 
 
 #: The first bytes of a file. Count up whenever an unchanged folder would yield another row.
-_MAGIC: Final = b"steptape catalog 5\n"
+_MAGIC: Final = b"steptape catalog 6\n"
 
 #: Catalogs kept in the user's cache; the least recently written ones are deleted first.
 _MOST_FILES: Final = 32
@@ -452,6 +464,7 @@ _SCHEMA: Final = pa.schema(
         ("annotations_bytes", pa.int64()),
         ("files", pa.string()),
         ("columns_json", pa.binary()),
+        ("events", pa.binary()),
         *RUNS_SCHEMA.set(RUNS_SCHEMA.get_field_index("config"), pa.field("config", pa.string())),
     ]
 )
@@ -494,11 +507,14 @@ class CatalogRows:
     def entries(self, rows: Sequence[int] | None = None) -> Iterator[Entry]:
         """Yield the entries of these rows, or of all."""
         part = self._table if rows is None else self._table.take(pa.array(rows, pa.int64()))
-        names, folder_ns, run_json_ns, noted, files, columns, *facts = (_values(column) for column in part.columns)
+        columns = (_values(column) for column in part.columns)
+        names, folder_ns, run_json_ns, noted, files, mappings, events, *facts = columns
         stamps = map(Stamp, folder_ns, run_json_ns, noted)
         summaries = map(RunSummary._make, zip(*facts, strict=True))
-        for name, stamp, summary, held, mapping in zip(names, stamps, summaries, files, columns, strict=True):
-            yield Entry(self._store, name, stamp, summary, files=held, columns_json=mapping)
+        kept = (None if lines is None else KeptSummary(lines) for lines in events)
+        settled = zip(files, mappings, kept, strict=True)
+        for name, stamp, summary, (held, mapping, own) in zip(names, stamps, summaries, settled, strict=True):
+            yield Entry(self._store, name, stamp, summary, files=held, columns_json=mapping, events=own)
 
 
 def read_catalog(store: Path) -> CatalogRows | None:
@@ -559,7 +575,10 @@ def _path_of(store: Path) -> Path | None:
 
 def _table_of(entries: Sequence[Entry]) -> pa.Table:
     """Return the entries as rows, without those that Arrow cannot hold, such as a name with half a surrogate pair."""
-    rows = [(entry.name, *entry.stamp, entry.files, entry.columns_json, *entry.summary) for entry in entries]
+    rows = [
+        (entry.name, *entry.stamp, entry.files, entry.columns_json, _lines_of(entry), *entry.summary)
+        for entry in entries
+    ]
     columns = zip(*rows, strict=True) if rows else ([] for _ in _SCHEMA)
     try:
         arrays = [pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)]
@@ -568,6 +587,10 @@ def _table_of(entries: Sequence[Entry]) -> pa.Table:
         parts = [entries[:half], entries[half:]] if half else []
         return pa.concat_tables([_SCHEMA.empty_table(), *map(_table_of, parts)])
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)
+
+
+def _lines_of(entry: Entry) -> bytes | None:
+    return entry.events.lines if isinstance(entry.events, KeptSummary) else None
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -165,7 +165,7 @@ class _Reader:
     def __init__(self, snapshot: Snapshot, now_ns: int) -> None:
         self._snapshot, self._info = snapshot, snapshot.info
         self._summary: RunSummary = summarize(snapshot)
-        self._last_event_ns = snapshot.summary.last_event_ns
+        self._last_event_ns = snapshot.summary.progress.last_event_ns
         self._age_s = None if self._last_event_ns is None else max(0, now_ns - self._last_event_ns) / _NS_PER_S
         table = snapshot.events_table(("kind", "attrs", *PLACE))
         events = effective_rows(table, effective_lineage(snapshot).cuts)

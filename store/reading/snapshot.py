@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,7 @@ from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, mer
 from ..objects.mirror_access import fetch, freshen, is_live
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.event_rows import SAMPLE_COLUMNS, VECTOR_COLUMNS, EventRows, LongRows, with_samples, with_vectors
-from ..parquet.event_summary import EventSummary
+from ..parquet.event_summary import LEAST_SILENCE_NS, EventSummary, Pace, kept_summary
 from ..parquet.from_journal import Tail
 from ..parquet.tables import (
     METRICS_SCHEMA,
@@ -39,12 +39,10 @@ from ..parquet.tables import (
     read_parquet,
     read_samples,
     require_own,
-    row_groups_of,
     with_ids_of,
 )
 from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
 from ..run_info import Attempt, RunInfo, read_run_info
-from .pace import LEAST_SILENCE_NS, PACE_COLUMNS, Pace, pace_of
 from .tally import ProgressCounts, RankTally
 
 _NO_TAIL: Final = Tail(())
@@ -88,12 +86,7 @@ class Snapshot:
         A ``running`` attempt is shown as ``crashed`` when its writer is gone, and as ``stalled`` when it is live and
         silent for longer than its pace allows.
         """
-        status = self.info.last.status
-        if status != "running":
-            return status
-        if not self.is_live:
-            return "crashed"
-        return "stalled" if self.is_stalled else status
+        return shown_status(self.info, is_live=self.is_live, is_stalled=lambda: self.is_stalled)
 
     @property
     def is_stalled(self) -> bool:
@@ -106,18 +99,19 @@ class Snapshot:
 
     @property
     def pace(self) -> Pace:
-        """How fast its events follow one another. Reads four columns of all of them."""
-        return pace_of(self.info.attempts, self.events_table(PACE_COLUMNS))
+        """How fast its events follow one another."""
+        return self.summary.pace
 
     @property
     def summary(self) -> EventSummary:
-        """What its events amount to. Reads all of them."""
-        found = EventSummary(self.info.attempts)
-        for file in self.listing.table("events"):
-            parts = [read_long_values(f.path) for f in self.listing.table("metrics") if f.overlaps(file)]
-            long = pa.concat_tables(parts).unify_dictionaries() if parts else None
-            for group in row_groups_of(file.path):
-                found.add_table(file.stream, group, self.columns, long)
+        """What its events amount to. Reads those that the kept summary lacks."""
+        kept = kept_summary(self.folder, self.info)
+        ends = {file.stream: file.last + 1 for file in self.listing.table("events")}
+        ends |= {segment.stream: int(segment.seq[-1]) + 1 for segment in self.tail.segments}
+        # A sealer may have kept a newer one meanwhile.
+        is_within = kept is not None and all(seq <= ends.get(stream, 0) for stream, seq in kept.next_seq.items())
+        found = kept if kept is not None and is_within else EventSummary(self.info)
+        found.add_files(self.listing, self.columns)
         for segment in self.tail.segments:
             found.add_segment(segment)
         return found
@@ -250,7 +244,45 @@ def read_snapshot(folder: Path) -> Snapshot:
     return retrying(lambda: _read_snapshot(folder))
 
 
-def _read_snapshot(folder: Path) -> Snapshot:
+class FolderState(NamedTuple):
+    """What a run's folder says apart from its events.
+
+    Attributes:
+        info: Its ``run.json``.
+        listing: Its files.
+        is_live: Whether a process is writing to it.
+        read_ns: Wall clock when it was read.
+    """
+
+    info: RunInfo
+    listing: Listing
+    is_live: bool
+    read_ns: int
+
+
+def shown_status(info: RunInfo, *, is_live: bool, is_stalled: Callable[[], bool]) -> str:
+    """Return the status that a run is shown with, one of ``SHOWN_STATUSES``.
+
+    Args:
+        info: The run.
+        is_live: Whether a process is writing to it.
+        is_stalled: Whether it has been silent for longer than its pace allows; asked of a live run alone.
+    """
+    status = info.last.status
+    if status != "running":
+        return status
+    if not is_live:
+        return "crashed"
+    return "stalled" if is_stalled() else status
+
+
+def read_state(folder: Path) -> FolderState:
+    """Read a run's folder without its events.
+
+    Raises:
+        FileNotFoundError: A file was merged into another one meanwhile.
+        TelemetryError: As ``read_snapshot``.
+    """
     freshen(folder)
     read_ns = time.time_ns()
     listing = list_files(folder)
@@ -263,6 +295,11 @@ def _read_snapshot(folder: Path) -> Snapshot:
         # and the first listing is still a state that the run was in.
         is_live = not set(list_files(folder).journals) <= set(listing.journals)
     require_own(listing.sealed, info.run_id)
+    return FolderState(info, listing, is_live, read_ns)
+
+
+def _read_snapshot(folder: Path) -> Snapshot:
+    info, listing, is_live, read_ns = read_state(folder)
     if not listing.journals:
         return sealed_snapshot(folder, info, listing, is_live=is_live, read_ns=read_ns)
     fetch(journal.path for journal in listing.journals)

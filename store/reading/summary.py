@@ -19,23 +19,26 @@ import pyarrow as pa
 
 from ..annotations import Shown, annotations_bytes, shown_as
 from ..arrow_tables import Row
-from ..columns import Columns, columns_of
+from ..columns import Columns, columns_of, read_columns
 from ..event_json import encoded
 from ..events import JsonObject
-from ..parquet.event_summary import EventSummary, MetricSummary, RuleFirings
+from ..parquet.event_summary import EventProgress, KeptSummary, MetricSummary, RuleFirings, parsed_summary
 from ..run_folder import (
     COLUMNS_JSON,
     INTAKE_JSON,
     RUN_JSON,
+    SUMMARY_JSONL,
     Listing,
     is_journal,
     is_sealed,
     listing_of,
     read_file,
     scan_folder,
+    sealed_ends,
 )
 from ..run_info import LIVE_STATUSES, Attempt, RunInfo, flattened, run_info_of
-from .snapshot import Snapshot, read_snapshot
+from .following import Allowance, FollowedRun
+from .snapshot import FolderState, Snapshot, read_snapshot, read_state, shown_status
 
 
 class RunSummary(NamedTuple):
@@ -53,6 +56,8 @@ class RunSummary(NamedTuple):
         last_event: UTC time of the newest event, one that was rolled back included; None when unknown.
         steps_per_s: Updates per second over the newest 100 of the newest attempt; None when unknown.
         eta_s: Seconds until a live run has made its planned updates at this speed; None when unknown, and at its end.
+        late: Whether some events have not been read yet, so that the row is of an earlier moment. A scan reads a
+            bounded amount, and the next one reads on.
         policy_digest: Digest of the newest attempt's policy; None without one.
         source: Path of the log that the run was imported from, as its import wrote it; None for a recorded run.
         config: The run's configuration, as JSON text: a server lists thousands of runs and reads few of them.
@@ -75,6 +80,7 @@ class RunSummary(NamedTuple):
     last_event: datetime | None
     steps_per_s: float | None
     eta_s: float | None
+    late: bool
     policy_digest: str | None
     source: str | None
     config: str
@@ -91,7 +97,7 @@ class RunSummary(NamedTuple):
 
 
 def row_of(
-    info: RunInfo, shown: Shown, status: str, events: EventSummary | None = None, *, is_pushed: bool
+    info: RunInfo, shown: Shown, status: str, progress: EventProgress, *, is_pushed: bool, is_late: bool = False
 ) -> RunSummary:
     """Return the run's row.
 
@@ -99,14 +105,13 @@ def row_of(
         info: The content of ``run.json``.
         shown: What readers show the run as.
         status: The run's status.
-        events: What its events amount to; needed unless ``run.json`` has its steps and the end of each attempt.
+        progress: How far its events go.
         is_pushed: Whether a push brought the run here. Its machine is then not shown: its paths mean nothing here.
+        is_late: Whether it has further events.
     """
-    last, taken = info.last, info.time_taken({} if events is None else events.newest_ns)
-    steps = last.steps
-    if steps is None:
-        steps = (None if events is None else events.steps) or last.from_step or 0
-    planned, steps_per_s = last.newest_plan.max_steps(), None if events is None else events.steps_per_s
+    last, taken = info.last, info.time_taken(progress.newest_ns)
+    steps = (progress.steps or last.from_step or 0) if last.steps is None else last.steps
+    planned, steps_per_s = last.newest_plan.max_steps(), progress.steps_per_s
     return RunSummary(
         run_id=info.run_id,
         name=shown.name,
@@ -122,9 +127,10 @@ def row_of(
         planned_steps=planned,
         attempts=len(info.attempts),
         hosts=None if is_pushed else tuple(map(_host_of, info.attempts)),
-        last_event=_utc(last.ended_ns if events is None else events.last_event_ns),
+        last_event=_utc(progress.last_event_ns),
         steps_per_s=steps_per_s,
         eta_s=max(0, planned - steps) / steps_per_s if status in LIVE_STATUSES and planned and steps_per_s else None,
+        late=is_late,
         policy_digest=last.policy.digest if last.policy else None,
         source=info.source_path,
         config=_json(info.config),
@@ -165,6 +171,7 @@ RUNS_SCHEMA: Final = pa.schema(
         ("last_event", pa.timestamp("us")),
         ("steps_per_s", pa.float64()),
         ("eta_s", pa.float64()),
+        ("late", pa.bool_()),
         ("policy_digest", pa.string()),
         ("source", pa.string()),
         ("config", pa.json_()),
@@ -173,11 +180,9 @@ RUNS_SCHEMA: Final = pa.schema(
 
 
 def summarize(snapshot: Snapshot) -> RunSummary:
-    """Return the run's row. Reads events only where ``run.json`` lacks the step count or the end of an attempt."""
-    is_known = snapshot.info.last.steps is not None and _has_ends(snapshot.info)
+    """Return the run's row."""
     is_pushed = (snapshot.folder / INTAKE_JSON).exists()
-    events = None if is_known else snapshot.summary
-    return row_of(snapshot.info, snapshot.shown, snapshot.status, events, is_pushed=is_pushed)
+    return row_of(snapshot.info, snapshot.shown, snapshot.status, snapshot.summary.progress, is_pushed=is_pushed)
 
 
 def _has_ends(info: RunInfo) -> bool:
@@ -234,7 +239,7 @@ class FolderContent(NamedTuple):
         name: The folder's name.
         stamp: The folder's stamp, taken before the rest was read.
         names: Its files.
-        run_json, columns_json: The bytes of these files; ``columns_json`` is None for a run without columns.
+        run_json, columns_json, summary_jsonl: The bytes of these files; None for one of the last two that is missing.
     """
 
     name: str
@@ -242,6 +247,7 @@ class FolderContent(NamedTuple):
     names: list[str]
     run_json: bytes
     columns_json: bytes | None
+    summary_jsonl: bytes | None
 
 
 #: Modification time of a missing file or folder.
@@ -281,8 +287,8 @@ def settled_content(folder: Path, stamp: Stamp) -> FolderContent | None:
     names, irregular = scan_folder(folder)
     if irregular or any(map(is_journal, names)):
         return None
-    columns_json = read_file(folder, COLUMNS_JSON) if COLUMNS_JSON in names else None
-    return FolderContent(folder.name, stamp, names, read_file(folder, RUN_JSON), columns_json)
+    columns, summary = (read_file(folder, name) if name in names else None for name in (COLUMNS_JSON, SUMMARY_JSONL))
+    return FolderContent(folder.name, stamp, names, read_file(folder, RUN_JSON), columns, summary)
 
 
 class Entry:
@@ -298,16 +304,18 @@ class Entry:
         summary: The row that lists show.
         files: The names of its sealed files, one a line; None for a run that may grow.
         columns_json: The content of ``columns.json``; None for a run without columns.
-        snapshot: The run's snapshot, if it has been read already.
+        events: The summary of its events; None for a large one, which is read on access.
+        state: The state of a run that may grow.
     """
 
     __slots__ = (
         "_asked",
         "_config",
-        "_events",
         "_snapshot",
+        "_state",
         "_store",
         "columns_json",
+        "events",
         "files",
         "name",
         "stamp",
@@ -323,7 +331,8 @@ class Entry:
         *,
         files: str | None = None,
         columns_json: bytes | None = None,
-        snapshot: Snapshot | None = None,
+        events: KeptSummary | FollowedRun | None = None,
+        state: FolderState | None = None,
     ) -> None:
         self._store = store
         self.name = name
@@ -331,8 +340,9 @@ class Entry:
         self.summary = summary
         self.files = files
         self.columns_json = columns_json
-        self._snapshot = snapshot
-        self._events: EventSummary | None = None
+        self.events = events
+        self._state = state
+        self._snapshot: Snapshot | None = None
         self._config: JsonObject | None = None
         self._asked: dict[str, MetricSummary | None] = {}
 
@@ -357,7 +367,7 @@ class Entry:
     @property
     def is_live(self) -> bool:
         """Whether a process is writing to it."""
-        return not self.is_settled and self.snapshot.is_live
+        return self._state is not None and self._state.is_live
 
     @property
     def snapshot(self) -> Snapshot:
@@ -373,7 +383,7 @@ class Entry:
     @property
     def metrics(self) -> Mapping[str, MetricSummary]:
         """The values of each metric at the kind of event that carried it first, in order of first appearance."""
-        return self._summary_of_events().metrics
+        return (self.snapshot.summary if self.events is None else self.events).metrics
 
     def metric(self, name: str) -> MetricSummary | None:
         """Return one of ``metrics``, None for one that the run lacks.
@@ -389,28 +399,27 @@ class Entry:
     @property
     def firings(self) -> tuple[RuleFirings, ...]:
         """How often each rule fired, in the order of their first firing."""
-        return self._summary_of_events().firings(self.summary.status)
+        return (self.snapshot.summary if self.events is None else self.events).firings(self.summary.status)
 
     @property
     def health(self) -> str | None:
         """The run's health as last judged; None when unknown."""
         return None
 
-    def _summary_of_events(self) -> EventSummary:
-        if self._events is None:
-            self._events = self.snapshot.summary
-        return self._events
-
     @property
     def listing(self) -> Listing:
         """The run's files."""
-        return self.snapshot.listing if self.files is None else listing_of(self.folder, self.files.split("\n"))
+        if self._state is not None:
+            return self._state.listing
+        return listing_of(self.folder, (self.files or "").split("\n"))
 
     @property
     def columns(self) -> Columns:
-        """The column of every metric."""
+        """The column of every metric that is known so far."""
         if self.files is None:
-            return self.snapshot.columns
+            columns = read_columns(self.folder)
+            columns.extend(self.metrics)
+            return columns
         return Columns() if self.columns_json is None else columns_of(self.columns_json, self.folder)
 
 
@@ -427,25 +436,56 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
     last = info.last
     if last.status == "running" or last.steps is None or not _has_ends(info):
         return None
+    ends = sealed_ends(content.names)
+    found = (_NO_PROGRESS, KeptSummary()) if not ends else parsed_summary(content.summary_jsonl or b"", info, ends)
+    if found is None:
+        return None
+    progress, events = found
     is_pushed = INTAKE_JSON in content.names
     shown = shown_as(folder, info) if content.stamp.annotations_bytes else Shown(info.name, info.tags)
-    summary = row_of(info, shown, last.status, is_pushed=is_pushed)
+    summary = row_of(info, shown, last.status, progress, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
-    return Entry(store, content.name, content.stamp, summary, files=files, columns_json=content.columns_json)
+    columns = content.columns_json
+    return Entry(store, content.name, content.stamp, summary, files=files, columns_json=columns, events=_small(events))
 
 
-def read_entry(store: Path, name: str, stamp: Stamp) -> Entry:
+_NO_PROGRESS: Final = EventProgress({}, None, None)
+
+#: Size of a summary above which an entry does not hold it: 100 metrics have 10 kB.
+_MOST_HELD_BYTES: Final = 32_768
+
+
+def _small(events: KeptSummary) -> KeptSummary | None:
+    return events if len(events.lines) <= _MOST_HELD_BYTES else None
+
+
+def read_entry(store: Path, name: str, stamp: Stamp, followed: FollowedRun, allowance: Allowance) -> Entry:
     """Read the entry of a run that may be live or crashed.
 
+    Args:
+        store, name, stamp: As for ``Entry``.
+        followed: What earlier reads of the run have kept.
+        allowance: How much may be read of its events.
+
     Raises:
+        FileNotFoundError: A file was sealed or merged meanwhile.
         TelemetryError: The run cannot be read.
     """
-    may_settle = is_settled(stamp.changed_ns)
-    snapshot = read_snapshot(store / name)
-    summary = summarize(snapshot)
-    if not may_settle or snapshot.listing.journals:
-        return Entry(store, name, stamp, summary, snapshot=snapshot)
-    listed = (*snapshot.listing.sealed, *snapshot.listing.superseded)
+    may_settle, folder = is_settled(stamp.changed_ns), store / name
+    state = read_state(folder)
+    events, is_late = followed.look(state.info, state.listing, allowance)
+    status = shown_status(
+        # The newest events of a late run are not known.
+        state.info,
+        is_live=state.is_live,
+        is_stalled=lambda: not is_late and events.pace.is_stalled(state.read_ns),
+    )
+    shown, is_pushed = shown_as(folder, state.info), (folder / INTAKE_JSON).exists()
+    summary = row_of(state.info, shown, status, events.progress, is_pushed=is_pushed, is_late=is_late)
+    if not may_settle or is_late or state.listing.journals:
+        return Entry(store, name, stamp, summary, events=followed, state=state)
+    listed = (*state.listing.sealed, *state.listing.superseded)
     files = "\n".join(file.path.name for file in listed)
-    columns_json = json.dumps(snapshot.columns.by_metric).encode()
-    return Entry(store, name, stamp, summary, files=files, columns_json=columns_json)
+    columns_json = json.dumps(read_columns(folder).by_metric).encode()
+    kept = _small(events.to_kept())
+    return Entry(store, name, stamp, summary, files=files, columns_json=columns_json, events=kept)

@@ -13,6 +13,7 @@ from typing import Any, Final
 #: What each view and table macro reads besides files and Arrow tables.
 SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "runs": (),
+    "run_summary": ("runs",),
     "all_events": (),
     "long_values": (),
     "events": ("all_events", "long_values"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 VIEWS: Final = (
     "runs",
+    "run_summary",
     "events",
     "steps",
     "evals",

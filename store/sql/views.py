@@ -53,11 +53,12 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Return a locked in-memory connection with the views over these runs, for one statement.
 
-    Views: ``runs`` (one row per run), ``events`` (envelope, a column for each of the ``METRIC_COLUMNS`` commonest
-    metrics and of those that the statement names, attrs, ``rolled_back``), ``steps``,
-    ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses), ``vectors``, ``decisions`` (of
-    rules), ``metric_values`` (one row per value), ``windows`` (rolling mean, min, max and std of every series over its
-    last 10 and 100 values). Table macros: ``series(metric)``, ``rolling(n)``, ``spiking_samples(step)``.
+    Views: ``runs`` (one row per run), ``run_summary`` (the same with what its events amount to), ``events`` (envelope,
+    a column for each of the ``METRIC_COLUMNS`` commonest metrics and of those that the statement names, attrs,
+    ``rolled_back``), ``steps``, ``evals`` and ``saves`` (the events of one kind), ``samples`` (per-sample losses),
+    ``vectors``, ``decisions`` (of rules), ``metric_values`` (one row per value), ``windows`` (rolling mean, min, max
+    and std of every series over its last 10 and 100 values). Table macros: ``series(metric)``, ``rolling(n)``,
+    ``spiking_samples(step)``.
 
     ``events`` holds all events, the other views only effective ones. ``all_samples`` and ``all_vectors`` also hold
     rolled-back rows, marked by the same column ``rolled_back``.
@@ -295,6 +296,7 @@ def _free(parameter: str, columns: Columns) -> str:
 
 #: The SELECT of each view, in an order in which views follow those they read.
 _VIEWS: Final[dict[str, Callable[[ViewedRuns, Mapping[str, str]], str]]] = {
+    "run_summary": lambda _, __: "SELECT * FROM runs JOIN run_events USING (run_id)",
     "all_events": lambda runs, _: _all_events(runs),
     "long_values": lambda runs, _: _long_values(runs),
     "events": _events,
@@ -431,6 +433,8 @@ def view_tables(runs: ViewedRuns, views: Set[str]) -> dict[str, pa.Table]:
     tables: dict[str, pa.Table] = {}
     if "runs" in views:
         tables["runs"] = runs_table(run.summary for run in runs.runs)
+    if "run_summary" in views:
+        tables["run_events"] = _run_events(runs)
     if "all_events" in views:
         tables["event_tails"] = _event_tails(runs)
     if "all_samples" in views:
@@ -444,6 +448,44 @@ def view_tables(runs: ViewedRuns, views: Set[str]) -> dict[str, pa.Table]:
     if runs.has_cuts:
         tables["lineage_cuts"] = _lineage_cuts(runs)
     return tables
+
+
+_METRIC_SUMMARY: Final = pa.struct(
+    [
+        ("count", pa.int64()),
+        ("last", pa.float64()),
+        ("last_step", pa.int64()),
+        ("least", pa.float64()),
+        ("least_step", pa.int64()),
+        ("greatest", pa.float64()),
+        ("greatest_step", pa.int64()),
+        ("nonfinite", pa.int64()),
+        ("first_nonfinite_step", pa.int64()),
+    ]
+)
+
+_RUN_EVENTS_SCHEMA: Final = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("fired", pa.list_(pa.string())),
+        ("health", pa.string()),
+        ("metrics", pa.map_(pa.string(), _METRIC_SUMMARY)),
+    ]
+)
+
+
+def _run_events(runs: ViewedRuns) -> pa.Table:
+    """What the events of each run amount to."""
+    rows = []
+    for run in runs.runs:
+        entry = run.source if isinstance(run.source, Entry) else None
+        found = run.source.summary if isinstance(run.source, Snapshot) else run.source
+        firings = found.firings if isinstance(found, Entry) else found.firings(run.summary.status)
+        fired = list(dict.fromkeys(one.controller for one in firings))
+        metrics = [(metric, summary._asdict()) for metric, summary in found.metrics.items()]
+        health = None if entry is None else entry.health
+        rows.append({"run_id": run.summary.run_id, "fired": fired, "health": health, "metrics": metrics})
+    return pa.Table.from_pylist(rows, schema=_RUN_EVENTS_SCHEMA)
 
 
 def _event_tails(runs: ViewedRuns) -> pa.Table:
