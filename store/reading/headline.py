@@ -156,10 +156,10 @@ def headline_of(snapshot: Snapshot, now_ns: int) -> Headline:
         snapshot: The run.
         now_ns: The time to measure ages from, nanoseconds since 1970 (UTC).
     """
-    return _Reader(snapshot, now_ns).headline()
+    return _HeadlineReader(snapshot, now_ns).headline()
 
 
-class _Reader:
+class _HeadlineReader:
     """Reads what a headline says from a snapshot."""
 
     def __init__(self, snapshot: Snapshot, now_ns: int) -> None:
