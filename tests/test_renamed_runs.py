@@ -97,10 +97,10 @@ def test_sql_http_and_the_command_line_show_the_same_name(run: Path) -> None:
     store = run.parent
 
     with served(store) as client:
-        (item,) = client.get("/api/v1/runs", params={"tag": "kept", "name": "BES"}).json()["items"]
+        (item,) = client.get("/api/v1/runs", params={"where": "tag:kept name:BES"}).json()["items"]
         detail = client.get("/api/v1/runs/best").json()
         page = client.get("/runs/run-1").text
-        none = client.get("/api/v1/runs", params={"name": "digits"}).json()["items"]
+        none = client.get("/api/v1/runs", params={"where": "name:digits"}).json()["items"]
 
     assert (item["name"], item["tags"]) == (detail["name"], detail["tags"]) == ("best", ["kept"])
     assert "<title>best" in page
