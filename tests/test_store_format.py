@@ -27,7 +27,7 @@ from steptape.store.event_json import event_to_line, events_from_lines
 from steptape.store.events import Event
 from steptape.store.journal import format as journal_format
 from steptape.store.objects import manifest
-from steptape.store.parquet import digests
+from steptape.store.parquet import digests, event_summary
 from steptape.store.parquet.sealing import complaints, seal
 from steptape.store.plan import Plan
 from steptape.store.run_info import FORMAT, Attempt, PolicyRecord, RunInfo
@@ -249,6 +249,7 @@ def test_the_page_names_the_version_of_each_format() -> None:
         "run": FORMAT,
         "journal": journal_format.VERSION,
         "digests": digests.FORMAT,
+        "summary": event_summary.FORMAT,
         "rule": SEMANTICS_VERSION,
         "manifest": manifest.FORMAT,
         "certificate": certificate.FORMAT,

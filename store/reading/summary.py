@@ -472,7 +472,7 @@ def read_entry(store: Path, name: str, stamp: Stamp, followed: FollowedRun, allo
         TelemetryError: The run cannot be read.
     """
     may_settle, folder = is_settled(stamp.changed_ns), store / name
-    state = read_state(folder)
+    state, columns = read_state(folder), read_columns(folder)
     events, is_late = followed.look(state.info, state.listing, allowance)
     status = shown_status(
         # The newest events of a late run are not known.
@@ -486,6 +486,5 @@ def read_entry(store: Path, name: str, stamp: Stamp, followed: FollowedRun, allo
         return Entry(store, name, stamp, summary, events=followed, state=state)
     listed = (*state.listing.sealed, *state.listing.superseded)
     files = "\n".join(file.path.name for file in listed)
-    columns_json = json.dumps(read_columns(folder).by_metric).encode()
-    kept = _small(events.to_kept())
-    return Entry(store, name, stamp, summary, files=files, columns_json=columns_json, events=kept)
+    mapping, kept = json.dumps(columns.by_metric).encode(), _small(events.to_kept())
+    return Entry(store, name, stamp, summary, files=files, columns_json=mapping, events=kept)
