@@ -263,7 +263,9 @@ def test_runs_that_cannot_be_read_are_named_beside_those_that_can(server: Server
     (make_run(store, "no-attempts") / "run.json").write_text('{"run_id": "no-attempts", "name": "n", "attempts": []}')
     (make_run(store, "older") / "run.json").write_text('{"format": 5}')
     next(make_run(store, "damaged-journal").glob("journal-*")).write_bytes(b"this is no journal")
-    next(make_run(store, "damaged-parquet", sealed=True).glob("events-*")).write_bytes(b"this is no Parquet")
+    damaged = make_run(store, "damaged-parquet", sealed=True)
+    next(damaged.glob("events-*")).write_bytes(b"this is no Parquet")
+    (damaged / "summary.jsonl").unlink()  # With it, a list opens no Parquet file.
     beyond_time = RunInfo("beyond-time", "n", (Attempt(0, "completed", 10**30, 10**30, steps=1),))
     write_run_info(make_run(store, "beyond-time"), beyond_time)
     write_run_info(make_run(store, "twin"), RunInfo(RUN, "twin", (Attempt(0, "running", 1),)))
