@@ -67,7 +67,7 @@ def running(app: FastAPI) -> Iterator[str]:
 
 
 @contextmanager
-def served(store: Path, *, limits: Limits = SMALL, token: str = "", **options: Any) -> Iterator[httpx.Client]:
+def served(store: str | Path, *, limits: Limits = SMALL, token: str = "", **options: Any) -> Iterator[httpx.Client]:
     """Start a server with these options and return a client that sends ``token`` with every request."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with (
