@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple
 from ...replay.runs.objective import Objective, guessed_objective
 from ...store.amounts import short_duration
 from ...store.errors import TelemetryError
-from ...store.parquet.event_summary import RuleFirings
 from ...store.questions import parse_fields
 from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry, leading_metric
@@ -236,21 +235,21 @@ def _leading(entry: Entry) -> str:
     return leading_metric(list(entry.columns.by_metric)) or ""
 
 
-def _rules(entry: Entry) -> Sequence[RuleFirings]:
-    """Return how often each rule fired; nothing if the events are damaged."""
+def _rules(entry: Entry) -> list[tuple[str, int, bool]]:
+    """Return of each rule that fired its name, episodes, and whether it stopped the run; nothing if damaged."""
     try:
-        return entry.firings
+        return [(one.controller, one.episodes, one.has_stopped) for one in entry.firings]
     except (TelemetryError, OSError):
-        return ()
+        return []
 
 
 def _cell(named: Field, value: Any, entry: Entry) -> TableCell:
     run = entry.summary
     if named == Field("run", "status"):
-        stopped = [one.controller for one in _rules(entry) if one.has_stopped] if run.status == "stopped" else []
+        stopped = [name for name, _, has_stopped in _rules(entry) if has_stopped] if run.status == "stopped" else []
         return TableCell("status", run.status, ", ".join(stopped))
     if named == Field("run", "fired"):
-        return TableCell("text", ", ".join(f"{one.controller} {one.episodes}" for one in _rules(entry)))
+        return TableCell("text", ", ".join(f"{name} {episodes}" for name, episodes, _ in _rules(entry)))
     if named == Field("run", "steps"):
         return TableCell("number", number(run.steps), f" / {run.planned_steps:,}" if run.planned_steps else "")
     if named == Field("run", "time"):
