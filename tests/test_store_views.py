@@ -88,13 +88,18 @@ def test_runs_is_one_row_a_run(store_record: Callable[..., Path], store_path: Pa
         "ended": "2026-01-02 03:04:10",
         "duration_s": "5.0",
         "paused_s": "0.0",
+        "last_event": "1970-01-01 00:00:00",
         "steps": "2",
+        "steps_per_s": "999999999.9999999",
+        "eta_s": "None",
         "planned_steps": "12",
         "attempts": "1",
         "hosts": "[None]",
         "policy_digest": "None",
         "source": "None",
         "config": '{"lr": 0.1}',
+        "archived": "False",
+        "late": "False",
     }
 
 
@@ -535,7 +540,7 @@ def test_the_caret_under_what_does_not_parse_ends_its_line(
     """The list of views follows on its own line."""
     store_record(store_steps([1.0]))
 
-    with pytest.raises(QueryRefused, match=r"\n +\^+\nViews: runs, events, "):
+    with pytest.raises(QueryRefused, match=r"\n +\^+\nViews: runs, run_summary, events, "):
         open_store(store_path).sql("SELEC 1")
 
 
