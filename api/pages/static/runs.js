@@ -64,10 +64,15 @@ async function refresh() {
   asking?.abort();
   const own = new AbortController();
   asking = own;
-  const current = rowOf(document.querySelector("tr.current"));
-  const focused = document.activeElement;
+  let current, focused;
+  // Read when the answer is there: the reader goes on while it is on its way.
+  const remember = (fresh) => {
+    current = rowOf(document.querySelector("tr.current"));
+    focused = document.activeElement;
+    prepare(fresh);
+  };
   try {
-    const isDone = await refreshParts("[data-part]", { signal: own.signal, prepare });
+    const isDone = await refreshParts("[data-part]", { signal: own.signal, prepare: remember });
     showLost(isDone ? null : "the server answers with an error");
   } catch (error) {
     if (own.signal.aborted) return;
