@@ -343,7 +343,7 @@ def update_us(training: Training, name: str) -> float:
 
 
 def measured(name: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a framework, the first of which is the floor."""
+    """Yield the rows of a framework. The first one is the floor."""
     trainings = FRAMEWORKS[name][1]()
     taken: dict[str, list[float]] = {row: [] for row in trainings}
     for number in range(rounds + 1):

@@ -159,7 +159,7 @@ def annotations_in(content: bytes) -> Iterator[Annotation]:
 
 
 class Shown(NamedTuple):
-    """What readers show a run as: what was recorded, with what people have said since.
+    """Name, tags and archive of a run: as recorded, with people's later changes.
 
     Attributes:
         name: Its newest name.

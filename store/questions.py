@@ -36,7 +36,7 @@ _OF_ONE_RUN: Final = frozenset({"name", "id", "source"})
 #: Most characters of a question: each of its terms looks at every run.
 LONGEST: Final = 2000
 
-#: Texts of which ``:`` takes a part: people know names and paths in part.
+#: Texts that ``:`` matches in part: people remember parts of names and paths.
 _TAKEN_IN_PART: Final = frozenset({"name", "source"})
 
 _ARCHIVED: Final = Field("run", "archived")
@@ -364,7 +364,7 @@ _Test: TypeAlias = Callable[[Any], bool]
 
 
 def _test(term: Clause, values: Iterable[Any], now: datetime) -> _Test:
-    """Return the predicate of a term on the values that it will get, none of which is None."""
+    """Return the predicate of a term on the values that it gets; None is not among them."""
     if term.field is None:
         word = term.values[0].casefold()
         return lambda text: word in text

@@ -263,7 +263,7 @@ _Word = Annotated[str, Field(max_length=1000)]
 
 
 class RunChanges(RequestModel):
-    """What a person says of a run after it was recorded. It needs at least one of these."""
+    """Changes to a run's name, tags or archive. At least one is required."""
 
     name: _Word | None = None
     """The run's new name."""
@@ -354,7 +354,7 @@ class HeadlinePart(Model):
 
 
 class RunHeadline(Model):
-    """What to know first about a run: its state, why and since when, and what to do."""
+    """The headline of a run: its state, the reason, since when, and the next step."""
 
     run_id: str
     state: str

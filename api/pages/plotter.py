@@ -25,7 +25,7 @@ DIGEST: Final = (
     "c89a46cb824332fa369b8cb8122cc6ac36e186cd09bf7a9ded3a4c93c6989023"
 )
 
-#: Where the files are, none of which is committed.
+#: Folder of the fetched files. Git ignores it.
 FOLDER: Final = Path(__file__).with_name("vendor")
 
 #: The script and the style sheet, as the page loads them.

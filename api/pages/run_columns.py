@@ -68,7 +68,7 @@ _BEHIND: Final = ("fired", "steps", "steps_per_s", "eta", "age", "time", "starte
 
 
 class TableCell(NamedTuple):
-    """What a cell shows.
+    """The content of a cell.
 
     Attributes:
         kind: The kind of its markup: ``number``, ``text``, ``time``, ``age``, ``status`` or ``curve``.

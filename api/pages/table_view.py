@@ -29,7 +29,7 @@ _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What a table shows.
+    """The view of a table.
 
     Attributes:
         where: The question that its runs match.

@@ -61,7 +61,7 @@ def read_segment(path: Path, run_id: str | None = None, *, checks: bool = True) 
 
 
 def _has_preamble(data: bytes, path: Path) -> bool:
-    """Whether bytes begin as a journal does; False if they are too few or zeros, of which no record is whole.
+    """Whether bytes begin like a journal. False for zeros, and for too few bytes to hold a record.
 
     Raises:
         DamagedLog, UnsupportedVersion: They are something else.

@@ -171,7 +171,7 @@ class Pace(NamedTuple):
 
 
 class EventProgress(NamedTuple):
-    """What a run's row shows of its events.
+    """The facts of a run's row that come from its events.
 
     Attributes:
         newest_ns: Time of the newest event of each attempt, rolled-back ones included.
@@ -191,7 +191,7 @@ class EventProgress(NamedTuple):
 
 
 class _Firings:
-    """What is kept of the firings of one rule in one mode."""
+    """The kept firings of one rule in one mode."""
 
     __slots__ = ("attempt", "episodes", "first_step", "last_step", "stopping_attempt")
 
@@ -230,7 +230,7 @@ class _Clocks(NamedTuple):
 
 
 class _PaceState:
-    """What the pace of a run is computed from, and the newest steps of each kind of event of one attempt.
+    """The data behind a run's pace, and the newest step of each kind of event of one attempt.
 
     Attributes:
         attempt: The attempt; -1 before any.
@@ -287,7 +287,7 @@ class _PaceState:
 
 
 class EventSummary:
-    """What the events of a run amount to.
+    """A summary of a run's events.
 
     Args:
         info: The run. The lineage of its newest attempt decides which events are effective.
@@ -318,7 +318,7 @@ class EventSummary:
 
     @property
     def progress(self) -> EventProgress:
-        """What the run's row shows."""
+        """The facts of the run's row."""
         return EventProgress(self._newest_ns, self._steps, self._steps_per_s)
 
     @property

@@ -56,7 +56,7 @@ Words = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """What to know first about a run.
+    """The most important facts about a run.
 
     Attributes:
         state: The run's status, one of ``SHOWN_STATUSES``.

@@ -245,7 +245,7 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 
 class FolderState(NamedTuple):
-    """What a run's folder says apart from its events.
+    """The state of a run's folder without its events.
 
     Attributes:
         info: Its ``run.json``.

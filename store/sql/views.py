@@ -475,7 +475,7 @@ _RUN_EVENTS_SCHEMA: Final = pa.schema(
 
 
 def _run_events(runs: ViewedRuns) -> pa.Table:
-    """What the events of each run amount to."""
+    """Return the metric summaries, fired rules and health of each run."""
     rows = []
     for run in runs.runs:
         entry = run.source if isinstance(run.source, Entry) else None
