@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from browsing import NEEDS_CHROMIUM, chromium
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 from waiting import PATIENCE_S, until
 
@@ -24,8 +23,7 @@ from steptape.store.annotations import read_annotations
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+pytestmark = NEEDS_CHROMIUM
 
 #: The timeout of a wait, in milliseconds; the machine may be busy.
 PATIENCE = 1_000 * PATIENCE_S
@@ -98,13 +96,8 @@ def url(store: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
-    with sync_api.sync_playwright() as playwright:
-        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
-        environment = {**os.environ, "TMPDIR": "/tmp"}
-        arguments = ["--no-sandbox", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, env=environment)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

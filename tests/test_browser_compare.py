@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from browsing import NEEDS_CHROMIUM, chromium
 from served_page import serving
 from waiting import PATIENCE_S
 
 from steptape import Recorder
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+pytestmark = NEEDS_CHROMIUM
 
 HOSTILE = "<b>lo'ss</b>&x=1 \"%2F"
 THREE = "/compare?run=a&run=b&run=c"
@@ -57,12 +53,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
-    with sync_api.sync_playwright() as playwright:
-        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
-        environment = {**os.environ, "TMPDIR": "/tmp"}
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from browsing import NEEDS_CHROMIUM, chromium
 from served_page import serving
 from waiting import PATIENCE_S
 
 from steptape import Recorder
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
+pytestmark = NEEDS_CHROMIUM
 
 BLOCKS = 4
 STEPS = 20
@@ -70,12 +66,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's Chromium."""
-    with sync_api.sync_playwright() as playwright:
-        # Its socket is in the temporary folder, and Chromium exits if the path exceeds the length limit of a socket.
-        environment = {**os.environ, "TMPDIR": "/tmp"}
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=environment)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
