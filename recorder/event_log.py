@@ -354,8 +354,8 @@ class EventLog:
             self.postponed.append(guarded)
             return ()
         outcomes = guarded()
-        while self.postponed:
-            outcomes = [*outcomes, *self.postponed.pop(0)()]
+        while (following := _first_taken(self.postponed)) is not None:
+            outcomes = [*outcomes, *following()]
         return outcomes
 
     def end_step(
@@ -602,3 +602,14 @@ def _kinds_of(late: Mapping[str, Any]) -> list[str]:
 
 def _or_nan(epoch: float | None) -> float:
     return math.nan if epoch is None else epoch
+
+
+def _first_taken(postponed: list[Callable[[], Sequence[Outcome]]]) -> Callable[[], Sequence[Outcome]] | None:
+    """Take the first of these; None if there is none.
+
+    A signal handler takes some as well, between any two lines: asking first whether there is one says nothing.
+    """
+    try:
+        return postponed.pop(0)
+    except IndexError:
+        return None
