@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from ..store.errors import TelemetryError, counted
 from ..store.plan import Plan
+from ..store.run_folder import RUN_JSON, SUMMARY_JSONL, is_sealed
 from ..store.run_info import STATUSES
 from .held_out import DataPart, part_of, runs_of_parts
 from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, StepAxis, UnreadableSource, stem_of
@@ -289,7 +290,8 @@ def _nothing(paths: Sequence[Path], unknown: Sequence[Path]) -> UnreadableSource
 def _files_of(root: Path) -> Iterator[Path]:
     """Yield the file itself, or all files below a folder in order of names, except hidden ones.
 
-    The subfolders of a W&B or MLflow run (its output, its artifacts) are skipped: none holds a log of its own.
+    The subfolders of a W&B or MLflow run (its output, its artifacts) are skipped: none holds a log of its own. So is
+    the summary that steptape keeps in a run's folder.
     """
     if not root.is_dir():
         yield root
@@ -299,6 +301,8 @@ def _files_of(root: Path) -> Iterator[Path]:
         if is_run or any(name.endswith(".wandb") for name in files):
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if RUN_JSON in files and any(map(is_sealed, files)):
+            files = [name for name in files if name != SUMMARY_JSONL]
         yield from (Path(folder, name) for name in sorted(files) if name == _HIDDEN_LOG or not name.startswith("."))
 
 
