@@ -1,8 +1,8 @@
 """Appends and reads ``annotations.jsonl``: notes that people add to a run after it was recorded.
 
 The recorder's own files and their digests stay as recorded. A note may give the run another name, add and remove tags,
-or archive it: ``shown_as`` overlays them on what was recorded. A note may also ask the recorder of a running run for an
-operation: it looks for such notes about once a second. FORMAT.md defines the format and the attributes.
+or archive it: ``Notes.shown`` overlays them on what was recorded. A note may also ask the recorder of a running run for
+an operation: it looks for such notes about once a second. FORMAT.md defines the format and the attributes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -172,23 +172,48 @@ class Shown(NamedTuple):
     archived: bool = False
 
 
-def shown_as(folder: Path, info: RunInfo) -> Shown:
-    """Return what the run in this folder is shown as: the notes in the order of their times overlay ``run.json``.
+class Notes(NamedTuple):
+    """The notes on a run, as its file was when it was read.
 
-    Notes that cannot be read, which ``steptape doctor`` finds, hide no run.
+    Attributes:
+        readable: The notes in the order written; none where the file is damaged.
+        damage: Why it cannot be read; None if it can.
     """
+
+    readable: Sequence[Annotation]
+    damage: DamagedLog | None
+
+    def required(self) -> Sequence[Annotation]:
+        """Return the notes.
+
+        Raises:
+            DamagedLog: They cannot be read.
+        """
+        if self.damage is not None:
+            raise self.damage
+        return self.readable
+
+    def shown(self, info: RunInfo) -> Shown:
+        """Return what the run is shown as: the notes in the order of their times overlay ``run.json``.
+
+        Notes that cannot be read, which ``steptape doctor`` finds, hide no run.
+        """
+        name, tags, archived = info.name, dict.fromkeys(info.tags), False
+        for note in sorted(self.readable, key=lambda note: note.time_ns):
+            name = note.name or name
+            for tag in note.untag:
+                tags.pop(tag, None)
+            tags |= dict.fromkeys(note.tag)
+            archived = archived if note.archived is None else note.archived
+        return Shown(name, tuple(tags), archived)
+
+
+def read_notes(folder: Path) -> Notes:
+    """Read the notes on the run in this folder, once for all that is asked of them."""
     try:
-        notes = read_annotations(folder)
-    except DamagedLog:
-        notes = []
-    name, tags, archived = info.name, dict.fromkeys(info.tags), False
-    for note in sorted(notes, key=lambda note: note.time_ns):
-        name = note.name or name
-        for tag in note.untag:
-            tags.pop(tag, None)
-        tags |= dict.fromkeys(note.tag)
-        archived = archived if note.archived is None else note.archived
-    return Shown(name, tuple(tags), archived)
+        return Notes(read_annotations(folder), None)
+    except DamagedLog as error:
+        return Notes((), error)
 
 
 def annotations_bytes(folder: str) -> int:

@@ -32,7 +32,7 @@ from steptape.shipping.push_protocol import (
 from steptape.shipping.run_push import RunPush
 from steptape.shipping.run_source import check_equal
 from steptape.shipping.targets import FolderTarget
-from steptape.store.annotations import Annotation, Shown, append_annotation, read_annotations, shown_as
+from steptape.store.annotations import Annotation, Shown, append_annotation, read_annotations, read_notes
 from steptape.store.errors import NotWritten
 from steptape.store.journal.format import EVENT, MAGIC, PREAMBLE, framed, layout_record
 from steptape.store.parquet.sealing import seal
@@ -238,7 +238,9 @@ def test_names_tags_and_the_archive_travel_with_a_push(tmp_path: Path) -> None:
     pushed(rec.folder, tmp_path / "b")
     append_annotation(there, Annotation("last", 20_000, "", archived=False))
 
-    assert shown_as(there, read_run_info(there)) == Shown("best", tuple(f"tag-{number}" for number in range(10_000)))
+    assert read_notes(there).shown(read_run_info(there)) == Shown(
+        "best", tuple(f"tag-{number}" for number in range(10_000))
+    )
 
 
 def an_intake(store: Path, limits: IntakeLimits | None = None) -> Intake:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...store.annotations import INCIDENT, labelled_steps, read_annotations
+from ...store.annotations import INCIDENT, Notes, labelled_steps
 from ...store.errors import InvalidEvent, TelemetryError
 from ...store.events import Event
 
@@ -103,18 +103,18 @@ def incidents_in(annotations: Iterable[Event]) -> list[Incident]:
     return found
 
 
-def incidents_noted(folder: Path) -> list[Incident]:
-    """Return the incidents labelled by annotations that were added to a run's folder after the run.
+def incidents_noted(notes: Notes) -> list[Incident]:
+    """Return the incidents that notes on a run label.
 
     Raises:
         DamagedLog: The annotations cannot be read.
     """
-    notes = (note for note in read_annotations(folder) if INCIDENT in note.attrs)
+    labels = (note for note in notes.required() if INCIDENT in note.attrs)
     return [
         Incident(0, _LAST_STEP, str(note.attrs[INCIDENT]))
         if note.first_step is None
         else _incident_between(note.first_step, note.last_step, note.attrs)
-        for note in notes
+        for note in labels
     ]
 
 

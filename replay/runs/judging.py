@@ -259,7 +259,7 @@ def _facts_at(
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
     stream, rolled_back = stream_under(policies, snapshot, settings.renames)
-    background, noted = background_of(snapshot, settings), incidents_noted(snapshot.folder)
+    background, noted = background_of(snapshot, settings), incidents_noted(snapshot.notes)
     record = _record_of(background, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
         _replayed_run(policy, record, settings, replayer, lacked_metrics(policy, snapshot, settings.renames))

@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..annotations import Shown, shown_as
+from ..annotations import Notes, Shown, read_notes
 from ..columns import Columns, read_columns
 from ..errors import TelemetryError
 from ..events import ENVELOPE, Event
@@ -58,7 +58,7 @@ class Snapshot:
     Attributes:
         folder: The run's folder.
         info: Its ``run.json``: what was recorded.
-        shown: What readers show it as.
+        notes: What people noted on it.
         listing: Its files.
         tail: Journal records not yet in an ``events`` file, in (attempt, rank, seq) order.
         tail_samples, tail_metrics, tail_vectors: The same for the tables ``samples``, ``metrics`` and ``vectors``.
@@ -69,7 +69,7 @@ class Snapshot:
 
     folder: Path
     info: RunInfo
-    shown: Shown
+    notes: Notes
     listing: Listing
     tail: Tail
     tail_samples: Tail
@@ -78,6 +78,11 @@ class Snapshot:
     columns: Columns
     is_live: bool
     read_ns: int
+
+    @property
+    def shown(self) -> Shown:
+        """What readers show it as."""
+        return self.notes.shown(self.info)
 
     @property
     def status(self) -> str:
@@ -317,16 +322,16 @@ def _read_snapshot(folder: Path) -> Snapshot:
     for segment in tail.segments:
         columns.extend(segment.metric_names())
     samples, metrics, vectors = map(tail_of, ("samples", "metrics", "vectors"))
-    shown = shown_as(folder, info)
-    return Snapshot(folder, info, shown, listing, tail, samples, metrics, vectors, columns, is_live, read_ns)
+    notes = read_notes(folder)
+    return Snapshot(folder, info, notes, listing, tail, samples, metrics, vectors, columns, is_live, read_ns)
 
 
 def sealed_snapshot(
     folder: Path, info: RunInfo, listing: Listing, *, is_live: bool = False, read_ns: int = 0
 ) -> Snapshot:
     """Return the snapshot of a run without journals, from what was read of its folder before."""
-    shown, columns = shown_as(folder, info), read_columns(folder)
-    return Snapshot(folder, info, shown, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live, read_ns)
+    notes, columns = read_notes(folder), read_columns(folder)
+    return Snapshot(folder, info, notes, listing, _NO_TAIL, _NO_TAIL, _NO_TAIL, _NO_TAIL, columns, is_live, read_ns)
 
 
 def _is_held(listing: Listing) -> bool:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from ..annotations import Shown, annotations_bytes, shown_as
+from ..annotations import Shown, annotations_bytes, read_notes
 from ..arrow_tables import Row
 from ..columns import Columns, columns_of, read_columns
 from ..event_json import encoded
@@ -442,7 +442,7 @@ def finished_entry(store: Path, content: FolderContent) -> Entry | None:
         return None
     progress, events = found
     is_pushed = INTAKE_JSON in content.names
-    shown = shown_as(folder, info) if content.stamp.annotations_bytes else Shown(info.name, info.tags)
+    shown = read_notes(folder).shown(info) if content.stamp.annotations_bytes else Shown(info.name, info.tags)
     summary = row_of(info, shown, last.status, progress, is_pushed=is_pushed)
     files = "\n".join(filter(is_sealed, content.names))
     columns = content.columns_json
@@ -480,7 +480,7 @@ def read_entry(store: Path, name: str, stamp: Stamp, followed: FollowedRun, allo
         is_live=state.is_live,
         is_stalled=lambda: not is_late and events.pace.is_stalled(state.read_ns),
     )
-    shown, is_pushed = shown_as(folder, state.info), (folder / INTAKE_JSON).exists()
+    shown, is_pushed = read_notes(folder).shown(state.info), (folder / INTAKE_JSON).exists()
     summary = row_of(state.info, shown, status, events.progress, is_pushed=is_pushed, is_late=is_late)
     if not may_settle or is_late or state.listing.journals:
         return Entry(store, name, stamp, summary, events=followed, state=state)
