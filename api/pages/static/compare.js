@@ -207,7 +207,7 @@ const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "siz
 
 onChange((now, changed) => {
   state = now;
-  showControls();
+  showControls(changed);
   showLegend();
   showTable();
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
@@ -215,8 +215,9 @@ onChange((now, changed) => {
   if (!changed.every((name) => LAID_OUT.has(name) || name === "sort")) redraw();
 });
 
-function showControls() {
-  for (const name of CONTROLS) {
+/** Show what was set. The others keep what is being typed into them. */
+function showControls(changed = CONTROLS) {
+  for (const name of CONTROLS.filter((one) => changed.includes(one))) {
     const control = by(name);
     if (control === document.activeElement && name === "search") continue;
     if (control.type === "checkbox") control.checked = state[name];

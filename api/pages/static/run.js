@@ -500,7 +500,7 @@ const LAID_OUT = new Set(["search", "pin", "size", "order"]);
 
 onChange((now, changed) => {
   state = now;
-  showControls();
+  showControls(changed);
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
   if (changed.includes("from") || changed.includes("to")) {
     if (state.axis === "step") offerSteps(state.from, state.to);
@@ -513,8 +513,9 @@ onChange((now, changed) => {
 /** Controls by the names of what they set. */
 const CONTROLS = ["axis", "x", "smooth", "log", "logx", "search", "size", "order"];
 
-function showControls() {
-  for (const name of CONTROLS) {
+/** Show what was set. The others keep what is being typed into them. */
+function showControls(changed = CONTROLS) {
+  for (const name of CONTROLS.filter((one) => changed.includes(one))) {
     const control = by(name);
     if (control === document.activeElement && name === "search") continue;
     if (control.type === "checkbox") control.checked = state[name];
