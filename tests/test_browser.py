@@ -556,7 +556,7 @@ def test_under_a_root_path_scripts_stay_under_it(store: Path, open_page: Callabl
         page.wait_for_url(f"{address}/tapes/")
         show_all(page, "/")
         page.fill("#search", "guarded")
-        page.wait_for_url(re.compile(r"/tapes/\?q=guarded"))
+        page.wait_for_url(re.compile(r"/tapes/\?where=guarded"))
         page.click("table.runs tbody a")
 
         page.wait_for_url(re.compile("/tapes/runs/"))

@@ -460,5 +460,6 @@ def test_show_says_which_signal_interrupted_a_run(tmp_path: Path, signal_name: s
 
     shown = steptape("show", "one", "--store", tmp_path).stdout
 
-    assert f"\ninterrupted by {how}\n  Traceback (most recent call last):\n" in shown
+    assert f"\nInterrupted by {how} at step 1. " in shown
+    assert "\n  Traceback (most recent call last):\n" in shown
     assert "failed" not in shown
