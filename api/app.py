@@ -55,7 +55,7 @@ from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, Problem, install_handlers
 from .server_sealing import IntakeService
 from .workers.job_queue import JobQueue
-from .workers.pool import QueryWorkers, RuleWorkers
+from .workers.pool import HealthWorkers, QueryWorkers, RuleWorkers
 
 #: Version of the API, not of steptape; it changes with every change that breaks a client.
 API_VERSION: Final = "1"
@@ -136,6 +136,7 @@ def _set_up_work(state: State, limits: Limits) -> None:
     state.intake_service = IntakeService(state.store_path, limits.intake)
     state.intake = state.intake_service.intake
     state.rule_workers = RuleWorkers(limits)
+    state.health_workers = HealthWorkers(limits)
     state.query_workers = QueryWorkers(state.store_path, limits)
 
 
@@ -186,6 +187,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.jobs.close()
     app.state.intake_service.close()
     app.state.query_workers.close()
+    app.state.health_workers.close()
 
 
 class _Application(FastAPI):

@@ -11,7 +11,7 @@ from ...replay.health.health_summary import HealthState
 from ...store.events import JsonObject
 from ..access import RequestedRun, RunAccess, policy_named
 from ..models import Model
-from ..workers.pool import RuleWorkers
+from ..workers.pool import HealthWorkers
 from ..workers.worker_requests import HealthTrial
 
 router = APIRouter()
@@ -67,6 +67,10 @@ class RunHealth(Model):
     run_id: str
     name: str
     step: int
+    as_of_step: int
+    """The step up to which the rules have been replayed: less than `step` while a long run is replayed. Ask again."""
+    age_s: float
+    """Seconds since then. It is 0, unless the server was too busy to look again."""
     policy: str
     digest: str
     state: HealthState
@@ -88,17 +92,24 @@ async def read_run_health(
         str, Query(max_length=200, description="The policy that judges: one that `GET /policies` lists.")
     ] = DEFAULT_POLICY,
 ) -> RunHealth:
-    """Replay a policy over a run and return the state of each group of metrics, as `steptape health --json` does."""
+    """Return the state of each group of metrics under a policy, as `steptape health --json` does.
+
+    Only what is new in the run is replayed. The answer comes within seconds: see `as_of_step`.
+    """
     return await run_health(request, run, policy)
 
 
 async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth:
-    """Return the health of a run, computed in a process with limits.
+    """Return the health of a run as far as it is known, computed in a process with limits.
 
     Raises:
         PolicyNotFound: No policy of the server has that name.
-        InvalidRequest: It took too long.
+        Busy: The server cannot look now, and never did.
     """
-    workers: RuleWorkers = request.app.state.rule_workers
+    workers: HealthWorkers = request.app.state.health_workers
     path = await run_in_threadpool(policy_named, policy, request.app.state.policies)
-    return RunHealth.model_validate(await workers.run_trial(HealthTrial(str(run.folder), str(path))))
+    known = await workers.health(HealthTrial(str(run.folder), str(path)))
+    found = RunHealth.model_validate({**known.answer, "age_s": known.age_s})
+    if found.age_s or found.as_of_step < found.step:
+        request.state.etag = None  # The next answer about the same log differs.
+    return found

@@ -10,6 +10,8 @@ import queue
 import signal
 import subprocess
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +31,7 @@ from ...store.sql.statements import DAMAGED_FILE
 from ...store.user_cache import CACHE_VARIABLES
 from ..limits import Limits
 from ..problems import Busy, InvalidRequest
-from .worker_requests import SqlQuestion, Trial
+from .worker_requests import HealthTrial, SqlQuestion, Trial
 
 #: Processor time beyond the limit for a worker to report a timeout itself, and for a worker to start, in seconds.
 _GRACE_S: Final = 1.0
@@ -40,6 +42,9 @@ _LOOK_EVERY_S: Final = 0.05
 
 #: Times that parts of a store in object storage are fetched for one statement.
 _MOST_FETCHES: Final = 5
+
+#: Most runs whose last health is kept.
+_MOST_KNOWN: Final = 1000
 
 #: Environment of a worker that runs foreign SQL: variables that locate Python and its packages, and none that may be
 #: secret.
@@ -297,12 +302,76 @@ class RuleWorkers:
             raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
 
     def _started(self) -> ChildProcess:
+        return _started_for_rules("rule_worker", self._limits)
+
+
+def _started_for_rules(service: str, limits: Limits) -> ChildProcess:
+    try:
+        return start_worker(service, limits.query_worker_bytes)
+    except OSError as error:
+        what = f"the process for the rules could not be started ({error.strerror})"
+        raise Busy(what, fix="Try again later") from None
+
+
+class KnownHealth(NamedTuple):
+    """The health of a run as a worker last answered, and how long ago in seconds: 0 for an answer to this request."""
+
+    answer: Any
+    age_s: float
+
+
+class HealthWorkers:
+    """The worker that replays rules over runs for their health, and what it last answered about each run.
+
+    Args:
+        limits: How many requests wait, and what the worker may use.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        # One worker, since it keeps what it has replayed.
+        self._pool = WorkerPool(
+            self._started, replace(limits, query_workers=1), "too many requests for health are waiting", is_reused=True
+        )
+        self._known: OrderedDict[HealthTrial, tuple[Any, float]] = OrderedDict()
+
+    async def health(self, trial: HealthTrial) -> KnownHealth:
+        """Return the health of a run: what is known already if the worker cannot answer.
+
+        Raises:
+            Busy: The worker cannot answer, and nothing is known.
+            TelemetryError: The run or the policy cannot be read.
+        """
+        return await to_thread.run_sync(self._answer, trial, limiter=self._pool.threads)
+
+    def close(self) -> None:
+        """Stop the worker."""
+        self._pool.close()
+
+    def _answer(self, trial: HealthTrial) -> KnownHealth:
+        limits = self._limits
         try:
-            return start_worker("rule_worker", self._limits.query_worker_bytes)
-        except OSError as error:
-            raise Busy(
-                f"the process for the rules could not be started ({error.strerror})", fix="Try again later"
-            ) from None
+            with self._pool.worker() as worker:
+                try:
+                    frame = exchange(
+                        worker, trial._asdict(), within_s=limits.rules_s, most_bytes=limits.job_result_bytes
+                    )
+                except (TimeoutError, BrokenFrame, EOFError, OSError):
+                    worker.end()
+                    raise Busy("the process that replays the rules was ended", fix="Try again") from None
+        except Busy:
+            if trial not in self._known:
+                raise
+            answer, at_s = self._known[trial]
+            return KnownHealth(answer, time.monotonic() - at_s)
+        self._known[trial] = frame.head["answer"], time.monotonic()
+        self._known.move_to_end(trial)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return KnownHealth(frame.head["answer"], 0.0)
+
+    def _started(self) -> ChildProcess:
+        return _started_for_rules("health_worker", self._limits)
 
 
 class Found(NamedTuple):

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...replay.columns.variants import MAX_VARIANTS
-from ...replay.health.health import health_of
-from ...replay.health.health_summary import health_json
 from ...replay.policies.findings_on_runs import compared_with
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
@@ -26,7 +24,7 @@ from ...store.errors import shortened
 from ...store.own_process import TimeBudget, limit_process
 from ...store.run import Run
 from ..problems import InvalidRequest
-from .worker_requests import HealthTrial, JobTrial, PolicyTrial, ScenarioTrial
+from .worker_requests import JobTrial, PolicyTrial, ScenarioTrial
 
 #: Name in messages of the policy in the request.
 SENT: Final = "policy"
@@ -74,11 +72,6 @@ def test(trial: ScenarioTrial) -> dict[str, object]:
     except PolicyError as error:
         return {"ok": False, "problems": _problems(error.problems), "results": []}
     return {"ok": all(result["ok"] for result in results), "problems": [], "results": results}
-
-
-def health(trial: HealthTrial) -> object:
-    """Return the health of a run."""
-    return health_json(health_of(Run(Path(trial.folder)), load_policy(trial.policy)))
 
 
 def check_job(trial: JobTrial) -> None:
@@ -141,5 +134,4 @@ _ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
     "PolicyTrial": lambda fields: check(PolicyTrial(**fields)),
     "ScenarioTrial": lambda fields: test(ScenarioTrial(**fields)),
     "JobTrial": lambda fields: check_job(JobTrial(**fields)),
-    "HealthTrial": lambda fields: health(HealthTrial(**fields)),
 }

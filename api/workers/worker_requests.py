@@ -59,10 +59,10 @@ class JobTrial(NamedTuple):
 
 
 class HealthTrial(NamedTuple):
-    """The run in a folder, and the file of the policy that judges it."""
+    """The run in a folder, and the file of the policy that judges it: for ``health_worker``."""
 
     folder: str
     policy: str
 
 
-Trial: TypeAlias = PolicyTrial | ScenarioTrial | JobTrial | HealthTrial
+Trial: TypeAlias = PolicyTrial | ScenarioTrial | JobTrial

@@ -8,6 +8,7 @@ import typer
 
 from ...replay.health.health import health_of
 from ...replay.health.health_summary import HealthState, HealthSummary, health_json
+from ...store.user_cache import cache_folder
 from ..lookup import run_named
 from ..options import HealthArguments
 from ..output import print_json, print_table, say
@@ -20,7 +21,7 @@ def health(asked: HealthArguments) -> None:
     """Print what is wrong with a run, one line for each group of metrics."""
     run, policy = run_named(asked.run, asked.store), policy_named(asked.policy, asked.settings)
     renames = tuple(renames_over(asked.renames, [policy], [run]).items())
-    found = health_of(run, policy, renames, plans_by_length=asked.plan is not None)
+    found = health_of(run, policy, renames, plans_by_length=asked.plan is not None, cache=cache_folder())
     if asked.as_json:
         print_json(health_json(found))
     else:

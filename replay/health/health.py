@@ -1,38 +1,33 @@
 """Sums up a run by groups of metrics: the state of each, its worst rule, and the diagnoses that hold.
 
-One group needs no policy and no names: any metric whose newest value is not finite is critical. Each controller gets
-two probes. One has its rule, patience and ``for``, and its negation as ``clear``: it decides once where an alarm
-begins, for each member of a family alone. The other decides once where the rule is ever false. The recorder's probes
-say what they cannot observe in annotations with the attribute ``absent``: reasons by name or pattern.
+One group needs no policy and no names: any metric whose newest value is not finite is critical. ``alarms`` replays the
+rules of the others. The recorder's probes say what they cannot observe in annotations with the attribute ``absent``:
+reasons by name or pattern.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
-from ...rules.engine.engine import Engine
-from ...rules.errors import PolicyError
 from ...rules.language.name_patterns import STAR, have_common_names, is_pattern, matches
 from ...rules.metric_catalogue import CATALOGUE, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
-from ...store.events import JsonObject
-from ...store.own_process import collection_paused
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
-from ..policies.policy_text import gates_of, with_controllers
 from ..runs.event_stream import EventStream, check_recorded, newest_plan, plan_of
 from ..runs.metric_names import Renames, nearest_metric
-from ..runs.replaying import observed_in, stream_for
+from ..runs.replaying import stream_for
+from .alarms import AlarmReplay, Conclusion, KeptConclusions
 from .health_summary import (
     EVERY_METRIC,
     GroupHealth,
@@ -62,11 +57,15 @@ NOT_RECORDED: Final = "not recorded"
 
 _PLACE: Final = re.compile(r"\{\w+\}")
 
-_ALARM: Final = "alarm "
-_FALSE: Final = "false "
 
-
-def health_of(run: Run, policy: Policy, renames: Renames = (), *, plans_by_length: bool = False) -> HealthSummary:
+def health_of(
+    run: Run,
+    policy: Policy,
+    renames: Renames = (),
+    *,
+    plans_by_length: bool = False,
+    cache: Path | None = None,
+) -> HealthSummary:
     """Return the health of a run under a policy.
 
     Args:
@@ -74,38 +73,91 @@ def health_of(run: Run, policy: Policy, renames: Renames = (), *, plans_by_lengt
         policy: The policy.
         renames: Metrics to rename as the policy calls them.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
+        cache: The user's cache, which keeps the alarms of ended runs, so that they are replayed once; None without one.
 
     Raises:
         TelemetryError: The run did not record a metric that is to be renamed.
     """
     check_recorded([run], renames)
-    return run.read(lambda snapshot: _health(snapshot, policy, renames, plans_by_length))
+    return run.read(HealthReplay(policy, renames, plans_by_length=plans_by_length, cache=cache).health)
 
 
-def _health(snapshot: Snapshot, policy: Policy, renames: Renames, plans_by_length: bool) -> HealthSummary:
-    stream = stream_for(policy, snapshot, renames)
-    declared = plan_of(snapshot.info, by_length=plans_by_length)
-    metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
-    missing = [metrics.of(controller) for controller in policy.controllers]
-    found = conclusions(policy, [index for index, lacked in enumerate(missing) if not lacked], stream, declared)
-    rules = [
-        _rule(policy, controller, missing[index], found.get(index, Conclusion()), metrics.values_of(controller))
-        for index, controller in enumerate(policy.controllers)
-    ]
-    judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
-    judged.append(_not_finite(metrics))
-    step = stream.last_step
-    groups = [GroupHealth(name, by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
-    return HealthSummary(
-        run_id=snapshot.info.run_id,
-        name=snapshot.shown.name,
-        step=step,
-        policy=policy.name or policy.source,
-        digest=policy.digest,
-        groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: group.state.rank)),
-        nearest={name: near for lacked in missing for name in lacked if (near := metrics.nearest(name))},
-        diagnoses=by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
-    )
+class HealthReplay:
+    """The health of one run under a policy, each time that it is asked for; only new events are replayed.
+
+    Args:
+        policy, renames, plans_by_length, cache: As for ``health_of``.
+    """
+
+    def __init__(
+        self, policy: Policy, renames: Renames = (), *, plans_by_length: bool = False, cache: Path | None = None
+    ) -> None:
+        self._policy, self._renames, self._plans_by_length = policy, renames, plans_by_length
+        self._cache = cache if policy.is_self_contained else None
+        self._about: object = None
+        self._replay: AlarmReplay | None = None
+
+    def health(self, snapshot: Snapshot, is_due: Callable[[], bool] = lambda: False) -> HealthSummary:
+        """Return the health of the run, of as many events as could be replayed until the answer was due.
+
+        Args:
+            snapshot: The run.
+            is_due: Whether to answer with what is known. The next call continues.
+        """
+        policy, stream = self._policy, stream_for(self._policy, snapshot, self._renames)
+        declared = plan_of(snapshot.info, by_length=self._plans_by_length)
+        metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
+        missing = [metrics.of(controller) for controller in policy.controllers]
+        evaluable = [index for index, lacked in enumerate(missing) if not lacked]
+        kept, found, done = self._kept(snapshot), None, len(stream)
+        if kept is not None:
+            found = kept.read()
+        if found is None:
+            replay = self._continued(snapshot, stream, evaluable, declared)
+            self._replay = None  # One that an error interrupts does not continue.
+            # What is made up from other ranks' values may change while these ranks write.
+            replay.follow(stream, (lambda: False) if stream.gathered else is_due)
+            found, done = replay.conclusions(), replay.done
+            self._replay = None if stream.gathered else replay
+            if kept is not None and done == len(stream):
+                kept.write(found)
+        rules = [
+            _rule(policy, controller, missing[index], found.get(index, Conclusion()), metrics.values_of(controller))
+            for index, controller in enumerate(policy.controllers)
+        ]
+        judged = [rule for rule in rules if not rule.controller.startswith(DIAGNOSIS)]
+        judged.append(_not_finite(metrics))
+        step = stream.last_step
+        groups = [GroupHealth(name, by_state(rule for rule in judged if rule.group == name), step) for name in _GROUPS]
+        return HealthSummary(
+            run_id=snapshot.info.run_id,
+            name=snapshot.shown.name,
+            step=step,
+            as_of_step=step if done == len(stream) else int(stream.steps[done - 1]),
+            policy=policy.name or policy.source,
+            digest=policy.digest,
+            groups=tuple(sorted((group for group in groups if group.rules), key=lambda group: group.state.rank)),
+            nearest={name: near for lacked in missing for name in lacked if (near := metrics.nearest(name))},
+            diagnoses=by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
+        )
+
+    def _kept(self, snapshot: Snapshot) -> KeptConclusions | None:
+        """Return where the conclusions about an ended run are kept; None while it may grow."""
+        digest = "" if self._cache is None or snapshot.is_live else snapshot.log_digest
+        if self._cache is None or not digest:
+            return None
+        policy, info = self._policy, snapshot.info
+        read = (self._renames, self._plans_by_length, repr((info.attempts, info.source)))
+        return KeptConclusions(self._cache, digest, policy.source, policy.text, dict(policy.params), *read)
+
+    def _continued(self, snapshot: Snapshot, stream: EventStream, evaluable: Sequence[int], plan: Plan) -> AlarmReplay:
+        """Return the replay so far. It begins anew where the run has got a metric that rules read, or an attempt."""
+        began = [attempt.started_ns for attempt in snapshot.info.attempts]
+        about = (snapshot.info.run_id, began, evaluable, plan, dict(stream.plans))
+        if self._replay is None or about != self._about or not self._replay.has_begun(stream):
+            self._replay = AlarmReplay(self._policy, evaluable, plan, stream.plans)
+        self._about = about
+        return self._replay
 
 
 def _rule(
@@ -244,105 +296,3 @@ def _reasons(stream: EventStream) -> Iterator[tuple[str, str]]:
         if isinstance(given, Mapping):
             for name, reason in given.items():
                 yield _PLACE.sub(STAR, str(name)), str(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The alarms and the last state of one controller over a run.
-
-    Attributes:
-        alarms: In the order in which they began.
-        is_evaluable: Whether its rule was ever true long enough to fire, or false.
-        error: The first failure of its rule; empty without one.
-    """
-
-    alarms: tuple[RuleAlarm, ...] = ()
-    is_evaluable: bool = False
-    error: str = ""
-
-
-def conclusions(policy: Policy, evaluable: Collection[int], stream: EventStream, plan: Plan) -> dict[int, Conclusion]:
-    """Return what controllers give over a stream, by their index in the policy.
-
-    Args:
-        policy: The policy.
-        evaluable: The indices of the controllers whose metrics the stream has.
-        stream: The run.
-        plan: What its loop declared.
-    """
-    found = {index: _Track() for index in sorted(evaluable)}
-    if not found:
-        return {}
-    with collection_paused():
-        engine = Engine(_probed(policy, found), plan, stream.plans)
-        _follow(found, engine.start())
-        for _, _, outcomes in observed_in(engine, stream):
-            _follow(found, outcomes)
-    return {index: track.conclusion() for index, track in found.items()}
-
-
-class _Track:
-    """The alarms of one controller so far."""
-
-    def __init__(self) -> None:
-        self._alarms: list[RuleAlarm] = []
-        self._open: dict[str, int] = {}
-        self._error = ""
-        self._is_evaluable = False
-
-    def take(self, outcome: Outcome) -> None:
-        """Take an outcome of one of its probes."""
-        if isinstance(outcome, RuleError):
-            self._error = self._error or outcome.error
-        elif isinstance(outcome, Cleared):
-            place = self._open.pop(outcome.member)
-            self._alarms[place] = replace(self._alarms[place], cleared_step=outcome.step)
-        elif isinstance(outcome, Decision):
-            self._is_evaluable = True
-            if outcome.controller.startswith(_ALARM):
-                self._open[outcome.member] = len(self._alarms)
-                self._alarms.append(RuleAlarm(outcome.step, None, outcome.message, outcome.values, outcome.member))
-
-    def conclusion(self) -> Conclusion:
-        """Return the sum."""
-        return Conclusion(tuple(self._alarms), self._is_evaluable, self._error)
-
-
-def _follow(tracks: Mapping[int, _Track], outcomes: Iterable[Outcome]) -> None:
-    for outcome in outcomes:
-        for begin in (_ALARM, _FALSE):
-            if outcome.controller.startswith(begin):
-                tracks[int(outcome.controller.removeprefix(begin))].take(outcome)
-
-
-def _probed(policy: Policy, indices: Iterable[int]) -> Policy:
-    """Return the policy with probes of these controllers. One whose probes are refused gets none."""
-    chosen = {index: list(_probes(index, policy.controllers[index])) for index in indices}
-    try:
-        return with_controllers(policy, [probe for probes in chosen.values() for probe in probes])
-    except PolicyError:
-        accepted = [probe for probes in chosen.values() if _is_accepted(policy, probes) for probe in probes]
-        return with_controllers(policy, accepted)
-
-
-def _is_accepted(policy: Policy, probes: list[JsonObject]) -> bool:
-    try:
-        with_controllers(policy, probes)
-    except PolicyError:
-        return False
-    return True
-
-
-def _probes(index: int, controller: Controller) -> Iterator[JsonObject]:
-    gates = gates_of(controller)
-    negation = f"not ({controller.rule.text})"
-    # The name of a stage means nothing without the escalation.
-    has_message = controller.message is not None and controller.escalation is None
-    yield {
-        **gates,
-        "name": f"{_ALARM}{index}",
-        "clear": negation if controller.clear is None else controller.clear.text,
-        **({"message": controller.message.text} if has_message and controller.message is not None else {}),
-    }
-    kept = {key: value for key, value in gates.items() if key not in ("patience", "for")}
-    yield {**kept, "name": f"{_FALSE}{index}", "rule": negation, "once": True}

@@ -177,6 +177,7 @@ class HealthSummary:
     Attributes:
         run_id, name: The run.
         step: Updates finished at the end of the record.
+        as_of_step: Updates finished where the replay of the rules has come; less than ``step`` until it has caught up.
         policy: The name of the policy.
         digest: Its digest.
         groups: The groups, the worst first.
@@ -187,6 +188,7 @@ class HealthSummary:
     run_id: str
     name: str
     step: int
+    as_of_step: int
     policy: str
     digest: str
     groups: tuple[GroupHealth, ...]
@@ -264,6 +266,7 @@ def health_json(found: HealthSummary) -> JsonObject:
         "run_id": found.run_id,
         "name": found.name,
         "step": found.step,
+        "as_of_step": found.as_of_step,
         "policy": found.policy,
         "digest": found.digest,
         "state": str(found.state),

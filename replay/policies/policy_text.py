@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...rules.language.clock import Span, StepWindow
@@ -12,16 +12,21 @@ from ...rules.policy_file.declarations import Controller, Escalation
 from ...rules.policy_file.policy import Policy, parse_policy
 
 
-def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, object]]) -> Policy:
+def with_controllers(
+    policy: Policy, controllers: Sequence[Mapping[str, object]], asked: Iterable[Controller] | None = None
+) -> Policy:
     """Return the policy with more controllers after its own, which lose their operations.
 
     Args:
         policy: The policy.
         controllers: The additional controllers, as entries of a policy file; they should order nothing either.
+        asked: Controllers of the policy. Its own are kept if these ask about their decisions, directly or not; all are
+            kept if this is not given.
 
     Raises:
         PolicyError: One of them is invalid.
     """
+    own = policy.controllers if asked is None else _asked_about(policy, asked)
     document = {
         "params": dict(policy.params),
         "series": None if policy.series is None else sorted(policy.series),
@@ -44,13 +49,24 @@ def with_controllers(policy: Policy, controllers: Sequence[Mapping[str, object]]
         ],
         "cooldowns": {
             controller.cooldown.name: _span(controller.cooldown.span)
-            for controller in policy.controllers
+            for controller in own
             if controller.cooldown is not None and controller.cooldown.name
         },
-        "controllers": [*map(_controller, policy.controllers), *controllers],
+        "controllers": [*map(_controller, own), *controllers],
     }
     kept = {key: value for key, value in document.items() if value is not None}
     return parse_policy(_flow(kept), source=policy.source)
+
+
+def _asked_about(policy: Policy, asking: Iterable[Controller]) -> list[Controller]:
+    """Return the controllers about whose decisions some controllers ask, directly or not, in their order."""
+    names, todo = set[str](), list(asking)
+    while todo:
+        references = (each for bound in todo.pop().bound_rules for each in bound.references.values())
+        new = {each.asks_about for each in references if each.asks_about} - names
+        names |= new
+        todo += [each for each in policy.controllers if each.name in new]
+    return [each for each in policy.controllers if each.name in names]
 
 
 def timed(window: StepWindow) -> dict[str, list[int | None]]:

@@ -279,7 +279,7 @@ def _is_among(name: str, metrics: Set[str]) -> bool:
 
 
 def observed_in(
-    engine: Engine, stream: EventStream, *, everything: bool = False
+    engine: Engine, stream: EventStream, *, everything: bool = False, start: int = 0
 ) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
     """Yield the facts of a stream with their index and the engine's outcomes at each, and at what was made up after it.
 
@@ -287,20 +287,22 @@ def observed_in(
         engine: The engine that observes the facts.
         stream: The stream.
         everything: Whether to yield also facts that change no state and cause no outcome.
+        start: The index of the first fact to observe.
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
     observe, facts, gathered = engine.observe, stream.facts, stream.gathered
     most_are_idle = not everything
-    for start, end in itertools.pairwise([0, *range(_FIRST_STRETCH, len(stream), _STRETCH), len(stream)]):
-        kinds = stream.kinds[start:end]
+    bounds = [start, *range(start + _FIRST_STRETCH, len(stream), _STRETCH), len(stream)]
+    for begin, end in itertools.pairwise(bounds):
+        kinds = stream.kinds[begin:end]
         # Building a whole stretch of events costs half as much per event as building some of them one by one.
-        made = () if most_are_idle else facts[start:end]
+        made = () if most_are_idle else facts[begin:end]
         passed = 0
-        for index, kind in enumerate(kinds, start):
+        for index, kind in enumerate(kinds, begin):
             if kind in idle and index not in with_attrs:
                 passed += 1
                 continue
-            event = made[index - start] if made else facts[index]
+            event = made[index - begin] if made else facts[index]
             if kind == RANKS and index in gathered:
                 event = gathered[index]
             observed = observe(event)

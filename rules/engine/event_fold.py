@@ -97,7 +97,7 @@ class EventFold:
         self._required = {
             state: [self._series[key.whole] for key in state.declaration.requires] for state in self._states
         }
-        self._reminds = self._await_series()
+        self._awaits = self._reminds = self._await_series()
 
     def _build_metrics(self, plan: Plan) -> None:
         expected = expected_keys(self.policy.metrics, self.policy.controllers)
@@ -136,6 +136,7 @@ class EventFold:
         for gauge in gauges:
             gauge.take_plan(plan)
         self._intake.declare(constants)
+        self._reminds = self._awaits
 
     def _begin_anew(self) -> None:
         """Return to the plan of the start."""
@@ -235,7 +236,7 @@ class EventFold:
             gatekeeper.renew()
         for state in self._states:
             state.restraint.renew()
-        self._reminds = self._await_series()
+        self._awaits = self._reminds = self._await_series()
         for listener in self.listeners.values():
             for watch in listener.watches:
                 watch.gate.renew()
@@ -244,12 +245,13 @@ class EventFold:
         """Bind each unbound series that these metrics contain to this kind of event, which feeds it from now on."""
         if not metrics or not self._intake.is_open:
             return
-        self._intake.greet(metrics, kind, remembers=self._reminds)
+        if self._intake.greet(metrics, kind, remembers=self._awaits):
+            self._reminds = self._awaits
         for family in self._intake.crowded():
             for state in self._states:
                 if any(key in (family.key, family.key.whole) for key in state.declaration.series_read):
                     state.notices += (crowded_family(family.key),)
-                    self._reminds = True
+                    self._awaits = self._reminds = True
 
     def fold_values(self, listener: Listener, event: Event) -> Sequence[Outcome]:
         """Fold an event after clock and bindings: series, metrics, rules."""
@@ -323,7 +325,12 @@ class EventFold:
                 made += self._remind(watch, event)
             for answer in answers.get(number, ()):
                 made += self._concluded(watch, event, answer)
-        self._reminds = any(state.unseen or state.notices for state in self._states)
+        awaiting = [state for state in self._states if state.unseen or state.notices]
+        self._awaits = bool(awaiting)
+        # One that requires a metric which no event has carried has nothing to say until one does.
+        self._reminds = any(
+            all(series.bound_kind is not None for series in self._required[state]) for state in awaiting
+        )
         return made or _NOTHING
 
     def _concluded(self, watch: TriggeredController, event: Event, answer: object) -> Iterable[Outcome]:

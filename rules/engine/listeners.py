@@ -171,8 +171,10 @@ class SeriesIntake:
         self._computed: dict[tuple[SeriesKey, str], ComputedSeries] = {}
         self._known: dict[str, set[str]] = {}
         self._table: Collection[str] = ()
+        self._table_asked: Collection[str] | None = None
+        self._possible: Collection[str] = ()
         self._matching: list[str] = []
-        self.is_open = bool(self._unseen or self._families)
+        self._note_unseen()
 
     # --- constants ----------------------------------------------------------------------------------------------
 
@@ -199,28 +201,37 @@ class SeriesIntake:
 
     # --- metrics of events --------------------------------------------------------------------------------------
 
-    def greet(self, metrics: Mapping[str, float | None], kind: str, *, remembers: bool) -> None:
+    def greet(self, metrics: Mapping[str, float | None], kind: str, *, remembers: bool) -> bool:
         """Bind each series that these metrics contain and that has not appeared to this kind of event.
+
+        Returns whether there may have been one.
 
         Args:
             metrics: The metrics; None for a value that is lost.
             kind: The kind of event, which feeds these series from now on.
             remembers: Whether to remember the names, for the warning about missing series.
         """
-        if self._unseen:
-            self._greet_named(metrics, kind, remembers=remembers)
-        elif remembers:
+        if remembers:
             self._remember(metrics, kind)
-        if self._families:
-            self._greet_members(metrics, kind)
+        has_named = self._may_bring(metrics)
+        if has_named:
+            self._greet_named(metrics, kind)
+        return (bool(self._families) and self._greet_members(metrics, kind)) or has_named
 
     def _remember(self, metrics: Collection[str], kind: str) -> None:
         if len(self.seen) < REMEMBERED_NAMES:
             self.seen.update(dict.fromkeys(metrics, kind))
 
-    def _greet_named(self, metrics: Mapping[str, float | None], kind: str, *, remembers: bool) -> None:
-        if remembers:
-            self._remember(metrics, kind)
+    def _may_bring(self, metrics: Mapping[str, float | None]) -> bool:
+        """Whether an event carries a metric with the name of a series that has not appeared."""
+        if not isinstance(metrics, MetricsOfTable):
+            return not self._awaited.isdisjoint(metrics)
+        if self._table_asked is not metrics.possible:
+            self._table_asked = metrics.possible
+            self._possible = self._awaited.intersection(metrics.possible)
+        return any(name in metrics for name in self._possible)
+
+    def _greet_named(self, metrics: Mapping[str, float | None], kind: str) -> None:
         count = len(self._unseen)
         for series in self._unseen:
             name = self._name_among(series.key, metrics)
@@ -240,6 +251,9 @@ class SeriesIntake:
 
     def _note_unseen(self) -> None:
         self._unseen = [series for series in self._unseen if series.bound_kind is None]
+        names = {series.key.name for series in self._unseen}
+        self._awaited = names.union(ALSO_CALLED[name] for name in names if name in ALSO_CALLED)
+        self._table_asked = None
         self.is_open = bool(self._unseen or self._families)
 
     def _bind(self, series: Series, name: str, kind: str) -> None:
@@ -251,11 +265,11 @@ class SeriesIntake:
         listener.feeds.append((name, series.values.append if series.is_plain else series.append))
         self._bind_computed()
 
-    def _greet_members(self, metrics: Mapping[str, float | None], kind: str) -> None:
+    def _greet_members(self, metrics: Mapping[str, float | None], kind: str) -> bool:
         known = self._known.setdefault(kind, set())
         names = self._newcomers(metrics) if isinstance(metrics, MetricsOfTable) else metrics
         if known.issuperset(names):
-            return
+            return False
         new = sorted(name for name in names if name not in known and metrics.get(name) is not None)
         if len(known) < _MOST_KNOWN:
             known.update(new)
@@ -264,6 +278,7 @@ class SeriesIntake:
                 if family.takes(name, kind):
                     self._join(family, name, kind)
         self._bind_computed()
+        return True
 
     def _newcomers(self, metrics: MetricsOfTable) -> Collection[str]:
         """Return the metrics of a table of events that match a pattern."""

@@ -39,6 +39,9 @@ let state = readState({
 /** Between two looks at the head of a live run, whose headline ages without an event. */
 const AGED = 30_000;
 
+/** Until a part of the page that is not complete yet is read again, in milliseconds. */
+const AGAIN = 1_000;
+
 /** Steps on each side of one that a link of the headline names. */
 const AROUND = 50;
 
@@ -361,6 +364,8 @@ async function readFragment(place) {
   }
   const part = new DOMParser().parseFromString(await answer.text(), "text/html");
   place.replaceChildren(...part.body.childNodes);
+  // A long run is replayed in parts: each answer has come further.
+  if (place.querySelector("[data-again]")) setTimeout(readFragment, AGAIN, place);
 }
 
 const readFragments = () => Promise.all([...document.querySelectorAll("[data-fragment]")].map(readFragment));
@@ -469,7 +474,11 @@ const refreshRegions = gathered(async () => {
 }, SLOW);
 
 function followLive() {
-  setInterval(() => document.visibilityState === "visible" && refreshParts("[data-region=head]"), AGED);
+  setInterval(() => {
+    if (document.visibilityState !== "visible") return;
+    refreshParts("[data-region=head]");
+    readFragments();
+  }, AGED);
   const source = new EventSource(root + runPath(run.id, "/tail"));
   let isSecond = false;
   source.addEventListener("message", (message) => {
