@@ -6,6 +6,7 @@ language, which the policy ``nano_train`` defines. Names and formulas of the tab
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -368,6 +369,7 @@ CATALOGUE: Final = (
 )
 
 
+@functools.lru_cache(maxsize=4096)  # It takes 2 ms, and the metrics of a store are few.
 def entry_of(name: str) -> CatalogueEntry | None:
     """Return the entry that a metric's name belongs to; None for a name that the catalogue does not know."""
     return next((entry for entry in CATALOGUE if entry.matches(name)), None)

@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import call
 from waiting import until
 
 from api_serving import PATIENT, served
 from steptape import Recorder, open_run
 from steptape.api.limits import Limits
+from steptape.replay.health import alarms as alarms_module
 from steptape.replay.health.health import HealthReplay, health_of
-from steptape.replay.health.health_summary import HealthSummary
-from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.replay.health.health_summary import DEFAULT_POLICY, HealthSummary
+from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy
+from steptape.store.reading.catalog import Catalog
+from steptape.store.reading.summary import KEPT_HEALTH
 
 RULES = """
 controllers:
@@ -48,6 +52,13 @@ PART = 64
 def policy() -> Policy:
     """Rules with windows, patience, a cooldown and a question about another rule's decisions."""
     return parse_policy(RULES)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of the user's cache."""
+    monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -98,6 +109,12 @@ def sealed(folder: Path) -> Recorder:
         train(rec, 1, 3 * PART)
     until(lambda: open_run(rec.folder).log_digest)
     return rec
+
+
+def listed_health(store: Path) -> str | None:
+    """Return the health of the only run of a store, as a new process lists it."""
+    (entry,) = Catalog(store).look().entries
+    return entry.health
 
 
 def alarms(found: HealthSummary, name: str) -> list[tuple[int, int | None]]:
@@ -160,11 +177,16 @@ def test_events_that_a_resume_rolled_back_are_forgotten(tmp_path: Path, policy: 
     assert alarms(found, "loss_high") == [(3, 5)]
 
 
+def kept(policy: Policy) -> HealthReplay:
+    """Return a replay whose conclusions are kept, as of another process."""
+    return HealthReplay(policy, is_cached=True)
+
+
 def test_the_alarms_of_an_ended_run_are_kept_in_the_cache(tmp_path: Path, policy: Policy) -> None:
     """Another process does not replay it again."""
     rec, looks = sealed(tmp_path / "runs"), Looks()
-    first = look(HealthReplay(policy, cache=tmp_path / "cache"), rec)
-    again = look(HealthReplay(policy, cache=tmp_path / "cache"), rec, looks)
+    first = look(kept(policy), rec)
+    again = look(kept(policy), rec, looks)
 
     assert again == first == health_of(open_run(rec.folder), policy)
     assert looks.count == 0
@@ -174,20 +196,62 @@ def test_another_rule_file_has_its_own_alarms(tmp_path: Path, policy: Policy) ->
     """What is kept is about one run and one rule file."""
     other = parse_policy(RULES.replace("loss > 10", "loss > 30"))
     rec = sealed(tmp_path / "runs")
-    look(HealthReplay(policy, cache=tmp_path / "cache"), rec)
+    look(kept(policy), rec)
 
-    assert look(HealthReplay(other, cache=tmp_path / "cache"), rec) == health_of(open_run(rec.folder), other)
+    assert look(kept(other), rec) == health_of(open_run(rec.folder), other)
 
 
-def test_kept_alarms_that_cannot_be_read_are_replayed(tmp_path: Path, policy: Policy) -> None:
+@pytest.mark.parametrize("number", ["_FORMAT", "SEMANTICS_VERSION"])
+def test_alarms_that_another_version_kept_are_replayed(
+    tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    """Of another format, or under another meaning of the rules."""
+    rec, looks = sealed(tmp_path / "runs"), Looks()
+    look(kept(policy), rec)
+    monkeypatch.setattr(alarms_module, number, 99)
+    look(kept(policy), rec, looks)
+
+    assert looks.count > 0
+
+
+def test_kept_alarms_that_are_torn_or_foreign_are_replayed(tmp_path: Path, policy: Policy, cache: Path) -> None:
     """The cache may be damaged at any time."""
     rec = sealed(tmp_path / "runs")
-    expected = look(HealthReplay(policy, cache=tmp_path / "cache"), rec)
-    (kept,) = (tmp_path / "cache").rglob("*.json")
-    for damage in ("", "[]", '{"0": 1}', '{"0": [[[1]], true, ""]}'):
-        kept.write_text(damage)
+    expected = look(kept(policy), rec)
+    (file,) = (cache / "conclusions").iterdir()
+    whole = file.read_bytes()
+    for damage in (b"", b"{}", whole[:-1], whole[:32] + b"{}", bytes(32) + whole[32:]):
+        file.write_bytes(damage)
 
-        assert look(HealthReplay(policy, cache=tmp_path / "cache"), rec) == expected
+        assert look(kept(policy), rec) == expected
+
+
+def test_lists_show_the_health_that_was_last_judged(tmp_path: Path) -> None:
+    """A list judges nothing: the health is unknown before, and again from the next attempt on."""
+    with Recorder(tmp_path, name="run", quiet=True) as rec:
+        rec.step(loss=float("nan"))
+        before = listed_health(tmp_path)
+        call("health", "run", "--store", tmp_path, "--json")
+        rec.save("1.pt")
+    judged = listed_health(tmp_path)
+    Recorder(tmp_path, resume=(rec.run_id, 1), quiet=True).close()
+
+    assert (before, judged, listed_health(tmp_path)) == (None, "critical", None)
+
+
+@pytest.mark.parametrize("changed", [["--policy", "loss_spike"], ["--set", "norm_high=1"]])
+def test_lists_show_no_health_by_other_rules(tmp_path: Path, changed: list[str]) -> None:
+    """A column has one meaning."""
+    with Recorder(tmp_path, name="run", quiet=True) as rec:
+        rec.step(loss=1.0)
+    call("health", "run", "--store", tmp_path, *changed)
+
+    assert listed_health(tmp_path) is None
+
+
+def test_the_number_of_kept_health_is_that_of_these_rules() -> None:
+    """Whoever changes the default rules, or their meaning, counts it on: lists then forget what the old ones judged."""
+    assert (KEPT_HEALTH, load_policy(DEFAULT_POLICY).digest[:16]) == (1, "9971343c375613bd")
 
 
 def test_a_server_that_cannot_look_again_answers_with_what_it_knows_and_its_age(tmp_path: Path) -> None:

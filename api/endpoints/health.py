@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from ...replay.health.health_summary import HealthState
+from ...replay.health.health_summary import DEFAULT_POLICY, HealthState
 from ...store.events import JsonObject
 from ..access import RequestedRun, RunAccess, policy_named
 from ..models import Model
@@ -15,9 +15,6 @@ from ..workers.pool import HealthWorkers
 from ..workers.worker_requests import HealthTrial
 
 router = APIRouter()
-
-#: The policy that judges runs unless a request names another one.
-DEFAULT_POLICY: Final = "nano_train"
 
 
 class AlarmItem(Model):

@@ -8,6 +8,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from ...replay.health.health_summary import DEFAULT_POLICY
 from ...store.event_json import encoded
 from ...store.events import JsonObject
 from ...store.reading.headline import headline_of
@@ -16,7 +17,7 @@ from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import leading_metric, summarize
 from ...store.run_info import flattened
 from ..access import RequestedRun
-from ..endpoints.health import DEFAULT_POLICY, run_health
+from ..endpoints.health import run_health
 from ..middleware.gate import Scope
 from ..workers.pool import query_run
 from .layout import PageRoute, render_page, share_done

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...replay.health.health import HealthReplay
-from ...replay.health.health_summary import health_json
+from ...replay.health.health_summary import DEFAULT_POLICY, HealthSummary, health_json
 from ...rules.policy_file.policy import load_policy
 from ...store.own_process import limit_process
+from ...store.reading.snapshot import Snapshot
+from ...store.reading.summary import keep_health
 from ...store.run import Run
-from ...store.user_cache import cache_folder
 from .worker_requests import HealthTrial
 
 #: Most runs whose replays are kept; the one that nobody asked about for longest goes first. One has a few MB.
@@ -45,15 +46,20 @@ def answer(request: Mapping[str, Any], _: Callable[[int], object]) -> tuple[dict
     def is_due() -> bool:
         return time.process_time() > ends[0] or time.monotonic() > ends[1]
 
-    found = Run(Path(trial.folder)).read(lambda snapshot: replay.health(snapshot, is_due))
-    return {"answer": health_json(found)}, b""
+    def judge(snapshot: Snapshot) -> HealthSummary:
+        found = replay.health(snapshot, is_due)
+        if Path(trial.policy).stem == DEFAULT_POLICY and found.as_of_step == found.step:
+            keep_health(snapshot.folder, snapshot.info, found.state)
+        return found
+
+    return {"answer": health_json(Run(Path(trial.folder)).read(judge))}, b""
 
 
 def _replay_of(trial: HealthTrial) -> HealthReplay:
     key = (*trial, Path(trial.policy).stat().st_mtime_ns)
     if key not in _replays:
         # A policy takes 0.4 s to load: it is kept with each run.
-        _replays[key] = HealthReplay(load_policy(trial.policy), cache=cache_folder())
+        _replays[key] = HealthReplay(load_policy(trial.policy), is_cached=True)
         if len(_replays) > _MOST_RUNS:
             _replays.popitem(last=False)
     _replays.move_to_end(key)

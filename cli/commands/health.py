@@ -7,8 +7,8 @@ import shlex
 import typer
 
 from ...replay.health.health import health_of
-from ...replay.health.health_summary import HealthState, HealthSummary, health_json
-from ...store.user_cache import cache_folder
+from ...replay.health.health_summary import DEFAULT_POLICY, HealthState, HealthSummary, health_json
+from ...store.reading.summary import keep_health
 from ..lookup import run_named
 from ..options import HealthArguments
 from ..output import print_json, print_table, say
@@ -21,7 +21,9 @@ def health(asked: HealthArguments) -> None:
     """Print what is wrong with a run, one line for each group of metrics."""
     run, policy = run_named(asked.run, asked.store), policy_named(asked.policy, asked.settings)
     renames = tuple(renames_over(asked.renames, [policy], [run]).items())
-    found = health_of(run, policy, renames, plans_by_length=asked.plan is not None, cache=cache_folder())
+    found = health_of(run, policy, renames, plans_by_length=asked.plan is not None, is_cached=True)
+    if asked.policy == DEFAULT_POLICY and not (asked.settings or renames or asked.plan):
+        keep_health(run.folder, run.snapshot().info, found.state)
     if asked.as_json:
         print_json(health_json(found))
     else:

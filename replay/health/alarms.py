@@ -7,33 +7,27 @@ continues where it was when the run has grown, and the conclusions about an ende
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
 from ...rules.engine.engine import Engine
 from ...rules.errors import PolicyError
-from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.declarations import SEMANTICS_VERSION, Controller
 from ...rules.policy_file.policy import Policy
 from ...store.events import JsonObject
 from ...store.own_process import collection_paused
 from ...store.plan import Plan
+from ...store.user_cache import CachedFiles
 from ..policies.policy_text import gates_of, with_controllers
 from ..runs.event_stream import EventStream
 from ..runs.replaying import observed_in
 from .health_summary import RuleAlarm
 
 #: Part of the key of what is kept. It counts on when the same run and policy give other conclusions.
-_KEPT: Final = 1
-
-#: Most conclusions that are kept; then the older half goes. One about 30 rules has about 5 kB.
-_MOST_KEPT: Final = 4096
+_FORMAT: Final = 1
 
 #: Facts between two looks at whether an answer is due: about 5 ms.
 _LOOK_EVERY: Final = 64
@@ -181,40 +175,32 @@ def _probes(index: int, controller: Controller) -> Iterator[JsonObject]:
 
 # --- kept conclusions ------------------------------------------------------------------------------------------------
 
+#: One about 30 rules has about 5 kB.
+_KEPT: Final = CachedFiles("conclusions", most=4096)
 
-class KeptConclusions:
-    """The conclusions about one ended run, in the user's cache.
+
+def kept_conclusions(about: Sequence[object]) -> dict[int, Conclusion] | None:
+    """Return what is kept about an ended run; None if nothing is.
 
     Args:
-        folder: The user's cache.
-        about: What they are a function of, as JSON: the log's digest, the policy, and how it is read.
+        about: What the conclusions are a function of, as JSON: the log's digest, the policy, and how it is read.
     """
+    body = _KEPT.read(_key(about))
+    if body is None:
+        return None
+    return {
+        int(index): Conclusion(tuple(RuleAlarm(*alarm) for alarm in alarms), is_evaluable, error)
+        for index, (alarms, is_evaluable, error) in json.loads(body).items()
+    }
 
-    def __init__(self, folder: Path, *about: object) -> None:
-        key = json.dumps([_KEPT, *about], sort_keys=True)
-        self._path = folder / "health" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
-    def read(self) -> dict[int, Conclusion] | None:
-        """Return what is kept; None if nothing is, or what cannot be read."""
-        try:
-            found: dict[str, Any] = json.loads(self._path.read_bytes())
-            return {
-                int(index): Conclusion(tuple(RuleAlarm(*alarm) for alarm in alarms), is_evaluable, error)
-                for index, (alarms, is_evaluable, error) in found.items()
-            }
-        except (OSError, ValueError, TypeError, AttributeError):
-            return None
+def keep_conclusions(about: Sequence[object], conclusions: Mapping[int, Conclusion]) -> None:
+    """Keep conclusions, unless the cache cannot be written."""
+    _KEPT.write(_key(about), json.dumps({index: _to_json(one) for index, one in conclusions.items()}).encode())
 
-    def write(self, conclusions: Mapping[int, Conclusion]) -> None:
-        """Keep conclusions. A cache that cannot be written keeps nothing: they are then replayed again."""
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            held = sorted(self._path.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for path in held[: len(held) // 2] if len(held) >= _MOST_KEPT else ():
-                path.unlink(missing_ok=True)
-            part = self._path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps({index: _to_json(one) for index, one in conclusions.items()}))
-            part.replace(self._path)
+
+def _key(about: Sequence[object]) -> str:
+    return json.dumps([_FORMAT, SEMANTICS_VERSION, *about], sort_keys=True)
 
 
 def _to_json(one: Conclusion) -> list[object]:

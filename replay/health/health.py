@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -27,7 +26,7 @@ from ...store.run import Run
 from ..runs.event_stream import EventStream, check_recorded, newest_plan, plan_of
 from ..runs.metric_names import Renames, nearest_metric
 from ..runs.replaying import stream_for
-from .alarms import AlarmReplay, Conclusion, KeptConclusions
+from .alarms import AlarmReplay, Conclusion, keep_conclusions, kept_conclusions
 from .health_summary import (
     EVERY_METRIC,
     GroupHealth,
@@ -64,7 +63,7 @@ def health_of(
     renames: Renames = (),
     *,
     plans_by_length: bool = False,
-    cache: Path | None = None,
+    is_cached: bool = False,
 ) -> HealthSummary:
     """Return the health of a run under a policy.
 
@@ -73,27 +72,27 @@ def health_of(
         policy: The policy.
         renames: Metrics to rename as the policy calls them.
         plans_by_length: Whether a completed run without a plan counts as planned for its length.
-        cache: The user's cache, which keeps the alarms of ended runs, so that they are replayed once; None without one.
+        is_cached: Whether the user's cache keeps the alarms of ended runs, so that they are replayed once.
 
     Raises:
         TelemetryError: The run did not record a metric that is to be renamed.
     """
     check_recorded([run], renames)
-    return run.read(HealthReplay(policy, renames, plans_by_length=plans_by_length, cache=cache).health)
+    return run.read(HealthReplay(policy, renames, plans_by_length=plans_by_length, is_cached=is_cached).health)
 
 
 class HealthReplay:
     """The health of one run under a policy, each time that it is asked for; only new events are replayed.
 
     Args:
-        policy, renames, plans_by_length, cache: As for ``health_of``.
+        policy, renames, plans_by_length, is_cached: As for ``health_of``.
     """
 
     def __init__(
-        self, policy: Policy, renames: Renames = (), *, plans_by_length: bool = False, cache: Path | None = None
+        self, policy: Policy, renames: Renames = (), *, plans_by_length: bool = False, is_cached: bool = False
     ) -> None:
         self._policy, self._renames, self._plans_by_length = policy, renames, plans_by_length
-        self._cache = cache if policy.is_self_contained else None
+        self._is_cached = is_cached and policy.is_self_contained
         self._about: object = None
         self._replay: AlarmReplay | None = None
 
@@ -109,9 +108,8 @@ class HealthReplay:
         metrics = MissingMetrics(stream, newest_plan(declared, stream).constants)
         missing = [metrics.of(controller) for controller in policy.controllers]
         evaluable = [index for index, lacked in enumerate(missing) if not lacked]
-        kept, found, done = self._kept(snapshot), None, len(stream)
-        if kept is not None:
-            found = kept.read()
+        kept_under, done = self._kept_under(snapshot), len(stream)
+        found = kept_conclusions(kept_under) if kept_under else None
         if found is None:
             replay = self._continued(snapshot, stream, evaluable, declared)
             self._replay = None  # One that an error interrupts does not continue.
@@ -119,8 +117,8 @@ class HealthReplay:
             replay.follow(stream, (lambda: False) if stream.gathered else is_due)
             found, done = replay.conclusions(), replay.done
             self._replay = None if stream.gathered else replay
-            if kept is not None and done == len(stream):
-                kept.write(found)
+            if kept_under and done == len(stream):
+                keep_conclusions(kept_under, found)
         rules = [
             _rule(policy, controller, missing[index], found.get(index, Conclusion()), metrics.values_of(controller))
             for index, controller in enumerate(policy.controllers)
@@ -141,14 +139,14 @@ class HealthReplay:
             diagnoses=by_state(rule for rule in rules if rule.controller.startswith(DIAGNOSIS)),
         )
 
-    def _kept(self, snapshot: Snapshot) -> KeptConclusions | None:
-        """Return where the conclusions about an ended run are kept; None while it may grow."""
-        digest = "" if self._cache is None or snapshot.is_live else snapshot.log_digest
-        if self._cache is None or not digest:
-            return None
+    def _kept_under(self, snapshot: Snapshot) -> Sequence[object]:
+        """Return what the conclusions about an ended run are a function of; empty while it may grow."""
+        digest = snapshot.log_digest if self._is_cached and not snapshot.is_live else ""
+        if not digest:
+            return ()
         policy, info = self._policy, snapshot.info
         read = (self._renames, self._plans_by_length, repr((info.attempts, info.source)))
-        return KeptConclusions(self._cache, digest, policy.source, policy.text, dict(policy.params), *read)
+        return digest, policy.source, policy.text, dict(policy.params), *read
 
     def _continued(self, snapshot: Snapshot, stream: EventStream, evaluable: Sequence[int], plan: Plan) -> AlarmReplay:
         """Return the replay so far. It begins anew where the run has got a metric that rules read, or an attempt."""
@@ -250,8 +248,14 @@ class MissingMetrics:
             rows, values = self._stream.numbers(name)
             odd = ~np.isfinite(values)
             edges = np.flatnonzero(np.diff(np.concatenate(([False], odd, [False])).astype(np.int8)))
-            steps = [*self._stream.steps[rows].tolist(), None]
-            yield name, [(steps[a], steps[b], float(values[a])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+            steps = self._stream.steps[rows]
+            yield (
+                name,
+                [
+                    (int(steps[first]), int(steps[end]) if end < len(steps) else None, float(values[first]))
+                    for first, end in zip(edges[::2], edges[1::2], strict=True)
+                ],
+            )
 
     def _called(self, name: str) -> list[str]:
         """Return the recorded metrics that a name or a pattern reads."""

@@ -20,6 +20,9 @@ from ...store.events import JsonObject
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Scalar
 
+#: The policy that judges if none is named.
+DEFAULT_POLICY: Final = "nano_train"
+
 #: The group of the rule that looks at every recorded metric.
 EVERY_METRIC: Final = "every metric"
 

@@ -5,8 +5,6 @@ The summary begins as the sealer, or an earlier process of this user, has kept i
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import threading
 from pathlib import Path
@@ -16,9 +14,9 @@ from ..columns import read_columns
 from ..journal.segment_reading import SegmentTail
 from ..objects.mirror_access import fetch
 from ..parquet.event_summary import EventSummary, KeptSummary, Metrics, RuleFirings, kept_summary
-from ..run_folder import JournalFile, Listing, replace_file
+from ..run_folder import JournalFile, Listing
 from ..run_info import RunInfo
-from ..user_cache import cache_folder
+from ..user_cache import CachedFiles
 
 #: Bytes of new events that one scan of a store reads: half a second of work.
 READ_AT_MOST: Final = 64 << 20
@@ -32,8 +30,7 @@ _LAYOUT_BYTES: Final = 4096
 #: How much faster bytes are read than the events in them are added.
 _SKIPPED: Final = 8
 
-#: Summaries kept in the user's cache; the least recently written ones are deleted first.
-_MOST_KEPT: Final = 1000
+_KEPT: Final = CachedFiles("summaries", most=1000)
 
 
 class Allowance:
@@ -97,7 +94,7 @@ class FollowedRun:
             is_late = not events.has(listing) or any(tail.has_more for tail in self._tails.values())
             is_late = is_late or not listed <= self._tails.keys()
             if is_late or not (listed or kept_summary(self._folder, info)):
-                _keep_in_cache(self._folder, events)
+                _KEPT.write(os.path.abspath(self._folder), events.to_lines(has_ended=False))
             return Followed(events, is_late)
 
     @property
@@ -154,30 +151,7 @@ class FollowedRun:
                 return cost
 
 
-def _place_of(folder: Path) -> Path | None:
-    cache = cache_folder()
-    if cache is None:
-        return None
-    return cache / "summaries" / hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:32]
-
-
 def _cached(folder: Path, info: RunInfo) -> EventSummary | None:
     """Return what an earlier process of this user has kept; None if it is of other recordings, or there is nothing."""
-    place = _place_of(folder)
-    try:
-        return None if place is None else EventSummary.from_lines(place.read_bytes(), info)
-    except OSError:
-        return None
-
-
-def _keep_in_cache(folder: Path, events: EventSummary) -> None:
-    """Keep a summary for the next process, unless the cache cannot be written."""
-    place = _place_of(folder)
-    if place is None:
-        return
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(place, events.to_lines(has_ended=False), is_durable=False)
-        kept = sorted(place.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in kept[_MOST_KEPT:]:
-            path.unlink(missing_ok=True)
+    lines = _KEPT.read(os.path.abspath(folder))
+    return None if lines is None else EventSummary.from_lines(lines, info)

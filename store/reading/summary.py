@@ -37,6 +37,7 @@ from ..run_folder import (
     sealed_ends,
 )
 from ..run_info import LIVE_STATUSES, Attempt, RunInfo, flattened, run_info_of
+from ..user_cache import CachedFiles
 from .following import Allowance, FollowedRun
 from .snapshot import FolderState, Snapshot, read_snapshot, read_state, shown_status
 
@@ -403,8 +404,10 @@ class Entry:
 
     @property
     def health(self) -> str | None:
-        """The run's health as last judged; None when unknown."""
-        return None
+        """The run's health as last judged, which ``keep_health`` kept; None when unknown, as from a resume on."""
+        row = self.summary
+        state = _HEALTH.read(_health_key(self.folder, row.run_id, row.started, row.attempts))
+        return None if state is None else state.decode()
 
     @property
     def listing(self) -> Listing:
@@ -421,6 +424,23 @@ class Entry:
             columns.extend(self.metrics)
             return columns
         return Columns() if self.columns_json is None else columns_of(self.columns_json, self.folder)
+
+
+#: Part of the key of a kept state. It counts on when the default rules, or their meaning, judge otherwise.
+KEPT_HEALTH: Final = 1
+
+_HEALTH: Final = CachedFiles("health", most=10_000)
+
+
+def keep_health(folder: Path, info: RunInfo, state: str) -> None:
+    """Keep the state of a run's health, as the default rules judge it, for the entries of lists."""
+    key = _health_key(folder, info.run_id, _utc(info.attempts[0].started_ns), len(info.attempts))
+    if _HEALTH.read(key) != state.encode():
+        _HEALTH.write(key, state.encode())
+
+
+def _health_key(folder: Path, run_id: str, started: datetime | None, attempts: int) -> str:
+    return json.dumps([KEPT_HEALTH, os.path.abspath(folder), run_id, str(started), attempts])
 
 
 def finished_entry(store: Path, content: FolderContent) -> Entry | None:
