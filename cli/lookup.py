@@ -1,6 +1,6 @@
 """Resolves what command lines name: stores, runs, streams of events, ages.
 
-A run with a ``/`` in its name on the command line is a folder; any other is an id, a name or ``NAME@N`` in the store.
+A run is named by the path of its folder with a ``/`` in it, or by its id, its name or ``NAME@N`` in the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import typer
 from ..store.errors import RunNotFound, StoreNotFound, TelemetryError, counted
 from ..store.event_json import events_from_lines
 from ..store.events import Event
-from ..store.objects.mirror_access import address_of
+from ..store.objects.mirror_access import address_of, is_address
 from ..store.questions import parse
 from ..store.reading.catalog import Look, catalog_of
 from ..store.reading.diagnosis import is_run_folder
@@ -76,15 +76,15 @@ def open_store_named(text: str | None) -> Store:
 
 
 def run_named(key: str, store: str | None) -> Run:
-    """Open the run in this folder, or the run of this id or name in a store.
+    """Open the run in this folder, or else the run of this id or name in a store.
 
     Several runs with that name are no error: the newest is opened, and a line on stderr says so.
 
     Raises:
         TelemetryError: There is no such run. The error suggests what was meant.
     """
-    if "/" in key:
-        return _run_in(key)
+    if (found := _folder_at(key)) is not None:
+        return Run(found)
     *older, folder = _folders_named(key, store)
     if older:
         others = [f"{key}@{number}" for number in range(len(older), 0, -1)]
@@ -95,14 +95,14 @@ def run_named(key: str, store: str | None) -> Run:
 
 
 def the_run_named(key: str, store: str | None) -> Run:
-    """Open the run in this folder, or the only run of this id or name in a store.
+    """Open the run in this folder, or else the only run of this id or name in a store.
 
     Raises:
         TelemetryError: There is no such run, or several have that name. ``NAME@N`` is refused as well: the numbers
             change when a run is deleted.
     """
-    if "/" in key:
-        return _run_in(key)
+    if (found := _folder_at(key)) is not None:
+        return Run(found)
     folders = _folders_named(key, store)
     run = Run(folders[-1])
     if len(folders) == 1 and key in (folders[0].name, run.run_id, run.snapshot().shown.name):
@@ -113,14 +113,12 @@ def the_run_named(key: str, store: str | None) -> Run:
     raise RunNotFound(what, where=address_of(folders[0].parent), got=key, fix=f"Name an id: {ids}{more}")
 
 
-def _run_in(text: str) -> Run:
-    folder = local_folder(text)
-    if not folder.exists():
-        fix = "A name with a '/' is a folder; other runs are named by id. 'steptape runs' lists the ids"
-        raise RunNotFound("no such run folder", where=text, fix=fix)
-    if _is_store(folder):
-        raise RunNotFound("this is a store, not a run", where=text, fix=f"Write --store {text}, and a run's id or name")
-    return Run(folder)
+def _folder_at(key: str) -> Path | None:
+    """Return the run's folder that a key with a ``/`` is the path of; None where no run is there."""
+    if "/" not in key:
+        return None
+    folder = local_folder(key)
+    return folder if is_address(key) or is_run_folder(folder) else None
 
 
 def _is_store(path: Path) -> bool:
@@ -134,19 +132,21 @@ def _folders_named(key: str, store: str | None) -> list[Path]:
         opened = open_store_named(store)
         return opened.folders_named(key)
     except (RunNotFound, StoreNotFound) as error:
-        fix = _fix_of_path(Path(key)) or ("" if opened is None else _fix_of_name(key, opened))
-        if not fix:
-            raise
-        raise RunNotFound(error.what, where=error.where, got=key, fix=fix) from None
+        fix = _fix_of_path(key) or (error.fix if opened is None else _fix_of_name(key, opened))
+        what = f"no such run folder, and {error.what}" if "/" in key else error.what
+        raise RunNotFound(what, where=error.where, got=key, fix=fix or error.fix) from None
 
 
-def _fix_of_path(path: Path) -> str:
-    """Say how to name an existing file or folder that was named without a separator; empty if there is none."""
+def _fix_of_path(key: str) -> str:
+    """Say how to name an existing file or folder as one, or what it holds; empty if there is none."""
+    path = local_folder(key)
     if not path.exists():
         return ""
     if _is_store(path):
-        return f"This is a store: write --store {path}, and a run's id or name"
-    return f"To name the {'folder' if path.is_dir() else 'file'}, write ./{path}"
+        return f"This is a store: write --store {key}, and a run's id or name"
+    if "/" in key:
+        return f"{key} holds no run"
+    return f"To name the {'folder' if path.is_dir() else 'file'}, write ./{key}"
 
 
 def _fix_of_name(key: str, store: Store) -> str:
@@ -208,7 +208,8 @@ def admitted(runs: list[Run], where: str) -> list[Run]:
 def events_named(source: str, store: str | None) -> Run | list[Event]:
     """Open the events to replay: standard input (``-``), a file of JSON lines, or a run."""
     is_stdin = source == "-"
-    if is_stdin or (("/" in source or source.endswith(".jsonl")) and not Path(source).is_dir()):
+    is_file = source.endswith(".jsonl") or ("/" in source and os.path.exists(source))
+    if is_stdin or (is_file and not os.path.isdir(source)):
         where = "<stdin>" if is_stdin else source
         with _readable(sys.stdin.fileno() if is_stdin else source, where) as lines:
             return list(events_from_lines(lines, source=where))

@@ -35,7 +35,7 @@ StoreOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Its id, name or NAME@N in the store; with a '/', its path.")
+    str, typer.Argument(metavar="RUN", help="Its id, name or NAME@N in the store, or its path with a '/'.")
 ]
 OneRunArgument = Annotated[
     str | None,

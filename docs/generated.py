@@ -38,7 +38,7 @@ _CLI_HEAD: Final = """# Command line
 | --- | --- |
 | `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs, or `s3://BUCKET/PREFIX`. |
 | `--store STORE` | The store to read; by default the one that `STEPTAPE_STORE` names, else the folder `runs`. |
-| `RUN` | A run's id, its name or `NAME@N` in the store; with a `/` in it, the path of a run's folder. |
+| `RUN` | The path of a run's folder, with a `/` in it; else a run's id, its name or `NAME@N` in the store. |
 | `POLICY` | A [policy](../reference/GLOSSARY.md#policy) file, or the name of a shipped policy. |
 | `--json` | Print JSON instead of text. |
 | `--help` | Show the command's help, which is the text below. |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +29,62 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_folder_that_is_not_there_is_said_to_be_none() -> None:
-    """A run's name may hold a separator; its id does not."""
-    with pytest.raises(TelemetryError, match=r"lr/0\.1: no such run folder") as caught:
+def test_a_folder_that_is_not_there_is_said_to_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a store, no name is known either."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TelemetryError, match=r"runs: no such run folder, and no such store; got 'lr/0\.1'") as caught:
         run_named("lr/0.1", None)
 
-    fix = "A name with a '/' is a folder; other runs are named by id. 'steptape runs' lists the ids"
-    assert caught.value.fix == fix
+    assert caught.value.fix == "Name one with --store or STEPTAPE_STORE; 'steptape import' makes one"
+
+
+@pytest.fixture
+def imported(tmp_path: Path, store_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of a run named as its log's folder, and that folder, in the working directory."""
+    (tmp_path / "tb" / "lr-0.1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return store_folder("run-1", root=tmp_path / "runs", name="tb/lr-0.1")
+
+
+@pytest.mark.parametrize(
+    "command", ["show", "tail", "export", "verify", "seal", "doctor", "note --text x", "replay overfitting"]
+)
+def test_each_command_takes_a_name_with_a_separator(imported: Path, command: str) -> None:
+    """A folder of that name that holds no run does not hide the run."""
+    name, *options = command.split()
+    key = [*options, "tb/lr-0.1"] if name == "replay" else ["tb/lr-0.1", *options]
+    found = CliRunner().invoke(app, [name, *key])
+
+    assert not isinstance(found.exception, TelemetryError), imported
+
+
+@pytest.mark.parametrize("named", [run_named, the_run_named])
+def test_a_folder_that_holds_a_run_goes_before_a_run_of_that_name(
+    imported: Path, store_folder: Callable[..., Path], named: Callable[[str, str | None], Run]
+) -> None:
+    """What is typed may be completed by the shell."""
+    root = imported.parents[1]
+    shutil.rmtree(root / "tb" / "lr-0.1")
+    store_folder("lr-0.1", root=root / "tb", name="other")
+
+    assert named("tb/lr-0.1", None).info.name == "other"
+    assert named("run-1", None).info.name == "tb/lr-0.1"
+
+
+def test_a_name_with_a_separator_that_is_none_may_be_another_one(imported: Path) -> None:
+    """What the error suggests is taken."""
+    with pytest.raises(TelemetryError, match="no such run folder, and no run has this id or name") as caught:
+        the_run_named("tb/lr-0.01", None)
+
+    assert caught.value.fix.startswith("Did you mean 'tb/lr-0.1'? ")
+    assert the_run_named("tb/lr-0.1", None).folder.resolve() == imported.resolve()
+
+
+def test_a_folder_without_a_run_is_said_to_hold_none(imported: Path) -> None:
+    """No run has its name."""
+    (imported.parents[1] / "tb" / "empty").mkdir()
+    with pytest.raises(TelemetryError, match=r"got 'tb/empty'\. tb/empty holds no run"):
+        run_named("tb/empty", None)
 
 
 def test_a_run_that_there_is_not_may_be_another_one(store: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_store_in_place_of_a_run_is_said_to_be_one(folder: Path, command: tupl
 
     assert {(result.returncode, result.stdout) for result in (named, by_path)} == {(2, "")}
     assert "got 'runs'. This is a store: write --store runs, and a run's id or name" in named.stderr
-    assert "./runs: this is a store, not a run. Write --store ./runs, and a run's id or name" in by_path.stderr
+    assert "got './runs'. This is a store: write --store ./runs, and a run's id or name" in by_path.stderr
 
 
 def test_a_store_that_is_not_there_is_said_to_be_none(folder: Path) -> None:
