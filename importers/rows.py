@@ -56,6 +56,9 @@ _RESULT: Final = re.compile(
     r"|^metrics/(?:precision|recall|mAP|accuracy_top)"
 )
 
+#: A measure and where it was taken: ``Accuracy on the test set``.
+_ON_HELD_OUT: Final = re.compile(r"\bon (?:the )?(\w+)[ _-]?(?:set|split|data)\b", re.IGNORECASE)
+
 #: An event's kind, and the names of the row's metrics that it carries.
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -69,10 +72,14 @@ def is_evaluation(name: str) -> bool:
 
     >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
     [True, True, True, True, True, True]
+    >>> is_evaluation("Accuracy on Test-Set"), is_evaluation("loss on train set")
+    (True, False)
     >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity", "dev0/mem", "test1/AUC")]
     [False, False, False, False, True]
 
     """
+    if (match := _ON_HELD_OUT.search(name)) is not None and _is_held_out(match[1].casefold()):
+        return True
     parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
     found = [words for words in parts if words and _is_held_out(words[0])]
     if found and parts[0][:1] in (["train"], ["training"]):

@@ -105,6 +105,11 @@ def test_source_code_before_a_log_is_no_part_of_it(imported: Import) -> None:
         "s=1024; v=50257",
         "[INFO|trainer.py:1148] 2024-01-02 10:00:00,285 >>   Gradient Accumulation steps = 1",
         "[INFO|trainer.py:1148] 2024-01-02 10:00:00,285 >>   Num Epochs = 3",
+        "Changing LR from 0.25 to 0.125",
+        "MODEL:\n  MASK: True\n  DEVICE: cuda\n  IOU_THRESHOLD: 0.5\nSOLVER:\n  BASE_LR: 0.0025\nTEST:\n  SCORE: 0.5",
+        "arch: resnet50\nbase_lr: 0.5\ndist_url: tcp://host:23456\nepochs: 400\nfinal_lr: 0.25",
+        "[12/25 14:22:26] net : \n[12/25 14:22:26]   name : x\n[12/25 14:22:26]   on : y\n[12/25 14:22:26]   lr : 0.5",
+        "[ 0/78]  eta: 0:00:10  time: 1.5  data: 0.5  max mem: 862\n[78/78]  eta: 0:00:00  time: 0.5  data: 0.5",
     ],
 )
 def test_commands_and_settings_in_a_log_are_no_values(imported: Import, line: str) -> None:
@@ -112,6 +117,24 @@ def test_commands_and_settings_in_a_log_are_no_values(imported: Import, line: st
     _, events = imported(f"{line}\nstep 7 loss 2.5\n{line}\nstep 8 loss 2.4\n")
 
     assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
+
+
+def test_results_among_texts_are_no_settings(imported: Import) -> None:
+    """A script may list its results as others do their settings."""
+    _, events = imported("".join(f"Epoch {n}\nmodel: resnet\ndevice: cuda\nval_loss: 0.5\nacc: 0.25\n" for n in (1, 2)))
+
+    assert events == [
+        (kind, epoch, metrics)
+        for epoch in (1, 2)
+        for kind, metrics in (("evaluate", {"val_loss": 0.5}), ("step_end", {"acc": 0.25}))
+    ]
+
+
+def test_lines_that_begin_as_settings_do_are_none(imported: Import) -> None:
+    """Many tools begin a line with ``Epoch:`` and a bracket."""
+    _, events = imported("".join(f"Epoch: [0][{n}/9]\tTime 0.5 (0.5)\tLoss 2.5 (2.5)\n" for n in range(1, 9)))
+
+    assert events == [("step_end", step, {"Time": 0.5, "Loss": 2.5}) for step in range(1, 9)]
 
 
 def test_a_clock_before_a_line_is_the_clock_of_the_run(imported: Import, tmp_path: Path) -> None:

@@ -458,6 +458,58 @@ Epoch[1] Learning rate is 0.25
 Epoch[1] Evaluation metric 'epoch_loss'=5.250000
 """
 
+SWAV = """\
+INFO - 01/02/24 10:00:00 - 0:00:01 - Epoch: [0][0]\tTime 2.500 (2.500)\tData 1.500 (1.500)\tLoss 2.5000 (2.5000)\tLr: 0.0000
+INFO - 01/02/24 10:00:00 - 0:00:31 - Epoch: [0][50]\tTime 0.500 (0.750)\tData 0.000 (0.031)\tLoss 2.2500 (2.5000)\tLr: 0.0625
+INFO - 01/02/24 10:00:00 - 0:01:01 - ============ Starting epoch 1 ... ============
+INFO - 01/02/24 10:00:00 - 0:01:03 - Epoch: [1][0]\tTime 2.500 (2.500)\tData 1.500 (1.500)\tLoss 2.2500 (2.2500)\tLr: 0.1250
+INFO - 01/02/24 10:00:00 - 0:01:33 - Epoch: [1][50]\tTime 0.500 (0.750)\tData 0.000 (0.031)\tLoss 2.0000 (2.1250)\tLr: 0.2500
+"""  # noqa: E501
+PADDLE = """\
+Epoch 1/2
+step 10/20 - loss: 0.5000 - acc: 0.2500 - 3s/step
+step 20/20 - loss: 0.2500 - acc: 0.5000 - 3s/step
+save checkpoint at /data/save/0
+Eval begin...
+step 5/10 - loss: 0.7500 - acc: 0.1250 - 3s/step
+step 10/10 - loss: 0.6250 - acc: 0.3750 - 3s/step
+Eval samples: 11219
+Epoch 2/2
+step 10/20 - loss: 0.1250 - acc: 0.7500 - 3s/step
+"""
+PADDLE_VIDEO = """\
+[12/25 14:22:26]     batch_size : 64
+epoch:[  1/25 ] train step:0    loss: 5.00000 lr: 0.250000 top1: 0.12500
+epoch:[  1/25 ] train step:100  loss: 3.50000 lr: 0.250000 top1: 0.25000
+END epoch:1   train loss_avg: 4.00000  top1_avg: 0.18750
+epoch:[  1/25 ] val step:0    loss: 3.25000 top1: 0.12500
+END epoch:1   val loss_avg: 3.75000 top1_avg: 0.37500
+epoch:[  2/25 ] train step:0    loss: 3.00000 lr: 0.250000 top1: 0.50000
+"""
+GLUON_CV = """\
+Epoch[0] Batch [49]\tSpeed: 2489.500000 samples/sec\taccuracy=0.125000\tlr=0.250000
+[Epoch 0] training: accuracy=0.250000
+[Epoch 0] speed: 4028 samples/sec\ttime cost: 325.500000
+[Epoch 0] validation: top1=0.500000 top5=0.750000
+Epoch[1] Batch [49]\tSpeed: 2489.500000 samples/sec\taccuracy=0.375000\tlr=0.250000
+"""
+DEEP_LEARNING_TUTORIAL = """\
+Global Step:     10, accuracy:  12.5%, loss = 2.50 (615.3 examples/sec, 0.21 sec/batch)
+Accuracy on Test-Set: 25.00% (2500 / 10000)
+Global Step:     20, accuracy:  37.5%, loss = 2.25 (615.3 examples/sec, 0.21 sec/batch)
+Accuracy on the validation set: 0.375
+"""
+GAUSSIANS = """\
+Training progress:  50%|#####     | 10/20 [00:01<00:01,  9.50it/s, Loss=0.2500000]
+Training progress: 100%|##########| 20/20 [00:02<00:00,  9.50it/s, Loss=0.1250000]
+
+[ITER 10] Evaluating train: L1 0.0625 PSNR 24.5 [12/01 08:55:00]
+
+[ITER 10] Evaluating test: L1 0.125 PSNR 22.5 [12/01 08:55:00]
+
+[ITER 10] Saving Gaussians [12/01 08:55:00]
+"""
+
 FORMS: dict[str, tuple[str, list[Told]]] = {
     "nanoGPT": (
         NANOGPT,
@@ -1041,6 +1093,61 @@ FORMS: dict[str, tuple[str, list[Told]]] = {
         [
             ("step_end", 0, {"Learning rate is": 0.25, "epoch_loss": 5.5}),
             ("step_end", 1, {"Learning rate is": 0.25, "epoch_loss": 5.25}),
+        ],
+    ),
+    "SwAV": (
+        SWAV,
+        [
+            ("step_end", 0, {"Time": 2.5, "Data": 1.5, "Loss": 2.5, "Lr": 0}),
+            ("step_end", 50, {"Time": 0.5, "Data": 0, "Loss": 2.25, "Lr": 0.0625}),
+            ("step_end", 51, {"Time": 2.5, "Data": 1.5, "Loss": 2.25, "Lr": 0.125}),
+            ("step_end", 101, {"Time": 0.5, "Data": 0, "Loss": 2.0, "Lr": 0.25}),
+        ],
+    ),
+    "Paddle": (
+        PADDLE,
+        [
+            ("step_end", 10, {"loss": 0.5, "acc": 0.25}),
+            ("step_end", 20, {"loss": 0.25, "acc": 0.5}),
+            ("evaluate", 20, {"eval/loss": 0.625, "eval/acc": 0.375}),
+            ("step_end", 30, {"loss": 0.125, "acc": 0.75}),
+        ],
+    ),
+    "PaddleVideo": (
+        PADDLE_VIDEO,
+        [
+            ("step_end", 0, {"loss": 5.0, "lr": 0.25, "top1": 0.125, "epoch": 1}),
+            ("step_end", 100, {"loss": 3.5, "lr": 0.25, "top1": 0.25, "epoch": 1}),
+            ("log", 100, {"train loss_avg": 4.0, "top1_avg": 0.1875}),
+            ("evaluate", 100, {"val loss_avg": 3.75, "val/top1_avg": 0.375}),
+            ("step_end", 101, {"loss": 3.0, "lr": 0.25, "top1": 0.5, "epoch": 2}),
+        ],
+    ),
+    "GluonCV": (
+        GLUON_CV,
+        [
+            ("step_end", 49, {"Speed": 2489.5, "accuracy": 0.125, "lr": 0.25, "epoch": 0}),
+            ("log", 49, {"train/accuracy": 0.25, "speed": 4028, "time cost": 325.5}),
+            ("evaluate", 49, {"validation/top1": 0.5, "validation/top5": 0.75}),
+            ("step_end", 98, {"Speed": 2489.5, "accuracy": 0.375, "lr": 0.25, "epoch": 1}),
+        ],
+    ),
+    "a tutorial of TensorFlow": (
+        DEEP_LEARNING_TUTORIAL,
+        [
+            ("step_end", 10, {"accuracy": 12.5, "loss": 2.5}),
+            ("evaluate", 10, {"Accuracy on Test-Set": 25.0}),
+            ("step_end", 20, {"accuracy": 37.5, "loss": 2.25}),
+            ("evaluate", 20, {"Accuracy on the validation set": 0.375}),
+        ],
+    ),
+    "Gaussian Splatting": (
+        GAUSSIANS,
+        [
+            ("step_end", 10, {"Loss": 0.25}),
+            ("step_end", 20, {"Loss": 0.125}),
+            ("step_end", 10, {"train/L1": 0.0625, "train/PSNR": 24.5}),
+            ("evaluate", 10, {"test/L1": 0.125, "test/PSNR": 22.5}),
         ],
     ),
 }

@@ -87,7 +87,7 @@ _LONGEST_NAME: Final = 120
 _MOST_WORDS: Final = 7
 _MOST_BLANK_WORDS: Final = 3
 _MARK: Final = re.compile(r"(?:^|[|,;:()\[\]{}>*]|\s-|\s\s|\t|\d:\d\d)\s*\Z")
-_END_OF_VALUE: Final = re.compile(r"\s*(?:$|[,;|)\]}(*]|-\s)")
+_END_OF_VALUE: Final = re.compile(r"\s*(?:$|[,;|()\[\]}*]|-\s)")
 
 #: Short names from llm.c's logs, which others copied, with their long names.
 _LONG_NAMES: Final = {"tel": "val_loss", "trl": "train_loss"}
@@ -103,6 +103,7 @@ _PHASES: Final = {
     **dict.fromkeys(("evaluate", "evaluating"), "eval"),
     "testing": "test",
 }
+_TRAINING: Final = ("train", "training")
 #: Words that may stand before a counter; after others, such as "wait on step 1", it counts nothing.
 _BEFORE: Final = frozenset(
     (
@@ -124,10 +125,12 @@ _BEFORE: Final = frozenset(
 _MARKS_BEFORE: Final = re.compile(r"[|,;:()\[\]{}<>/]|\s--?\s|\s{2,}|\t|\b(?:info|debug|warning|error)\b")
 #: The start of a line that is the result of an evaluation: ``Validation result (greedy) at epoch``.
 _PHASE_FIRST: Final = re.compile(r"\s*([a-z]+)[^\d:=|]*\Z")
+_PHASE_NEXT: Final = re.compile(r"\s+(\w+)\s(?=\w+\s?[=:])(?!.*\btrain)", re.IGNORECASE)
 _PHASE_AFTER: Final = re.compile(r"\s*\bon (?:the )?'?(\w+)'? (?:set|subset|data)\b", re.IGNORECASE)
 _SEGMENT: Final = re.compile(
     r"(?:^|\|)\s*\[?(\w+)\]?\s*\||^\s*\[?(\w+)\]?(?: set)?\s*:\s*(?![\s\d.+-]|nan|inf|n/a)"
-    r"|\|\s*([a-z]+)(?: [a-z]+){1,3}:\s(?=[a-z]\w* ?[=:])|,\s*(\w+):\s(?=\w+\s?[=:])",
+    r"|\|\s*([a-z]+)(?: [a-z]+){1,3}:\s(?=[a-z]\w* ?[=:])|,\s*(\w+):\s(?=\w+\s?[=:])"
+    r"|\]\s*(?:[a-z]+\s)?(\w+):\s(?=\w+[\s=:])",
     re.IGNORECASE,
 )
 
@@ -432,21 +435,35 @@ def _without_counters(text: str) -> tuple[dict[int, Counter], str, str]:
             before = _PAIRS_BEFORE.fullmatch(text, 0, name.start())
             kept.append(f"{_phase_before(text[: name.start()]) if before is None else before[1]}|")
         else:
-            kept.append(text[end : name.start()])
+            # "epoch: [1/25] val step: 0" counts the batches of the evaluation. The word is part of the counter.
+            word = words[-1] if words and rank != EPOCH_RANK and words[-1] in (*_PHASES, *_TRAINING) else ""
+            between = text[end : name.start()].rstrip()
+            kept.append(between[: len(between) - len(word)])
+            if word in _PHASES:
+                phase, counter = phase or _PHASES[word], counter._replace(counts_evaluation=True)
         counters[rank] = counter
         kept.append(" | ")
         end = match.end()
-    if not counters and (match := _ROUND.match(text)):
+    if not counters:
+        return _without_bare_counters(text)
+    if (after := _PHASE_AFTER.match(text, end)) and after[1].casefold() in _PHASES:
+        phase, end = _PHASES[after[1].casefold()], after.end()
+    elif not phase and (after := _PHASE_NEXT.match(text, end)):
+        phase = _PHASES.get(after[1].casefold(), "")
+    return counters, phase, "".join(kept) + text[end:]
+
+
+def _without_bare_counters(text: str) -> tuple[dict[int, Counter], str, str]:
+    """Return counters that have no name, and the rest of the line, as ``_without_counters`` does."""
+    if match := _ROUND.match(text):
         return {2: Counter(2, int(match[1] or match[2]))}, "", _BEST_SO_FAR.sub("", text[match.end() :])
-    if not counters and (match := _EPOCH_AND_BATCH.match(text)):
+    if match := _EPOCH_AND_BATCH.match(text):
         return {5: Counter(5, int(match[1])), 4: Counter(4, int(match[2]))}, "", f"|{text[match.end() :].lstrip(': ')}"
-    if not counters and (match := _BATCHES.search(text)):
+    if match := _BATCHES.search(text):
         is_test = match["phase"] is not None
         batches = Counter(4, int(match[2]), int(match[3]), counts_evaluation=is_test)
         return {4: batches}, "test" if is_test else "", f"{text[: match.start()]} | {text[match.end() :]}"
-    if counters and (after := _PHASE_AFTER.match(text, end)) and after[1].casefold() in _PHASES:
-        phase, end = _PHASES[after[1].casefold()], after.end()
-    return counters, phase, "".join(kept) + text[end:]
+    return {}, "", text
 
 
 def _phase_of_counter(words: Sequence[str], before: str, match: re.Match[str]) -> str:
@@ -489,8 +506,8 @@ def _segment_phase(text: str) -> str:
     """Return the phase that a part of a line names: ``train |`` (fairseq), ``Test set:``, ``Dev score: BLEU = 0.2``."""
     for match in _SEGMENT.finditer(text):
         word = str(next(filter(None, match.groups()))).casefold()
-        if word in _PHASES or word == "train":
-            return _PHASES.get(word, word)
+        if word in _PHASES or word in _TRAINING:
+            return _PHASES.get(word, "train")
     return "val" if text.lstrip().startswith("* ") else ""
 
 

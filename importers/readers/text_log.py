@@ -27,7 +27,7 @@ from ..encodings.log_line import (
 )
 from ..encodings.numbers import INT64_MAX, number, step_of
 from ..encodings.printed_table import PrintedTable
-from ..rows import Life, Lives, Row, is_evaluation, joined, runs_of
+from ..rows import PLACE_NAMES, Life, Lives, Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
     DecimalCommas,
@@ -68,7 +68,26 @@ _VALUE_OF_BLOCK: Final = re.compile(
 )
 
 #: Names of what earlier lines measured.
-_STALE: Final = re.compile(r"\b(?:best|min|max|target|patience|final step)\b", re.IGNORECASE)
+_STALE: Final = re.compile(r"\b(?:best|min|max|target|patience|final step|from)\b", re.IGNORECASE)
+
+#: A setting: a name with one value, a heading, or an item of a list; a setting whose value is text.
+_VALUE_OF_SETTING: Final = r"(?:'[^']*'|\"[^\"]*\"|\[[^\[\]]*\]|\([^()]*\)|\S+)"
+_SETTING: Final = re.compile(rf"\s*(?:-\s+{_VALUE_OF_SETTING}|\#.*|[\w.-]+\s?:(?:\s+{_VALUE_OF_SETTING})?)\s*$")
+_LISTED: Final = re.compile(rf"(?:[\w.-]\s?:\s*|[:-]\s+){_VALUE_OF_SETTING}?\s*$")
+_SETTING_OF_TEXT: Final = re.compile(r"\s*[\w.-]+\s?:\s+(?!(?:nan|inf)\b)(?:[A-Za-z/]|['\"(\[])", re.IGNORECASE)
+#: A result or a position, which no setting is called.
+_RESULT: Final = re.compile(
+    r"\s*(?:\w*_)?(?:loss|acc|accuracy|reward|return|ppl|perplexity|f1|auc|epoch|step|iter|iteration|update)\s?:\s+"
+    r"(?:[-+]?[\d.]|nan|inf|\[)",
+    re.IGNORECASE,
+)
+#: A listing of settings has so many lines at least, so many of them with text. A longer one is no listing.
+_FEWEST_SETTINGS: Final = 4
+_FEWEST_TEXTS: Final = 2
+_MOST_SETTINGS: Final = 10_000
+
+#: What a row of bare batches, ``[10/78]``, holds besides results.
+_DURATIONS: Final = PLACE_NAMES | {"data", "max mem"}
 
 
 #: A loss that Hugging Face's Trainer prints without its filter, ``logging_nan_inf_filter``.
@@ -104,7 +123,7 @@ class TextLogReader(SingleFile):
         """Whether the suffix fits and at least two lines hold a step and a value, wherever they are."""
         if path.suffix.casefold() not in _SUFFIXES or b"\0\0" in head:
             return False
-        if _is_log(line for text in decoded_head(head).splitlines() for line in unwrapped(text)):
+        if _is_log(line for _, line in _without_settings(_numbered(decoded_head(head).splitlines()))):
             return True
         try:
             return path.stat().st_size > len(head) and _is_log(_lines_of(path))
@@ -137,7 +156,8 @@ class TextLogReader(SingleFile):
             line_number = 0
             parse = _parser(options.pattern, lambda why: omissions.add(f"line {line_number}", why))
             before: Row | None = None
-            for line_number, line in _numbered(lines):
+            numbered = _numbered(lines)
+            for line_number, line in _without_settings(numbered) if options.pattern is None else numbered:
                 parsed = parse(line)
                 if parsed is not None and before is not None and _is_repeated(before, parsed):
                     omissions.add(f"line {line_number}", _REPEATED)
@@ -181,8 +201,30 @@ def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 def _lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a file."""
-    for _, line in _numbered(TextLines(path, errors="replace")):
+    for _, line in _without_settings(_numbered(TextLines(path, errors="replace"))):
         yield line
+
+
+def _without_settings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Yield lines without listings of settings, such as a configuration in YAML or the arguments of a script."""
+    listing: list[tuple[int, str]] = []
+    texts, is_listing = 0, True
+    for numbered in lines:
+        text = without_head(numbered[1]).text if _LISTED.search(numbered[1].rstrip()) else ""
+        if not _SETTING.match(text):
+            if len(listing) < _FEWEST_SETTINGS or texts < _FEWEST_TEXTS:
+                yield from listing
+            listing, texts, is_listing = [], 0, True
+            yield numbered
+            continue
+        listing.append(numbered)
+        texts += _SETTING_OF_TEXT.match(text) is not None
+        is_listing &= _RESULT.match(text) is None and len(listing) < _MOST_SETTINGS
+        if not is_listing:
+            yield from listing
+            listing.clear()
+    if len(listing) < _FEWEST_SETTINGS or texts < _FEWEST_TEXTS:
+        yield from listing
 
 
 def _is_finite(path: Path) -> bool:
@@ -351,6 +393,9 @@ class _Lines:
         elif announced and line.is_whole:
             line = line._replace(phase=line.phase or announced)
             self._announced = announced
+        elif announced and (counter := self._positions.counter_of_evaluation(line)) is not None:
+            line = line._replace(phase=line.phase or announced, counters={counter.rank: counter})
+            self._announced = announced
         if line.is_object and not line.counters:
             return self._trainer_row(line)
         place = self._positions.place_of(line)
@@ -402,7 +447,7 @@ class _Lines:
         if line.bar is not None:
             return self._is_result(line.bar, line.metrics)
         if line.counters:
-            return True
+            return line.counters.keys() != {BATCH_RANK} or not line.metrics.keys() <= _DURATIONS
         is_measured = self._block is not None or any(map(_MEASURED.search, line.metrics))
         return line.is_whole and is_measured and not any(map(_STALE.search, line.metrics))
 
@@ -508,6 +553,7 @@ class Positions:
         #: The steps before each epoch, and the newest epoch's own count.
         self._before: dict[int, int] = {}
         self._count = 0
+        self._total: int | None = None
         self._unit = "updates"
         #: Whether a line counted the steps of the whole training: numbers in brackets count none elsewhere.
         self._is_global = False
@@ -523,6 +569,13 @@ class Positions:
         if self._step is not None or self._steps_per_epoch is not None:
             return self._unit
         return "" if self._epoch is None else "epochs"
+
+    def counter_of_evaluation(self, line: LogLine) -> Counter | None:
+        """Return the counter of a line below an announcement, if its total says that it counts no training."""
+        counter = line.counters.get(min(line.counters, default=EPOCH_RANK))
+        if counter is None or counter.rank == EPOCH_RANK or None in (counter.total, self._total):
+            return None
+        return None if counter.total == self._total else counter._replace(counts_evaluation=True)
 
     def place_of(self, line: LogLine) -> LinePlace | None:
         """Return the step of the next line; None where nothing tells it, or where it shows how far an evaluation is."""
@@ -564,6 +617,8 @@ class Positions:
     def _evaluated(self, counter: Counter) -> LinePlace | None:
         """LinePlace an evaluation that counts its own batches; between its batches it has no result yet."""
         at, last = (counter.done, counter.total) if counter.inner is None else (counter.inner, counter.within)
+        if last is None and counter.rank != EPOCH_RANK:
+            last = at + (at != self._count)  # A count without an end is that of the training, or says nothing.
         if last is not None and at < last:
             return None
         return LinePlace(*self._after_epoch(counter)) if counter.rank == EPOCH_RANK else self._newest()
@@ -580,6 +635,7 @@ class Positions:
         return LinePlace(epoch.done, epoch.total) if self._step is None else LinePlace(self._step)
 
     def _counted(self, counter: Counter) -> LinePlace:
+        self._total = counter.total
         if counter.rank == EPOCH_RANK and counter.inner is not None:
             if counter.within is None:
                 return LinePlace(self._continued(counter.done, counter.inner, None))
@@ -595,6 +651,8 @@ class Positions:
         if epoch not in self._before:
             newest = max(self._before, default=epoch)
             held = self._before.get(newest, 0)
-            self._before[epoch] = held + (total or self._count) if self._before and count <= self._count else held
+            # Without its total, an epoch has at least the batches that it shows. They may be counted from 0.
+            length = total or self._count + (count == 0)
+            self._before[epoch] = held + length if self._before and count <= self._count else held
         self._count = count
         return self._before[epoch] + count
