@@ -262,7 +262,8 @@ class BacktestArguments(NamedTuple):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A certificate of this policy: its own risk judges the stops. Says which runs it does not cover.",
+            help="A certificate of this policy, by default the one beside it: its own risk judges the stops. "
+            "Says which runs it does not cover.",
         ),
     ] = None
     as_json: JsonOption = False

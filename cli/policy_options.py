@@ -85,7 +85,7 @@ def renames_over(renames: Sequence[str] | None, policies: Iterable[Policy], runs
     near = list(near_names(policies, runs, tuple(found.items())))
     for sentence in [one.sentence() for one in near] or ["no metric that the rules read and runs lack has a near name"]:
         complain(f"--rename auto: {sentence}")
-    return found | {old: one.name for one in near if one.is_alone for old in one.runs}
+    return found | {old: new for one in near for old, new in one.renames.items()}
 
 
 def ray_pool(address: str | None, processes: int | None = None) -> RayPool | None:

@@ -125,7 +125,8 @@ def test_a_candidate_is_written_in_shadow_mode_without_a_certificate_and_stops_n
 
     assert found.returncode == 1
     assert (
-        "Too few runs to promise anything: they are 12 families, and a certificate takes at least 30." in found.stdout
+        "Too few runs to promise anything: they are 12 families (by project), and a certificate takes at least 30."
+        in found.stdout
     )
     assert "next.yaml has it in shadow mode" in found.stdout
     assert not Path("next.json").exists()
@@ -231,7 +232,7 @@ def test_runs_of_one_family_promise_nothing(make_runs: MakeRuns) -> None:
     advice = advise(make_runs([flat(number) for number in range(40)], facts=facts))
 
     assert not advice.is_recommended
-    assert "they are 1 family, and a certificate takes at least" in said(advice)
+    assert "they are 1 family (by configuration), and a certificate takes at least" in said(advice)
     assert "By other keys there would be: " in said(advice)
 
 
@@ -290,6 +291,46 @@ def test_runs_without_an_evaluation_are_refused_with_the_way_to_name_one(make_ru
     assert found.returncode == 2
     assert "no run can be judged: it recorded no step and no metric (2); it has fewer than 5 " in (found.stderr)
     assert "--evaluation COLUMN" in found.stderr
+
+
+def test_metrics_whose_names_do_not_say_which_way_is_better_are_listed(make_runs: MakeRuns, store_path: Path) -> None:
+    """With the option that says it, ready to be copied."""
+    make_runs([flat(number) for number in range(2)], "dev odd score")
+    found = call("recommend", "--store", store_path)
+
+    assert "They evaluated dev odd score (2 runs): say which way is better" in found.stderr
+    assert "as in --objective 'dev odd score':min" in found.stderr
+
+
+def test_names_of_one_meaning_are_one_metric(make_runs: MakeRuns, store_path: Path, tmp_path: Path) -> None:
+    """Runs of several tools call it otherwise; the answer says what was read as what, and rests on all of them."""
+    for first, metric in ((0, "xent/dev"), (14, "dev xent"), (27, "dev_xent")):
+        make_runs([flat(number) for number in range(first, first + 13)], metric)
+    make_runs([flat(50)], "xent/dev")
+    found = call("recommend", "--store", store_path, "-o", "r.yaml", "--family", "project", folder=tmp_path)
+    again = call(
+        "backtest", "r.yaml", "--store", store_path, "--family", "project", "--rename", "auto", folder=tmp_path
+    )
+
+    assert found.returncode == 0, found.stderr
+    assert "dev xent (13 runs), dev_xent (13 runs) are read as xent/dev, the nearest name of each run." in found.stdout
+    assert "\n40 runs count." in found.stdout
+    assert again.stdout.startswith("Arm it (")
+
+
+def test_a_backtest_of_a_recommended_rule_is_judged_by_the_certificate_beside_it(
+    make_runs: MakeRuns, store_path: Path, tmp_path: Path
+) -> None:
+    """So that it does not contradict what it was recommended for; a risk that the user gives is another question."""
+    make_runs([late(number) if number < 4 else flat(number) for number in range(90)])
+    judging = ("--store", store_path, "--family", "project")
+    call("recommend", *judging, "-o", "r.yaml", "--risk", "regret > 30%", folder=tmp_path)
+    found = call("backtest", "r.yaml", *judging, folder=tmp_path)
+    asked = call("backtest", "r.yaml", *judging, "--risk", "regret > 1%", folder=tmp_path)
+
+    assert "note: r.json is its certificate, and its risk judges the stops; --risk sets another" in found.stderr
+    assert "exceeds 30% in at most 10% of runs like these" in found.stdout
+    assert "Certified" not in asked.stdout
 
 
 def test_a_value_that_is_not_a_number_changes_nothing(make_runs: MakeRuns) -> None:

@@ -44,11 +44,11 @@ def backtest(asked: BacktestArguments) -> None:
     if asked.html is not None:
         check_output(asked.html)
     loaded = _policy(asked.policy, asked.settings, replaying["objective"])
-    certified = None if asked.certificate is None else _certificate_of(asked.certificate, loaded)
-    if certified is not None and any(asked.risk):
+    if asked.certificate is not None and any(asked.risk):
         raise typer.BadParameter(
             "a certificate's own risk judges its rule: give --certificate, or --risk, --at-most and --confidence"
         )
+    certified = None if any(asked.risk) else _certificate(asked, loaded)
     chosen = runs_asked(asked.chosen)
     if not chosen and not asked.as_json and asked.html is None:
         say(f"no runs in {open_store_named(asked.chosen.store).address}, so nothing to replay the policy over")
@@ -103,6 +103,27 @@ def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | Non
         runs = "labelled run is" if len(strange) == 1 else "labelled runs are"
         complain(f"warning: {path}: {len(strange)} {runs} not here: {', '.join(strange[:_STRANGE])}{more}")
     return labels
+
+
+def _certificate(asked: BacktestArguments, policy: Policy) -> Certificate | None:
+    """Return the certificate that was named, else the one beside the rule file; None if there is none of this policy.
+
+    ``steptape recommend`` writes it there: judged by another risk than it promises, a rule would seem not to keep it.
+
+    Raises:
+        TelemetryError: The certificate that was named is not of this policy.
+    """
+    if asked.certificate is not None:
+        return _certificate_of(asked.certificate, policy)
+    beside = Path(asked.policy).with_suffix(".json")
+    if not beside.is_file():
+        return None
+    try:
+        found = _certificate_of(beside, policy)
+    except TelemetryError:
+        return None
+    complain(f"note: {beside} is its certificate, and its risk judges the stops; --risk sets another")
+    return found
 
 
 def _certificate_of(path: Path, policy: Policy) -> Certificate:

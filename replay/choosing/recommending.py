@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,14 +25,24 @@ from ...rules.certificate import Certificate
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats
-from ...store.errors import TelemetryError
+from ...store.errors import TelemetryError, counted
 from ...store.run import Run
-from ..runs.metric_names import Mode, is_held_out, is_loss, is_plain_loss
+from ..runs.metric_names import (
+    Mode,
+    NearNames,
+    is_held_out,
+    is_loss,
+    is_plain_loss,
+    meaning_of,
+    mode_of,
+    same_elsewhere,
+)
 from ..runs.objective import Objective, Origin, declared_objectives, objective_among, objective_of_study
-from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk
+from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk, plain_param
 from ..runs.run_families import Family
 from ..runs.run_result import Excluded
 from ..sweeps.outcomes import SweptRun
+from ..sweeps.sweeping import evaluated_by
 from .certification_report import Certification
 from .certifying import Candidates, candidates_for, certification_of
 from .family_tests import fewest_families
@@ -57,7 +68,7 @@ _FEWEST_LAST: Final = 5
 #: Standard errors by which the order of evaluations must differ from a random one.
 _STANDARD_ERRORS: Final = 3.0
 
-#: Most reasons for which no run can be judged that an error names.
+#: Most reasons for which no run can be judged, and most metrics, that an error names.
 _NAMED: Final = 3
 
 #: A rule that YAML reads as it is, without quotes.
@@ -134,7 +145,7 @@ FORMS: Final = (
         "not (VALUE GAIN abs(BEST))",
         {"min_gain": (0.001, 0.01), "patience": _PATIENCES},
         0.85,
-        "Stops after more than 'patience' evaluations in a row without a gain of 'min_gain' over the best before.",
+        "Stops when more evaluations in a row than 'patience' bring no gain of 'min_gain' over the best before.",
         patience="patience",
     ),
     RuleForm(
@@ -176,6 +187,14 @@ class ChosenRule:
         """The metric that it reads."""
         return self.loss if "LOSS" in self.form.rule else self.objective.metric
 
+    @property
+    def about(self) -> str:
+        """What it does, as a sentence with the values of its params."""
+        said = self.form.about
+        for name, value in self.params.items():
+            said = said.replace(f"'{name}'", plain_param(value))
+        return f"It {said[0].lower()}{said[1:]}"
+
     def text(self, *, is_shadow: bool = False) -> str:
         """Return it as a rule file."""
         return self.form.text(self.objective, self.loss, self.params, is_shadow=is_shadow)
@@ -206,6 +225,7 @@ class Recommendation:
         are_held_out: Whether these are other families than those that choose.
         shows_training: Whether the order of the metric's evaluations differs from a random one. If not, it says nothing
             of the training, and no rule is chosen by it.
+        read_as: What other runs call the metrics that the forms watch.
         halving: What halving by rank would do to each family; None if it was not asked for.
     """
 
@@ -224,7 +244,13 @@ class Recommendation:
     reported: tuple[Run, ...]
     are_held_out: bool
     shows_training: bool
+    read_as: Sequence[NearNames]
     halving: Halving | None
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The names of ``read_as``: new ones by old ones."""
+        return _renames(self.read_as)
 
     @property
     def members(self) -> list[PopulationMember]:
@@ -271,7 +297,7 @@ def recommend(
         raise TelemetryError("there is no run to learn from", fix="Name logs, or a store of runs")
     if not 0 < confidence < 1:
         raise TelemetryError("a confidence is above 0 and below 100%", got=confidence)
-    (objective, loss), candidates = _candidates(read, options)
+    objective, loss, read_as, candidates = _candidates(read, options)
     forms = _forms(loss)
     families = candidates[0].families
     fewest = _fewest(candidates[0], forms[0], risk.limit, confidence)
@@ -315,6 +341,7 @@ def recommend(
         tuple(run for run in read if run.run_id in ids),
         bool(held_out),
         shows_training,
+        read_as,
         halving_of(families, objective, used, confidence) if with_search else None,
     )
 
@@ -328,38 +355,49 @@ def _forms(loss: str) -> list[RuleForm]:
     return [form for form in FORMS if loss or "LOSS" not in form.rule]
 
 
-def _candidates(runs: Sequence[Run], options: Mapping[str, Any]) -> tuple[tuple[Objective, str], list[Candidates]]:
-    """Return the objective of most runs with their training loss, and the candidates of each form, in one pass.
+def _candidates(
+    runs: Sequence[Run], options: Mapping[str, Any]
+) -> tuple[Objective, str, list[NearNames], list[Candidates]]:
+    """Return the objective of most runs and their training loss, what other runs call them, and each form's candidates.
 
     The names of metrics say which they should be. If the evaluations say otherwise, the runs are read once more.
     """
     declared = declared_objectives(options.get("objective"))
+    judging, recorded = _named(runs, declared)
 
-    def of(objective: Objective, loss: str) -> list[Candidates]:
+    def of(objective: Objective, loss: str) -> tuple[Objective, str, list[NearNames], list[Candidates]]:
         varied = [(form.policy(objective, loss), form.axes) for form in _forms(loss)]
-        return candidates_for(varied, runs, judged_by=objective, **options)
+        same = [same_elsewhere(name, recorded) for name in (objective.metric, loss) if name]
+        read_as = [one for one in same if one is not None]
+        candidates = candidates_for(varied, runs, judged_by=objective, renames=_renames(read_as), **options)
+        return objective, loss, read_as, candidates
 
-    named, loss = _named(runs, declared)
-    candidates = of(named, loss)
-    found = _evaluated(candidates[0], declared), _training_loss(candidates[0])
-    if (found[0].metric, found[0].mode, found[1]) != (named.metric, named.mode, loss):
-        candidates = of(*found)
-    return found, candidates
+    named = of(_commonest(judging) or (*declared, _UNNAMED)[0], _loss_among(recorded))
+    objective, loss, _, candidates = named
+    found = _evaluated(candidates[0], declared, runs), _training_loss(candidates[0])
+    if (found[0].metric, found[0].mode, found[1]) != (objective.metric, objective.mode, loss):
+        return of(*found)
+    return found[0], *named[1:]
 
 
-def _named(runs: Iterable[Run], declared: Sequence[Objective]) -> tuple[Objective, str]:
-    """Return the objective and the training loss of most runs by the names of their metrics, without their values."""
+def _renames(read_as: Iterable[NearNames]) -> dict[str, str]:
+    """Return what other runs call the metrics that the forms watch: new names by old ones."""
+    return {old: new for one in read_as for old, new in one.renames.items()}
+
+
+def _named(runs: Iterable[Run], declared: Sequence[Objective]) -> tuple[list[Objective], list[Collection[str]]]:
+    """Return the objectives by the names of the runs' metrics, without their values; and the names of each run."""
     judging, recorded = list[Objective](), list[Collection[str]]()
     for run in runs:
         try:
             names, source = run.read(lambda snapshot: (frozenset(snapshot.columns.by_metric), snapshot.info.source))
         except TelemetryError:  # The pass over the runs gives the reason.
             continue
+        recorded.append(names)
         objective = objective_among(names, declared, objective_of_study(source))
         if objective is not None:
             judging.append(objective)
-            recorded.append(names)
-    return _commonest(judging) or (*declared, _UNNAMED)[0], _loss_among(recorded)
+    return judging, recorded
 
 
 def _series(metric: str) -> str:
@@ -369,11 +407,15 @@ def _series(metric: str) -> str:
 
 
 def _commonest(judging: Sequence[Objective]) -> Objective | None:
-    """Return the metric that judges most runs, with its commonest origin; None if none does."""
+    """Return the metric that judges most runs, with its commonest origin; None if none does.
+
+    What measures the same on the same data is one metric, by its commonest name.
+    """
     counts = Counter((one.metric, one.mode) for one in judging)
     if not counts:
         return None
-    metric, mode = min(counts, key=lambda one: (-counts[one], *one))
+    alike = Counter((meaning_of(one.metric), one.mode) for one in judging)
+    metric, mode = min(counts, key=lambda one: (-alike[meaning_of(one[0]), one[1]], -counts[one], *one))
     origins = Counter(one.origin for one in judging if (one.metric, one.mode) == (metric, mode))
     return Objective(metric, mode, origins.most_common(1)[0][0])
 
@@ -383,7 +425,7 @@ def _judgeable(found: Candidates) -> list[SweptRun]:
     return [one for one in found.sweep.runs if not why_no_member(one)]
 
 
-def _evaluated(found: Candidates, declared: Sequence[Objective]) -> Objective:
+def _evaluated(found: Candidates, declared: Sequence[Objective], runs: Sequence[Run]) -> Objective:
     """Return the objective of most runs by what they evaluated.
 
     Raises:
@@ -395,11 +437,23 @@ def _evaluated(found: Candidates, declared: Sequence[Objective]) -> Objective:
     )
     objective = _commonest([one for one in each if one is not None])
     if objective is None:
-        reasons = Counter(one.reason for one in found.outside).most_common(_NAMED)
-        why = "; ".join(f"{reason} ({runs:,})" for reason, runs in reasons)
-        fix = "Name the metric by --objective METRIC:min or METRIC:max, or import it with --evaluation COLUMN"
-        raise TelemetryError(f"no run can be judged: {why}", fix=fix)
+        raise _unjudged(found, runs)
     return objective
+
+
+def _unjudged(found: Candidates, runs: Sequence[Run]) -> TelemetryError:
+    """Return the error for runs of which none can be judged, with the metrics that they evaluated."""
+    reasons = Counter(one.reason for one in found.outside).most_common(_NAMED)
+    why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
+    unclear = Counter(name for run in runs for name in evaluated_by(run) if name != "epoch" and mode_of(name) is None)
+    if not unclear:
+        how = "Name the metric by --objective METRIC:min or METRIC:max, or import it with --evaluation COLUMN"
+    else:
+        told = [f"{name} ({counted(count, 'run', ',')})" for name, count in unclear.most_common(_NAMED)]
+        told += [f"{len(unclear) - _NAMED:,} more"] if len(unclear) > _NAMED else []
+        example = f"--objective {shlex.quote(unclear.most_common(1)[0][0])}:min"
+        how = f"They evaluated {', '.join(told)}: say which way is better, as in {example}"
+    return TelemetryError(f"no run can be judged: {why}", fix=how)
 
 
 def _training_loss(found: Candidates) -> str:

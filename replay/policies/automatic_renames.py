@@ -7,46 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ...rules.policy_file.policy import Policy
-from ...store.errors import TelemetryError, counted
+from ...store.errors import TelemetryError
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import read_metrics, renamed_columns
 from ..runs.judging import background_of, lacked_metrics
-from ..runs.metric_names import Renames, mode_of, near_metrics, split_of
+from ..runs.metric_names import NearNames, Renames, commonest_first, mode_of, near_metrics, split_of
 from ..runs.mute_rules import judge_of
 from ..runs.objective import Objective
 from ..runs.run_result import BacktestSettings
-
-
-@dataclass(frozen=True, slots=True)
-class NearNames:
-    """The names under which runs may have recorded a metric that they lack.
-
-    Attributes:
-        name: The metric, as rules call it.
-        runs: Number of runs by name, the commonest first.
-        is_alone: Whether no run has two of these names, so that each may be taken.
-        judging: Those of the names that are near to nothing, but judge their runs.
-    """
-
-    name: str
-    runs: dict[str, int]
-    is_alone: bool
-    judging: frozenset[str] = frozenset()
-
-    def sentence(self) -> str:
-        """Say what is taken for the metric, or why nothing is."""
-        names = [f"{name} ({counted(count, 'run', ',')})" for name, count in self.runs.items()]
-        if not self.is_alone:
-            return f"{self.name} may be {' or '.join(names)}: none is taken. Name one with --rename OLD={self.name}"
-        is_one = len(names) == 1
-        read = f"{', '.join(names)} {'is' if is_one else 'are'} read as {self.name}"
-        if self.judging.issuperset(self.runs):
-            return f"{read}, which {'judges the' if is_one else 'judge their'} runs; no name is near"
-        return f"{read}, the nearest name{'' if is_one else ' of each run'}"
 
 
 def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames = ()) -> Iterator[NearNames]:
@@ -78,11 +49,7 @@ def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames
         judging = {judge for judge in judges[name] if judge not in taken}
         counts = near[name] + Counter({judge: judges[name][judge] for judge in judging})
         if counts:
-            yield NearNames(name, _commonest_first(counts), name not in torn, frozenset(judging))
-
-
-def _commonest_first(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+            yield NearNames(name, commonest_first(counts), name not in torn, frozenset(judging))
 
 
 def _names_in(snapshot: Snapshot, policies: Sequence[Policy], renames: Renames) -> dict[str, tuple[list[str], str]]:

@@ -96,6 +96,7 @@ def advise(
         confidence=found.confidence,
         cost_per_hour=cost_per_hour,
         with_curves=False,
+        renames=found.renames,
         **shared,
     )
     certificate = found.certificate(source)
@@ -160,8 +161,13 @@ def _count(report: BacktestResult) -> int:
 
 
 def _too_few(found: Recommendation) -> str:
-    have, takes = families_text(len(found.families)), f"{found.families_needed:,}"
-    return f"Too few runs to promise anything: they are {have}, and a certificate takes at least {takes}."
+    takes = f"{found.families_needed:,}"
+    counts = FamilyCounts.of([family for family, own in found.families.items() for _ in own])
+    runs, are = len(found.members), kinds_of_families(counts)
+    said = f"Too few runs to promise anything: they are {are}, and a certificate takes at least {takes}."
+    if found.tried[0].family_key is None and len(found.families) < found.families_needed <= runs:
+        said += f" Where no two of them are of one experiment, --family run makes them {runs:,}."
+    return said
 
 
 def _nothing(found: Recommendation) -> str:
@@ -211,7 +217,7 @@ def _risk_sentence(found: Recommendation, report: BacktestResult) -> str:
     on = "these families" if found.are_held_out else "the runs that chose it"
     seen = f"{percent(arming.lost)} did" if found.risk.is_share else f"they lost {percent(arming.lost)} of the cap"
     unknown = f", and of {percent(arming.unknown)} it is unknown" if arming.unknown else ""
-    best = arming.best_lost or " No best model is lost."
+    best = arming.best_lost or " The best model of each family is kept."
     return (
         f"With {percent(found.confidence)} confidence, {found.risk.kept_words('it', like_these=True)}{counts}; on {on} "
         f"{seen}{unknown}.{best} A run loses if {found.risk.lost_words}."
@@ -222,6 +228,7 @@ def _arming_lines(advice: RuleAdvice, files: Sequence[str]) -> Iterator[str]:
     rule = advice.found.rule
     if rule is None:
         return
+    yield rule.about
     if not files:
         yield f"--output FILE writes the rule file{', and its certificate beside it' if advice.is_recommended else ''}."
         return
@@ -243,6 +250,7 @@ def _arming_lines(advice: RuleAdvice, files: Sequence[str]) -> Iterator[str]:
 def _basis(found: Recommendation) -> Iterator[str]:
     """Yield the metric, the runs and their families, the noise, the tests."""
     yield from objective_sentences([found.objective])
+    yield from (f"{one.sentence()}." for one in found.read_as)
     members = found.members
     choices = family_choices([family_values(one.facts.info) for one in members])
     of_runs = [family for family, own in found.families.items() for _ in own]
@@ -386,6 +394,7 @@ def advice_json(advice: RuleAdvice, files: Sequence[str] = ()) -> JsonObject:
         "certificate": None if advice.certificate is None else advice.certificate.to_json(),
         "files": list(files),
         "objective": found.objective.to_json(),
+        "renames": found.renames,
         "runs": len(found.members),
         "other_runs": dict(found.others),
         "repeated": document(found.repeated),

@@ -8,9 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, TypeAlias
+
+from ...store.errors import counted
 
 
 class Mode(StrEnum):
@@ -36,7 +40,7 @@ class Split(IntEnum):
 
 _LOWER: Final = frozenset(
     (
-        *("perplexity", "ppl", "nll", "bpb", "bpc", "bpd", "kld"),
+        *("perplexity", "ppl", "nll", "xent", "crossent", "ce", "bce", "bpb", "bpc", "bpd", "kld"),
         *("error", "errors", "err", "errs", "wer", "cer", "eer"),
         *("mae", "mse", "rmse", "nrmse", "rmsle", "mape", "smape"),
         *("fid", "kid", "lpips", "brier", "ece"),
@@ -129,6 +133,15 @@ def measure_of(metric: str) -> tuple[str, ...]:
     return tuple("accuracy" if piece == "acc" else piece for piece in pieces if piece not in _LEFT_OUT)
 
 
+def meaning_of(metric: str) -> tuple[tuple[str, ...], Split]:
+    """Return what a metric measures, on which data. Metrics of one meaning are one, whatever their names.
+
+    >>> meaning_of("dev xent") == meaning_of("xent/val")
+    True
+    """
+    return measure_of(metric) or (metric,), split_of(metric)
+
+
 def nearest_metric(metric: str, names: Iterable[str]) -> str:
     """Return the name that measures the same on the same data, in other words; empty if none does.
 
@@ -168,3 +181,58 @@ def _words(metric: str) -> frozenset[str]:
 
 #: Pairs of an old and a new name, in the user's order.
 Renames: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NearNames:
+    """The names under which runs may have recorded a metric that they lack.
+
+    Attributes:
+        name: The metric, as rules call it.
+        runs: Number of runs by name, the commonest first.
+        is_alone: Whether no run has two of these names, so that each may be taken.
+        judging: Those of the names that are near to nothing, but judge their runs.
+    """
+
+    name: str
+    runs: dict[str, int]
+    is_alone: bool
+    judging: frozenset[str] = frozenset()
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The new names by old ones; empty if none may be taken."""
+        return dict.fromkeys(self.runs, self.name) if self.is_alone else {}
+
+    def sentence(self) -> str:
+        """Say what is taken for the metric, or why nothing is."""
+        names = [f"{name} ({counted(count, 'run', ',')})" for name, count in self.runs.items()]
+        if not self.is_alone:
+            return f"{self.name} may be {' or '.join(names)}: none is taken. Name one with --rename OLD={self.name}"
+        is_one = len(names) == 1
+        read = f"{', '.join(names)} {'is' if is_one else 'are'} read as {self.name}"
+        if self.judging.issuperset(self.runs):
+            return f"{read}, which {'judges the' if is_one else 'judge their'} runs; no name is near"
+        return f"{read}, the nearest name{'' if is_one else ' of each run'}"
+
+
+def same_elsewhere(metric: str, recorded: Iterable[Collection[str]]) -> NearNames | None:
+    """Return the names by which runs that lack a metric call it; None if there are none, or some run has two of them.
+
+    Args:
+        metric: The metric.
+        recorded: The names of each run's metrics.
+    """
+    counts: Counter[str] = Counter()
+    for names in recorded:
+        if metric not in names:
+            same = [name for name in near_metrics(metric, names) if split_of(name) is split_of(metric)]
+            if len(same) > 1:
+                return None
+            counts.update(same)
+    return NearNames(metric, commonest_first(counts), is_alone=True) if counts else None
+
+
+def commonest_first(counts: Counter[str]) -> dict[str, int]:
+    """Return names with their counts, the commonest first."""
+    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))

@@ -383,10 +383,10 @@ def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], run
     found = {name for run in swept for name in run.evaluated}
     missing = [objective for objective in declared if objective.metric not in found]
     if missing:
-        check_evaluated(missing, found.union(*map(_evaluated, runs)))
+        check_evaluated(missing, found.union(*map(evaluated_by, runs)))
 
 
-def _evaluated(run: Run) -> set[str]:
+def evaluated_by(run: Run) -> set[str]:
     """Return all metrics that a run evaluated; nothing if it cannot be read."""
     try:
         stream = run.read(lambda snapshot: read_metrics(snapshot, snapshot.columns.by_metric))
