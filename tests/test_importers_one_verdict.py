@@ -9,7 +9,8 @@ from typing import Final
 
 import pytest
 from eight_trainings import EVALUATED_EACH, STEPS, TRAININGS, expected_verdict, verdict
-from event_files import STARTED_S, event, simple, write_events
+from event_files import STARTED_S, event, field, simple, varint, write_events
+from wandb_files import history, wandb_file
 
 
 def as_csv(folder: Path) -> None:
@@ -77,7 +78,22 @@ def as_tensorboard_by_epoch(folder: Path) -> None:
     as_tensorboard(folder, EVALUATED_EACH)
 
 
-TOOLS: Final = (as_csv, as_lightning, as_stdout, as_mlflow, as_tensorboard, as_tensorboard_by_epoch)
+def as_wandb(folder: Path) -> None:
+    """Write W&B's files, in a folder each, with a history row for each call."""
+    for training in TRAININGS:
+        rows = (
+            history(
+                step, **{"train/loss": loss} if evaluation is None else {"train/loss": loss, "val/loss": evaluation}
+            )
+            for step, loss, evaluation in training.rows()
+        )
+        path = folder / "wandb" / f"offline-run-{training.name}" / f"run-{training.name}.wandb"
+        path.parent.mkdir(parents=True)
+        run = field(1, training.name) + field(8, training.name)
+        wandb_file(path, field(17, run), *rows, field(18, b"\x08" + varint(0)))
+
+
+TOOLS: Final = (as_wandb, as_csv, as_lightning, as_stdout, as_mlflow, as_tensorboard, as_tensorboard_by_epoch)
 
 
 @pytest.mark.parametrize("policy", ["baseline:hf_early_stopping", "overfitting"])

@@ -437,7 +437,7 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
         "on would not have given a model more than 1% better (regret 0).",
         "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear).",
         "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations).",
-        "1 of them comes at the run's last step, which saves nothing.",
+        "In 1 of them it comes at the run's last step, which saves nothing.",
         "These runs are 5 families (by group): count each as one case, as its runs are not independent. "
         "For others: --family KEY.",
     ]

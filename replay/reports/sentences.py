@@ -242,8 +242,8 @@ def _of(count: int, part: BacktestTotals | Part) -> str:
 def _cost(fate: Fate, found: Stops, which: str, is_first: bool, risk: Risk) -> str:
     """Say what the stops of one fate cost."""
     if fate is Fate.KEPT:
-        come = "comes at the run's" if found.stopped == 1 else "come at their runs'"
-        return f"{which[0].upper()}{which[1:]} {come} last step, which saves nothing"
+        come = "it comes at the run's" if found.stopped == 1 else "they come at their runs'"
+        return f"In {which} {come} last step, which saves nothing"
     if found.judged is None:
         reasons = found.reasons
         why = ", ".join(reason if len(reasons) == 1 else f"{count:,} {reason}" for reason, count in reasons.items())
