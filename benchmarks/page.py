@@ -2,13 +2,15 @@
 
 For each page: bytes on the wire, at the first visit and again; seconds of the main thread until it is drawn; seconds
 and frames of 20 moves of the mouse over the plot, and of a zoom by drag. The main thread's time is processor time
-(CDP's ``threadTicks``), so a busy machine changes only the frames. TensorBoard is measured if it is installed.
+(CDP's ``threadTicks``), so a busy machine changes only the frames. TensorBoard is that of ``--tensorboard PYTHON``, by
+default of the environment of ``make compat``.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import os
 import random
@@ -23,7 +25,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +34,27 @@ from steptape import Recorder
 
 MOVES = 20
 TIMEOUT_S = 180.0
+TRACKERS = Path(__file__).parent.parent / ".venv-trackers" / "bin" / "python"
+
+#: Writes runs for TensorBoard in its own environment: a line of JSON for each, with its name and values.
+WRITER = """
+import json, sys, time
+from pathlib import Path
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+for line in sys.stdin:
+    name, values = json.loads(line)
+    writer = EventFileWriter(str(Path(sys.argv[1], name)))
+    for step, value in enumerate(values, 1):
+        summary = Summary(value=[Summary.Value(tag="loss", simple_value=value)])
+        writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
+    writer.close()
+"""
 
 
 class Page(NamedTuple):
-    """A page: its address, what says that it is drawn, and the element that the mouse moves over."""
+    """A page: its address, what says that it is drawn, the element that the mouse moves over."""
 
     name: str
     url: str
@@ -49,9 +67,9 @@ def value_at(run: int, step: int) -> float:
     return 2 + 6 * math.exp(-step / (300 + 20 * run)) + random.gauss(0, 0.15)
 
 
-def record(store: Path, events: Path | None, runs: int, steps: int) -> list[str]:
-    """Record the runs, and write the same values for TensorBoard; return the runs' ids."""
-    ids = []
+def record(store: Path, runs: int, steps: int) -> tuple[list[str], str]:
+    """Record the runs; return their ids, and the same values as lines of JSON."""
+    ids, lines = [], []
     for run in range(runs):
         random.seed(run)
         values = [value_at(run, step) for step in range(steps)]
@@ -59,14 +77,16 @@ def record(store: Path, events: Path | None, runs: int, steps: int) -> list[str]
             for value in values:
                 rec.step(loss=value)
         ids.append(rec.run_id)
-        if events is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with SummaryWriter(str(events / f"run-{run:03d}")) as writer:
-                for step, value in enumerate(values, 1):
-                    writer.add_scalar("loss", value, step)
+        lines.append(json.dumps([f"run-{run:03d}", values]))
     rec.close(seal=True)
-    return ids
+    return ids, "\n".join(lines)
+
+
+def is_installed(python: str) -> bool:
+    """Whether this Python exists and imports TensorBoard."""
+    if shutil.which(python) is None:
+        return False
+    return subprocess.run([python, "-c", "import tensorboard"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def free_port() -> int:
@@ -95,6 +115,17 @@ def serving(command: list[str], port: int) -> Iterator[str]:
             yield url
         finally:
             server.terminate()
+
+
+def wait_for_runs(url: str, runs: int) -> None:
+    """Wait until TensorBoard has read the scalars of so many runs."""
+    until_s = time.monotonic() + TIMEOUT_S
+    while True:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            if len(json.load(answer)) >= runs:
+                return
+        assert time.monotonic() < until_s, url
+        time.sleep(1)
 
 
 class Visit:
@@ -180,11 +211,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--tensorboard", metavar="PYTHON", default=str(TRACKERS), help="the Python of its environment")
     chosen = parser.parse_args()
-    has_tensorboard = find_spec("tensorboard") is not None
+    has_tensorboard = is_installed(chosen.tensorboard)
     with tempfile.TemporaryDirectory() as folder:
         store, events = Path(folder, "store"), Path(folder, "events")
-        ids = record(store, events if has_tensorboard else None, chosen.runs, chosen.steps)
+        ids, lines = record(store, chosen.runs, chosen.steps)
+        if has_tensorboard:
+            subprocess.run([chosen.tensorboard, "-c", WRITER, str(events)], input=lines, text=True, check=True)
         port, other = free_port(), free_port()
         command = [sys.executable, "-m", "steptape", "serve", str(store), "--port", str(port)]
         with serving(command, port) as url, sync_playwright() as playwright:
@@ -202,17 +236,14 @@ def main() -> None:
             query = "&".join(f"run={run}" for run in ids)
             measure(browser, Page(f"compare, {len(ids)} runs", f"{url}/compare?{query}&metric=loss", drawn, ".u-over"))
             if has_tensorboard:
-                board = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(other)]
+                board = [chosen.tensorboard, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(other)]
+                name = f"TensorBoard, {len(ids)} runs"
+                drawn = "document.querySelector('line-chart canvas, line-chart svg path')"
                 with serving(board, other) as there:
-                    measure(
-                        browser,
-                        Page(
-                            "TensorBoard",
-                            there,
-                            "document.querySelector('ts-app') || document.body.innerText.length > 200",
-                            "body",
-                        ),
-                    )
+                    wait_for_runs(f"{there}/data/plugin/scalars/tags", len(ids))
+                    measure(browser, Page(name, f"{there}/#timeseries", drawn, "line-chart"))
+            else:
+                print(f"TensorBoard is not installed: {chosen.tensorboard} does not import it. Run 'make compat'.")
             browser.close()
 
 

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from waiting import PATIENCE_S
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+#: Seconds of a wait in the browser. A busy machine may need more.
+PATIENCE_S = float(os.environ.get("STEPTAPE_PATIENCE_S", "30"))
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -38,7 +40,7 @@ def pages(browser: Any, base: str, *, expected: str | None = None) -> Iterator[C
 
     Args:
         browser: The browser.
-        base: The server's address.
+        base: The server's address; ``base=`` of a page is another one.
         expected: A part of errors that the test provokes.
 
     Raises:
@@ -47,7 +49,17 @@ def pages(browser: Any, base: str, *, expected: str | None = None) -> Iterator[C
     wrong: list[str] = []
     contexts = []
 
-    def opened(path: str, *, width: int = 1280, height: int = 900, scheme: str = "light", **more: Any) -> Any:
+    def opened(
+        path: str,
+        *,
+        base: str = base,
+        width: int = 1280,
+        height: int = 900,
+        scheme: str = "light",
+        files: dict[str, str] | None = None,
+        wait_until: str = "load",
+        **more: Any,
+    ) -> Any:
         viewport = {"width": width, "height": height}
         context = browser.new_context(viewport=viewport, color_scheme=scheme, **more)
         contexts.append(context)
@@ -60,7 +72,10 @@ def pages(browser: Any, base: str, *, expected: str | None = None) -> Iterator[C
         )
         own = (base, "data:", "blob:")
         page.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
-        page.goto(base + path)
+        for pattern, body in (files or {}).items():
+            kind = "text/javascript" if pattern.endswith(".js") else "text/html"
+            page.route(pattern, lambda route, _, body=body, kind=kind: route.fulfill(body=body, content_type=kind))
+        page.goto(base + path, wait_until=wait_until)
         return page
 
     yield opened
@@ -77,9 +92,16 @@ def holds(page: Any, condition: str) -> bool:
         return False
 
 
-def when(page: Any, condition: str) -> None:
-    """Wait until a JavaScript condition holds. Polled from outside: the page's policy forbids evaluating text."""
+def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> None:
+    """Make a gesture and wait until a JavaScript condition holds; repeat the gesture every 5 s.
+
+    A busy page can miss a gesture. The condition is polled from outside: the page's policy forbids evaluating text.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
+    again_s = 0.0
     while not holds(page, condition):
         assert time.monotonic() < deadline_s, condition
+        if gesture and time.monotonic() >= again_s:
+            gesture()
+            again_s = time.monotonic() + 5.0
         page.wait_for_timeout(50)

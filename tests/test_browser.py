@@ -6,13 +6,12 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium
+from browsing import NEEDS_CHROMIUM, chromium, holds, pages, when
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 from waiting import PATIENCE_S, until
 
@@ -21,12 +20,7 @@ from steptape import Recorder, open_store
 from steptape.api.middleware.gate import parse_tokens
 from steptape.store.annotations import read_annotations
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
 pytestmark = NEEDS_CHROMIUM
-
-#: The timeout of a wait, in milliseconds; the machine may be busy.
-PATIENCE = 1_000 * PATIENCE_S
 
 HOSTILE = "<img src=x onerror=\"document.title='ran'\"><b>bold</b>"
 
@@ -102,68 +96,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens pages: ``open_page("/runs/digits", width=390)``.
-
-    No script of a page may fail or contact another host, and the browser may report no error.
-    """
-    wrong: list[str] = []
-    contexts = []
-
-    def opened(path: str, *, width: int = 1280, scheme: str = "light", base: str = url) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        watch(page, base, wrong)
-        page.goto(base + path)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def watch(page: Any, base: str, wrong: list[str]) -> None:
-    """Collect failed scripts, browser errors, failed requests and requests to other hosts."""
-
-    def keep(is_wrong: bool, said: str) -> None:
-        if is_wrong:
-            wrong.append(said)
-
-    page.on("pageerror", lambda error: keep(True, str(error)))
-    page.on("console", lambda message: keep(message.type == "error", message.text))
-    page.on("response", lambda answer: keep(answer.status >= 400, f"{answer.status} {answer.url}"))
-    page.on("request", lambda request: keep(not request.url.startswith((base, "data:", "blob:")), request.url))
+    """A function that opens pages: ``open_page("/runs/digits", width=390)``; the browser may report no error."""
+    with pages(browser, url) as opened:
+        yield opened
 
 
 def run_id(store: Path, name: str) -> str:
     """Return the id of the run with that name."""
     return open_store(store).run(name).run_id
-
-
-def holds(page: Any, condition: str) -> bool:
-    """Whether a JavaScript condition holds in the page; False during a navigation."""
-    try:
-        return bool(page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"))
-    except sync_api.Error:
-        return False
-
-
-def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> None:
-    """Make a gesture and wait until a condition holds; repeat the gesture every 5 s.
-
-    A busy page can miss a gesture. The condition is polled from outside, because the page's content security policy
-    forbids evaluating text inside it.
-    """
-    deadline_s = time.monotonic() + PATIENCE_S
-    again_s = 0.0
-    while not holds(page, condition):
-        assert time.monotonic() < deadline_s, condition
-        if gesture and time.monotonic() >= again_s:
-            gesture()
-            again_s = time.monotonic() + 5.0
-        page.wait_for_timeout(100)
 
 
 def drawn(metric: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium
+from browsing import NEEDS_CHROMIUM, chromium, pages, when
 from served_page import POLICY, SPIKE, loss_at, record_run, serving
-from waiting import PATIENCE_S
 
 from steptape import Recorder
 
@@ -63,42 +62,13 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     """A function that opens a page; no script may fail, and the browser may report no error."""
-    wrong: list[str] = []
-    contexts = []
+    with pages(browser, url) as opened:
 
-    def opened(path: str, *, base: str = url, files: dict[str, str] | None = None, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(1_000 * PATIENCE_S)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        # Health replays rules in a worker at each visit, and the server refuses visits when all workers are taken.
-        page.route("**/runs/*/health", lambda route: route.fulfill(body="", content_type="text/html"))
-        for pattern, body in (files or {}).items():
-            page.route(pattern, lambda route, _, body=body: route.fulfill(body=body, content_type="text/javascript"))
-        page.goto(base + path, wait_until="commit")
-        return page
+        def opened_alone(path: str, *, files: dict[str, str] | None = None, **more: Any) -> Any:
+            # Health replays rules in a worker at each visit, and the server refuses visits when all workers are taken.
+            return opened(path, files={"**/runs/*/health": "", **(files or {})}, wait_until="commit", **more)
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> None:
-    """Wait until a JavaScript condition holds, and repeat a gesture meanwhile, which a busy page can miss.
-
-    Polled from outside: the page forbids evaluating text.
-    """
-    deadline_s = time.monotonic() + PATIENCE_S
-    again_s = 0.0
-    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
-        assert time.monotonic() < deadline_s, condition
-        if gesture and time.monotonic() >= again_s:
-            gesture()
-            again_s = time.monotonic() + 5.0
-        page.wait_for_timeout(100)
+        yield opened_alone
 
 
 def plot(title: str) -> str:
@@ -254,12 +224,26 @@ def test_a_run_keeps_its_colour_in_every_set(open_page: Callable[..., Any]) -> N
     run = page.evaluate("JSON.parse(document.getElementById('data').textContent).id")
     sets = [[run], [run, "other", "third"], [run, *(f"run-{index}" for index in range(99))]]
     found = page.evaluate(
-        "async (sets) => { const { coloursOf } = await import('/static/colours.js');"
-        "return sets.map((ids) => coloursOf(ids).get(ids[0])); }",
+        "async (sets) => { const { stylesOf } = await import('/static/colours.js');"
+        "return sets.map((ids) => stylesOf(ids).get(ids[0]).colour); }",
         sets,
     )
 
     assert {*found, page.evaluate(f"{view('loss')}.curves[0].colour")} == {found[0]}
+
+
+def test_runs_of_one_colour_differ_in_their_dashes(open_page: Callable[..., Any]) -> None:
+    """Eight runs have a colour each; of sixteen, none looks like another."""
+    page = open_page("/runs/guarded")
+    found = page.evaluate(
+        "async () => { const { stylesOf } = await import('/static/colours.js');"
+        "return [8, 16].map((count) => [...stylesOf(Array.from({ length: count }, (_, k) => `run-${k}`)).values()]); }"
+    )
+    few, many = found
+
+    assert len({style["colour"] for style in few}) == 8
+    assert [style["dash"] for style in few] == [[]] * 8
+    assert len({json.dumps(style) for style in many}) == 16
 
 
 def test_the_legend_hides_a_curve_and_isolates_it(open_page: Callable[..., Any]) -> None:

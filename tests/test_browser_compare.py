@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium
+from browsing import NEEDS_CHROMIUM, chromium, pages, when
 from served_page import serving
-from waiting import PATIENCE_S
 
 from steptape import Recorder
 
@@ -59,33 +57,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens a path; no script may fail, and the browser may report no error but those allowed."""
-    wrong: list[str] = []
-    contexts = []
-
-    def opened(path: str, *, width: int = 1280, scheme: str = "light", may_fail: bool = False) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(1_000 * PATIENCE_S)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        if not may_fail:
-            page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.goto(url + path)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def when(page: Any, condition: str) -> None:
-    """Wait until a JavaScript condition holds. Polled from outside: the page forbids evaluating text."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
-        assert time.monotonic() < deadline_s, condition
-        page.wait_for_timeout(50)
+    """A function that opens a path; no script may fail, and the browser may report no error."""
+    with pages(browser, url) as opened:
+        yield opened
 
 
 def drawn(page: Any, metric: str, count: int) -> list[str]:
@@ -226,18 +200,19 @@ def test_a_removed_run_leaves_the_others(open_page: Callable[..., Any]) -> None:
     assert page.is_checked("#log")
 
 
-def test_a_server_that_is_lost_is_said_and_the_curves_stay(open_page: Callable[..., Any]) -> None:
+def test_a_server_that_is_lost_is_said_and_the_curves_stay(browser: Any, url: str) -> None:
     """Once it answers again, what was asked is read."""
-    page = open_page(THREE, may_fail=True)
-    drawn(page, "train/loss", 3)
-    page.route("**/api/**", lambda route: route.abort())
-    page.select_option("#axis", "elapsed")
-    when(page, "document.getElementById('legend').textContent.startsWith('The server does not answer')")
-    kept = page.evaluate("document.querySelector('figure[data-metric=\"train/loss\"] .plot').chart.view.curves.length")
-    page.unroute("**/api/**")
+    with pages(browser, url, expected="ERR_FAILED") as opened:
+        page = opened(THREE)
+        drawn(page, "train/loss", 3)
+        page.route("**/api/**", lambda route: route.abort())
+        page.select_option("#axis", "elapsed")
+        when(page, "document.getElementById('legend').textContent.startsWith('The server does not answer')")
+        kept = drawn(page, "train/loss", 3)
+        page.unroute("**/api/**")
 
-    assert kept == 3
-    when(page, "!document.getElementById('legend').textContent.startsWith('The server')")
+        assert kept == ["a", "b", "c"]
+        when(page, "!document.getElementById('legend').textContent.startsWith('The server')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

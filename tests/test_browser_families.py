@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium
+from browsing import NEEDS_CHROMIUM, chromium, pages, when
 from served_page import record_phases, serving
-from waiting import PATIENCE_S
 
 from steptape import Recorder
 
@@ -82,31 +80,8 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     """A function that opens the page of a run; no script may fail, and the browser may report no error."""
-    wrong: list[str] = []
-    contexts = []
-
-    def opened(run: str, *, width: int = 1280, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(1_000 * PATIENCE_S)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.goto(f"{url}/runs/{run}")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def when(page: Any, condition: str) -> None:
-    """Wait until a JavaScript condition holds. Polled from outside: the page forbids evaluating text."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
-        assert time.monotonic() < deadline_s, condition
-        page.wait_for_timeout(100)
+    with pages(browser, url) as opened:
+        yield lambda run, **more: opened(f"/runs/{run}", **more)
 
 
 def plot(title: str) -> str:

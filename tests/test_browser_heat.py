@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium
+from browsing import NEEDS_CHROMIUM, chromium, pages, when
 from served_page import serving
-from waiting import PATIENCE_S
 
 from steptape import Recorder
 
@@ -73,34 +71,14 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_heat(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
     """A function that opens the page of a run with its families as heat maps; the browser may report no error."""
-    wrong: list[str] = []
-    contexts = []
+    with pages(browser, url) as opened:
 
-    def opened(run: str = "blocks", *, width: int = 1280, ratio: float = 1, scheme: str = "light") -> Any:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, device_scale_factor=ratio
-        )
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(1_000 * PATIENCE_S)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.goto(f"{url}/runs/{run}?family=heat")
-        page.wait_for_selector("figure .map canvas")
-        return page
+        def opened_heat(run: str = "blocks", *, ratio: float = 1, **more: Any) -> Any:
+            page = opened(f"/runs/{run}?family=heat", device_scale_factor=ratio, **more)
+            page.wait_for_selector("figure .map canvas")
+            return page
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def when(page: Any, condition: str) -> None:
-    """Wait until a JavaScript condition holds. Polled from outside: the page forbids evaluating text."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not page.evaluate(f"() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }}"):
-        assert time.monotonic() < deadline_s, condition
-        page.wait_for_timeout(50)
+        yield opened_heat
 
 
 def press(page: Any, *keys: str) -> str:

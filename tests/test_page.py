@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
-from steptape.api.pages.sparkline import sparkline
+from steptape.api.pages.sparkline import HEIGHT, points_of, sparkline
 from steptape.cli.app import app
 from steptape.replay.reports.html import glossary
 from steptape.store.run_info import write_run_info
@@ -212,6 +212,34 @@ def test_the_table_draws_each_run_in_a_line(client: httpx.Client) -> None:
     assert max(len(line.split()) for line in lines) <= 60
 
 
+def test_one_spike_does_not_flatten_a_run_s_line() -> None:
+    """The line ends at the border there; the other values use its height."""
+    heights = [float(point.split(",")[1]) for point in points_of([1.0 + k % 4 for k in range(40)] + [1e6]).split()]
+
+    assert min(heights[:-1]) == heights[-1] == 1
+    assert max(heights) == HEIGHT - 1
+
+
+def test_a_question_that_cannot_be_read_is_not_answered_with_no_run(client: httpx.Client) -> None:
+    """The fault is said alone; a question that finds nothing says that."""
+    refused, empty = (client.get("/", params={"where": where}).text for where in ("lr<<1", "lr<0"))
+
+    assert "a second operator" in refused
+    assert "No run matches" not in refused
+    assert "No run matches" in empty
+
+
+def test_a_live_run_without_sample_losses_has_no_section_for_them(tmp_path: Path) -> None:
+    """It appears with the first one."""
+    with Recorder(tmp_path, name="live", quiet=True) as rec, serving(tmp_path) as url:
+        rec.step(loss=1.0)
+        before = httpx.get(f"{url}/runs/live", timeout=PATIENCE_S).text
+        rec.step(loss=1.0, samples=[1.0], sample_ids=["a"])
+        after = httpx.get(f"{url}/runs/live", timeout=PATIENCE_S).text
+
+    assert ["<h2>Samples</h2>" in text for text in (before, after)] == [False, True]
+
+
 def test_a_run_s_page_tells_what_is_known(client: httpx.Client) -> None:
     """It shows status, steps, group, tags, configuration and rules."""
     text = client.get("/runs/guarded").text
@@ -284,7 +312,7 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
     text = client.get("/compare", params={"run": ["guarded", "free"]}).text
 
     assert 'data-column="config.optimizer.lr"' in text
-    assert re.findall(r'<td class="left"><code>(0\.\d)</code></td>', text) == ["0.1", "0.2"]
+    assert re.findall(r'<td class="left"><span title="0\.\d">(0\.\d)</span></td>', text) == ["0.1", "0.2"]
     assert [(run["name"], run["config"]) for run in data_of(text)["runs"]] == [
         ("guarded", {"optimizer.lr": 0.1}),
         ("free", {"optimizer.lr": 0.2}),

@@ -22,7 +22,7 @@ from ...store.event_json import event_to_line
 from ...store.events import JsonObject
 from ...store.lineage import Cut
 from ...store.parquet.event_rows import EventRows
-from ...store.reading.snapshot import Snapshot, effective_lineage, of_rank, rolled_back, snapshot_after
+from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, of_rank, rolled_back, snapshot_after
 from ..access import RequestedRun, RunAccess
 from ..answers import IN_EVERY_FORM, from_cursor, page_answer, to_cursor
 from ..feeds import Feeds, Place, changes
@@ -139,14 +139,16 @@ def events_page(snapshot: Snapshot, query: EventsQuery) -> EventPage:
     filters = ("events", snapshot.info.run_id, query.kind, query.after, query.rank, query.attempt, query.attempts)
     walk = None if query.cursor is None else from_cursor(query.cursor, filters, _WALK)
     passed = walk.passed if walk else (query.attempt or 0, -1 if query.after is None else query.after)
-    table = snapshot_after(of_rank(snapshot, query.rank, query.attempt), passed).events_table()
+    part = snapshot_after(of_rank(snapshot, query.rank, query.attempt), passed)
+    # What to answer is decided without the metrics: there may be a hundred thousand.
+    table = part.events_table((*PLACE, "kind"))
     end = row_after(table, _ORDER, walk.until) if walk else table.num_rows
     cuts = effective_lineage(snapshot).cuts
     rows = _rows(table, row_after(table, _ORDER, passed), end, query, cuts)
-    page = rows_at(table, rows[: query.limit])
+    page = rows_at(part.events_table(), rows[: query.limit]) if rows else None
     following = Walk(_place(table, rows[query.limit - 1]), _place(table, end - 1)) if len(rows) > query.limit else None
     answer = EventPage(
-        items=list(_items(page, snapshot.columns.by_column(), cuts)),
+        items=list(_items(page, snapshot.columns.by_column(), cuts)) if page else [],
         next=to_cursor(filters, following) if following else None,
     )
     if walk is None and query.after is None and query.kind is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from http import HTTPStatus
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,13 +99,15 @@ def error_page(request: Request, status: int, title: str, detail: str, hint: str
 def number(value: object) -> str:
     """Format a number for a table; a dash for None.
 
-    >>> number(0.123456789), number(12000), number(1205612.3)
-    ('0.12346', '12,000', '1,205,612')
+    >>> number(0.123456789), number(12000), number(1205612.3), number(float("nan"))
+    ('0.12346', '12,000', '1,205,612', 'NaN')
 
     """
     if value is None:
         return _DASH
     if isinstance(value, float):
+        if not isfinite(value):
+            return str(value).replace("nan", "NaN").replace("inf", "Infinity")
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 

@@ -100,7 +100,8 @@ def phase_data(snapshot: Snapshot) -> JsonObject:
 
 
 def _has_samples(snapshot: Snapshot) -> bool:
-    return bool(snapshot.listing.table("samples") or snapshot.tail_samples.segments)
+    tail = snapshot.tail_samples.segments
+    return bool(snapshot.listing.table("samples")) or any(segment.has_samples() for segment in tail)
 
 
 def _has_vectors(snapshot: Snapshot) -> bool:

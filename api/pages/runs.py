@@ -96,6 +96,7 @@ def show_runs(request: Request, store: OpenStore) -> Response:
     order = reading.of(lambda: bound_order(look, parse_order(view.sort)), parse_order(TableView().sort))
     nothing: Sequence[Entry] = ()
     found = reading.of(lambda: selected(look, view.where, str(order)), nothing)
+    is_answered = not faults
     if view.selected == (SEPARATOR,):
         if len(found) <= MOST_SELECTED:
             chosen = tuple(entry.summary.run_id for entry in found)
@@ -129,6 +130,7 @@ def show_runs(request: Request, store: OpenStore) -> Response:
         total=len(look.entries),
         archived=look.archived,
         found=len(found),
+        is_answered=is_answered,
         page_number=page,
         last_page=last_page,
         is_live=any(entry.summary.status in LIVE_STATUSES for entry in found),

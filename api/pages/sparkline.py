@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from ...store.reading.plot_data import robust_range
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, read_snapshot
 from ...store.reading.summary import Entry, leading_metric
 from ...store.run_folder import SealedFile, retrying
@@ -22,6 +23,10 @@ HEIGHT: Final = 20
 
 #: Most points of a line; it keeps extremes first.
 _POINTS: Final = 60
+
+#: Values from which on some may be outliers, and how many times as long these must make the axis: as in a chart.
+_FEW: Final = 20
+_STRETCH: Final = 3
 
 #: Size of the line cache: some pages of a list.
 _REMEMBERED: Final = 2048
@@ -69,7 +74,7 @@ def _values(snapshot: Snapshot, metric: str) -> list[float]:
 
 
 def points_of(values: Sequence[float]) -> str:
-    """Convert values, oldest first, to ``polyline`` points; non-finite values are skipped.
+    """Convert values, oldest first, to ``polyline`` points; non-finite values are skipped, outliers end at the border.
 
     >>> points_of([1.0, 3.0, 2.0])
     '1.0,19.0 48.0,1.0 95.0,10.0'
@@ -78,7 +83,19 @@ def points_of(values: Sequence[float]) -> str:
     kept = [(index, values[index]) for index in kept_indices(values, _POINTS) if math.isfinite(values[index])]
     if len(kept) < 2:
         return ""
-    low, high = min(value for _, value in kept), max(value for _, value in kept)
+    low, high = _ends([value for _, value in kept], values)
     across = (WIDTH - 2) / (len(values) - 1)
     upwards = (HEIGHT - 2) / (high - low) if high > low else 0.0
-    return " ".join(f"{1 + index * across:.1f},{HEIGHT - 1 - (value - low) * upwards:.1f}" for index, value in kept)
+    return " ".join(
+        f"{1 + index * across:.1f},{HEIGHT - 1 - (min(max(value, low), high) - low) * upwards:.1f}"
+        for index, value in kept
+    )
+
+
+def _ends(kept: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Return where a line begins and ends upwards: with outliers, unless they would flatten the others."""
+    low, high = min(kept), max(kept)
+    usual = robust_range(values)
+    if usual is None or len(values) < _FEW or high - low <= _STRETCH * (usual.high - usual.low):
+        return low, high
+    return usual.low, usual.high

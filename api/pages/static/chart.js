@@ -1,6 +1,6 @@
 // A panel of curves with marks, drawn by uPlot: axes, cursor and zoom are its own, what stands on them is drawing.js's.
 import { element, isTouch, shown, toNumber } from "./dom.js";
-import { colour } from "./colours.js";
+import { colour, swatchOf } from "./colours.js";
 import { canvasPen, frameOf, LANE, paint, toSvg, traceCurve } from "./drawing.js";
 import { inWords, precisionOf } from "./spans.js";
 import { placeTicks, valueTicks } from "./ticks.js";
@@ -74,7 +74,7 @@ export const gapsOf = (item, name = "") =>
     Number.isFinite(toNumber(value)) ? [] : [{ kind: "gap", step: item.step[index], x: item.x[index], text: `${name}step ${shown(item.step[index])}: ${value}` }],
   );
 
-/** Vertical lines are drawn for so many decisions at most, or for those alone that stop; each has its mark all the same. */
+/** Vertical lines are drawn for so many decisions at most, or for those alone that order the first stop. */
 const MOST_LINES = 12;
 
 /** Rings are drawn for so many decisions at most: more are not told apart. */
@@ -110,9 +110,10 @@ export function standing(item, { decisions = [], attempts = [], annotations = []
   const line = (step, colour, dash) => (step === null || step === undefined || placeOf(item, step) === null ? [] : [{ x: placeOf(item, step), colour, dash }]);
   const span = (from, to, colour) => [{ from: placeOf(item, from), to: placeOf(item, to), colour }];
   const last = item.step.at(-1);
+  const lined = decisions.length <= MOST_LINES ? decisions : decisions.filter((mark) => mark.isStop).slice(0, 1);
   return {
     lines: [
-      ...decisions.filter((mark) => mark.isStop || decisions.length <= MOST_LINES).flatMap((mark) => line(mark.step, "--stop")),
+      ...lined.flatMap((mark) => line(mark.step, "--ink")),
       ...attempts.flatMap((attempt) => line(attempt.from_step, "--faint", [5, 4])),
     ],
     spans: [...annotations.flatMap((note) => span(note.step, note.last ?? note.step, "--span")), ...(spared !== null && spared < last ? span(spared, last, "--spared") : [])],
@@ -184,8 +185,10 @@ function spanOf({ axis, zoom, isLogX }, curves) {
 function heightsOf({ xs, isLog, isWhole }, curves) {
   const ends = curves.filter((curve) => !curve.isBehind).map((curve) => endsOf(curve, xs, isLog, isWhole)).filter(Boolean);
   if (!ends.length) return isLog ? [0.1, 1] : [0, 1];
-  const share = ends.length < MANY || isWhole ? 0 : 0.05;
-  const [low, high] = [quantile(ends.map(([least]) => least), share), quantile(ends.map(([, most]) => most), 1 - share)];
+  const within = (share) => [quantile(ends.map(([least]) => least), share), quantile(ends.map(([, most]) => most), 1 - share)];
+  const [whole, most] = [within(0), within(0.05)];
+  const isStretched = !isWhole && ends.length >= MANY && whole[1] - whole[0] > STRETCH * (most[1] - most[0]);
+  const [low, high] = isStretched ? most : whole;
   // A constant is not drawn as if it were zero.
   if (low === high) return isLog ? [low / 3, low * 3] : [low - (Math.abs(low) / 2 || 1), high + (Math.abs(low) / 2 || 1)];
   const room = isLog ? (high / low) ** 0.04 : (high - low) * 0.04;
@@ -275,7 +278,14 @@ class Chart {
   }
 
   data() {
-    return [this.view.xs, this.view.ys];
+    return [this.view.xs, this.heights()];
+  }
+
+  /** The ends of the axis of values for uPlot, which draws no axis of more than 17 digits: there, in units of the end. */
+  heights() {
+    const end = Math.max(...this.view.ys.map(Math.abs));
+    this.unit = end < 1e15 ? 1 : end;
+    return this.view.ys.map((value) => value / this.unit);
   }
 
   begin(kind) {
@@ -290,12 +300,12 @@ class Chart {
       legend: { show: false },
       scales: {
         x: { time: false, distr: this.view.isLogX ? 3 : 1, range: () => this.view.xs },
-        y: { distr: this.view.isLog ? 3 : 1, range: () => this.view.ys },
+        y: { distr: this.view.isLog ? 3 : 1, range: () => this.heights() },
       },
       series: [{}, { paths: () => null, points: { show: false } }],
       axes: [
         axis({ size: 26, gap: 6, splits: () => this.across().values, values: () => this.across().labels }),
-        axis({ size: 52, gap: 6, splits: () => this.up().values, values: () => this.up().labels }),
+        axis({ size: (_, labels) => Math.max(52, ...(labels ?? []).map((label) => 14 + 6.2 * label.length)), gap: 6, splits: () => this.up().values.map((value) => value / this.unit), values: () => this.up().labels }),
       ],
       cursor: {
         y: false,
@@ -454,10 +464,8 @@ class Chart {
     }
     const isAlone = this.view.curves.length === 1;
     const rows = near.slice(0, NAMED).map(({ curve, value, index }) => {
-      const swatch = element("i", { class: "swatch" });
-      swatch.style.background = curve.colour;
       const raw = curve.smoothed ? ` (${shown(curve.ys[index])})` : "";
-      return element("li", {}, swatch, isAlone ? null : element("span", {}, curve.name), element("b", {}, shown(value) + raw));
+      return element("li", {}, swatchOf(curve), isAlone ? null : element("span", {}, curve.name), element("b", {}, shown(value) + raw));
     });
     const others = near.length > NAMED ? [element("li", { class: "faint" }, `${shown(near.length - NAMED)} more`)] : [];
     const texts = marks.slice(0, MARKED).map((mark) => element("p", {}, mark.text));
@@ -485,7 +493,7 @@ class Chart {
     const frame = frameOf({ left: 0, top: 0, width, height }, this.view, globalThis.uPlot.pxRatio);
     const path = pen.path();
     traceCurve(path, curve.xs, curve.smoothed ?? curve.ys, frame, this.view);
-    pen.stroke(path, { colour: curve.colour, width: 2.4 * frame.scale });
+    pen.stroke(path, { colour: curve.colour, width: 2.4 * frame.scale, dash: (curve.dash ?? []).map((length) => length * frame.scale) });
   }
 
   // ---- Keyboard and screen readers ----------------------------------------------------------------------------------
@@ -509,7 +517,7 @@ class Chart {
   moveTo(curve, index) {
     const value = (curve.smoothed ?? curve.ys)[index];
     pointed = this;
-    const top = Number.isFinite(value) ? this.plot.valToPos(value, "y") : 0;
+    const top = Number.isFinite(value) ? this.plot.valToPos(value / this.unit, "y") : 0;
     this.plot.setCursor({ left: this.plot.valToPos(curve.xs[index], "x"), top });
     const values = this.nearest(this.plot.cursor.left, top).slice(0, NAMED).map((one) => `${one.curve.name} ${shown(one.value)}`);
     this.said.textContent = `${placeText(this.view, curve.xs[index], curve.steps[index])}: ${Number.isFinite(value) ? values.join(", ") : `${curve.name} ${value}`}`;
@@ -532,15 +540,13 @@ class Chart {
   showLegend(all) {
     if (!this.legend || all.length < 2 || all.length > LEGEND) return this.legend?.replaceChildren();
     const buttons = all.map((curve) => {
-      const swatch = element("i", { class: "swatch" });
-      swatch.style.background = curve.colour;
       const press = (event) => {
         const others = all.filter((one) => one !== curve).map((one) => one.key);
         const isAlone = !this.hidden.has(curve.key) && others.every((key) => this.hidden.has(key));
         if (event.shiftKey || event.detail === 2) this.hide(isAlone ? [] : others);
         else this.hide(this.hidden.has(curve.key) ? [...this.hidden].filter((key) => key !== curve.key) : [...this.hidden, curve.key]);
       };
-      return element("button", { type: "button", class: "quiet", "aria-pressed": String(!this.hidden.has(curve.key)), title: "Click: hide or show. Shift and click: this one alone", onclick: press }, swatch, curve.label ?? curve.name);
+      return element("button", { type: "button", class: "quiet", "aria-pressed": String(!this.hidden.has(curve.key)), title: "Click: hide or show. Shift and click: this one alone", onclick: press }, swatchOf(curve), curve.label ?? curve.name);
     });
     const known = [...this.legend.querySelectorAll("button")];
     // A double click needs the same button twice.

@@ -11,18 +11,42 @@ function placeOf(text) {
   return ((hash >>> 16) ^ (hash & 0xffff)) % PALETTE.length;
 }
 
+/** Dashes of runs that share a colour: the first is a line, the next ones have gaps. */
+const DASHES = [[], [7, 3], [2, 2], [9, 3, 2, 3]];
+
+/** Runs that colours and dashes tell apart at most. */
+export const TOLD_APART = PALETTE.length * DASHES.length;
+
 /**
- * Colours of runs by their ids. A run keeps its own, unless one before it in a set that the palette suffices for has the
- * same: then it takes the next free one.
+ * Colour and dash of runs by their ids. A run keeps its colour while that is free, else it takes the next one. In a set
+ * that the palette suffices for, a colour is of one run; in a larger one, of as many as there are dashes; in one that
+ * these do not suffice for, of any number, and all are lines.
  */
-export function coloursOf(ids) {
-  const taken = new Set();
+export function stylesOf(ids) {
+  const most = ids.length <= PALETTE.length ? 1 : ids.length <= TOLD_APART ? DASHES.length : Infinity;
+  const taken = PALETTE.map(() => 0);
   return new Map(ids.map((id) => {
     let place = placeOf(id);
-    while (ids.length <= PALETTE.length && taken.has(place)) place = (place + 1) % PALETTE.length;
-    taken.add(place);
-    return [id, PALETTE[place]];
+    while (taken[place] >= most) place = (place + 1) % PALETTE.length;
+    const dash = most < Infinity ? DASHES[taken[place]] : [];
+    taken[place] += 1;
+    return [id, { colour: PALETTE[place], dash }];
   }));
+}
+
+/** A short piece of a line in an element, as it is drawn. */
+export function swatchOf({ colour, dash = [] }) {
+  const swatch = document.createElement("i");
+  swatch.className = "swatch";
+  let at = 0;
+  const stops = dash.flatMap((length, index) => {
+    const shade = index % 2 ? "transparent" : colour;
+    const from = at;
+    at += length;
+    return [`${shade} ${from}px`, `${shade} ${at}px`];
+  });
+  swatch.style.background = dash.length ? `repeating-linear-gradient(90deg, ${stops.join()})` : colour;
+  return swatch;
 }
 
 export const colourOf = (id) => PALETTE[placeOf(id)];

@@ -1,13 +1,14 @@
 // The page that lays runs over each other: a panel for each metric, one legend for all of them, and one table.
 import { GESTURES, curveOf, distinct, outsideButton, tellIfMissing } from "./chart.js";
-import { coloursOf } from "./colours.js";
-import { address, ask, element, gathered, pageData, shown, toNumber } from "./dom.js";
-import { chartOf, layOut, onPin, onSeen, plots, visible } from "./panels.js";
+import { PALETTE, TOLD_APART, stylesOf, swatchOf } from "./colours.js";
+import { showControls, takeControls } from "./controls.js";
+import { address, ask, element, pageData, shown, toNumber } from "./dom.js";
+import { chartOf, layOut, onSeen, plots, visible } from "./panels.js";
 import { onChange, problems, read as readState, write } from "./state.js";
 
 const { runs, metrics, leading } = pageData();
 const by = (id) => document.getElementById(id);
-const colours = coloursOf(runs.map((run) => run.id));
+const styles = stylesOf(runs.map((run) => run.id));
 const byId = new Map(runs.map((run) => [run.id, run]));
 
 /** Points of each curve, fewer beyond fifty runs, so that the page stays light. */
@@ -60,7 +61,7 @@ function show(plot) {
   const shownItems = plot.items.filter((item) => isShown(item.run_id));
   const kinds = Map.groupBy(plot.items, (item) => item.run_id);
   const nameOf = (item) => byId.get(item.run_id).name + (kinds.get(item.run_id).length > 1 ? ` (${item.kind})` : "");
-  const curves = shownItems.map((item) => curveOf(sorted(item), { name: nameOf(item), colour: colours.get(item.run_id), isPlain: item.x.length > 60 }));
+  const curves = shownItems.map((item) => curveOf(sorted(item), { name: nameOf(item), ...styles.get(item.run_id), isPlain: item.x.length > 60 }));
   const lacking = runs.filter((run) => !kinds.has(run.id));
   const said = () => [
     ...(lacking.length ? [element("span", { title: lacking.map((run) => run.name).join(", ") }, lacking.length <= 3 ? `no values: ${lacking.map((run) => run.name).join(", ")}` : `${shown(lacking.length)} of ${shown(runs.length)} runs have no values`)] : []),
@@ -86,7 +87,10 @@ function widen(plot) {
   show(plot);
 }
 
-const say = (text) => (by("legend").textContent = text || (globalThis.uPlot ? GESTURES : ""));
+/** What a legend of many runs must say of itself. */
+const REPEATED = runs.length > TOLD_APART ? "colours repeat: point at a curve for its run" : runs.length > PALETTE.length ? "runs of one colour differ in their dashes" : "";
+
+const say = (text) => (by("legend").textContent = text || [REPEATED, globalThis.uPlot && GESTURES].filter(Boolean).join("   "));
 
 const redraw = () => visible().filter((plot) => plot.isRead).forEach(show);
 
@@ -107,12 +111,10 @@ function showLegend() {
   if (!by("names").childElementCount) {
     const all = element("button", { type: "button", class: "quiet", id: "all", onclick: () => write({ hide: [] }) }, "Show all");
     by("names").append(...runs.map(({ id, name }) => {
-      const swatch = element("i", { class: "swatch" });
-      swatch.style.background = colours.get(id);
       return element("button", {
         type: "button", class: "quiet", "data-run": id, title: "Click: hide or show. Double click, or Shift and click: this one alone",
         onclick: (event) => press(event, id), onpointerenter: () => embolden(id), onpointerleave: () => embolden(null),
-      }, swatch, name);
+      }, swatchOf(styles.get(id)), name);
     }), all);
   }
   for (const button of by("names").querySelectorAll("[data-run]")) button.setAttribute("aria-pressed", String(isShown(button.dataset.run)));
@@ -207,7 +209,7 @@ const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "siz
 
 onChange((now, changed) => {
   state = now;
-  showControls(changed);
+  showControls(CONTROLS.filter((one) => changed.includes(one)), state);
   showLegend();
   showTable();
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
@@ -215,36 +217,12 @@ onChange((now, changed) => {
   if (!changed.every((name) => LAID_OUT.has(name) || name === "sort")) redraw();
 });
 
-/** Show what was set. The others keep what is being typed into them. */
-function showControls(changed = CONTROLS) {
-  for (const name of CONTROLS.filter((one) => changed.includes(one))) {
-    const control = by(name);
-    if (control === document.activeElement && name === "search") continue;
-    if (control.type === "checkbox") control.checked = state[name];
-    else control.value = String(state[name]);
-  }
-  by("x").hidden = state.axis !== "metric";
-  by("smooth").title = `Weight of the moving average: ${state.smooth}`;
-}
-
-function takeControls() {
-  const set = (name) => {
-    const control = by(name);
-    const value = control.type === "checkbox" ? control.checked : name === "smooth" ? Number(control.value) : control.value;
-    const all = ["axis", "x"].includes(name) ? { from: null, to: null } : {};
-    const chosen = name === "axis" && value === "metric" && !state.x ? { x: metrics.find((one) => one !== state.metric) ?? metrics[0] } : {};
-    write({ [name]: value, ...all, ...chosen });
-  };
-  for (const name of CONTROLS) {
-    const isText = ["search", "range"].includes(by(name).type);
-    by(name).addEventListener(isText ? "input" : "change", isText ? gathered(() => set(name), 150) : () => set(name));
-  }
+function takeTable() {
   by("table").addEventListener("click", (event) => {
     const column = event.target.closest("th[data-column]")?.dataset.column;
     if (column && event.target.closest("button")) write({ sort: state.sort === column ? `-${column}` : column });
   });
   by("table").addEventListener("click", (event) => event.target.closest(".remove") && remove(event.target.closest("tr").dataset.run));
-  onPin((key) => write({ pin: state.pin.includes(key) ? state.pin.filter((one) => one !== key) : [...state.pin, key] }));
 }
 
 /** The page without a run; what a question found are runs of their own then. */
@@ -258,8 +236,9 @@ function remove(id) {
 
 if (runs.length && metrics.length) {
   by("problems").replaceChildren(...problems().map((sentence) => element("p", { class: "notice" }, sentence)));
-  takeControls();
-  showControls();
+  takeControls(CONTROLS, () => metrics.find((one) => one !== state.metric) ?? metrics[0]);
+  takeTable();
+  showControls(CONTROLS, state);
   showLegend();
   tellIfMissing(by("plots").parentElement);
   onSeen(read);

@@ -18,7 +18,7 @@ export function table(headings, rows, left = [0]) {
   const side = (index) => ({ class: left.includes(index) ? "left" : null });
   const head = element("tr", {}, headings.map((text, index) => element("th", side(index), text)));
   const body = rows.map((cells) => element("tr", {}, cells.map((cell, index) => element("td", side(index), cell ?? "–"))));
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, body)));
+  return element("div", { class: "scroll", tabindex: "0" }, element("table", {}, element("thead", {}, head), element("tbody", {}, body)));
 }
 
 /** The path under which a reverse proxy serves the pages; empty without one. */

@@ -6,7 +6,7 @@ export const LANE = 16;
 
 /** What each kind of mark looks like; `at` is its place in pixels from the top or, if negative, from the bottom. */
 const MARKS = {
-  decision: { shape: "triangle", at: -1, size: 5, colour: "--stop" },
+  decision: { shape: "triangle", at: -1, size: 5, colour: "--ink" },
   annotation: { shape: "diamond", at: -1, size: 4, colour: "--note" },
   epoch: { shape: "tick", at: 3, size: 3, colour: "--faint" },
   save: { shape: "tick", at: -4, size: 3, colour: "--faint" },
@@ -205,7 +205,7 @@ export function paint(pen, view, frame) {
       rings.moveTo(x + 4 * frame.scale, y);
       rings.arc(x, y, 4 * frame.scale, 0, 2 * Math.PI);
     }
-    pen.stroke(rings, { colour: colour("--stop"), width: 1.6 * frame.scale });
+    pen.stroke(rings, { colour: colour("--ink"), width: 1.6 * frame.scale });
   });
   paintMarks(pen, view.marks, frame);
 }
@@ -235,7 +235,7 @@ export function toSvg(view, { width, height, title = "" }) {
   paint(pen, view, frame);
   names.forEach((curve, index) => {
     const [x, y] = [MARGINS.left + 180 * (index % perLine), height + 12 + 18 * Math.floor(index / perLine)];
-    root.append(svgElement("rect", { x, y: y - 6, width: 14, height: 4, fill: curve.colour }));
+    root.append(svgElement("path", { d: `M${x} ${y - 4}h16`, stroke: curve.colour, "stroke-width": 3, "stroke-dasharray": (curve.dash ?? []).join(" ") || "none" }));
     pen.text(x + 20, y, curve.name.length > 24 ? `${curve.name.slice(0, 23)}…` : curve.name, "start", { fill: colour("--ink") });
   });
   return root;

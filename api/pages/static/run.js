@@ -1,10 +1,11 @@
 // The page of a run: its curves with what happened drawn on them, the samples behind a spike, decisions; live if it is.
 import { GESTURES, curveOf, distinct, gapsOf, outsideButton, placeOf, ringsOf, standing, tellIfMissing } from "./chart.js";
-import { PALETTE, colourOf } from "./colours.js";
+import { PALETTE, colourOf, swatchOf } from "./colours.js";
+import { showControls, takeControls } from "./controls.js";
 import { address, ask, counted, element, gathered, pageData, percent, refreshParts, root, runPath, shown, table, toNumber } from "./dom.js";
 import { curvesOf, depthBar, drawFamilyHeat, nameOf, pointsOf, seriesOf } from "./family_plots.js";
 import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./notes.js";
-import { chartOf, layOut, onPin, onSeen, plots, visible } from "./panels.js";
+import { chartOf, layOut, onSeen, plots, visible } from "./panels.js";
 import { phaseMarks, showPhases } from "./phases.js";
 import { onChange, problems, read as readState, write } from "./state.js";
 import { takeVectors } from "./vectors.js";
@@ -28,6 +29,9 @@ const LISTED_IN_ALL = 500;
 const PAUSE = 700;
 const SLOW = 5000;
 
+/** Before a server that did not answer is asked again, in milliseconds. */
+const LOST_AGAIN = 5000;
+
 /** Events of a live run that are kept for curves that are read meanwhile. */
 const TAIL = 2000;
 
@@ -45,7 +49,7 @@ const AGAIN = 1_000;
 /** Steps on each side of one that a link of the headline names. */
 const AROUND = 50;
 
-const facts = { decisions: [], saves: [], epochs: [], annotations: [], phases: [], errors: [] };
+const facts = { decisions: [], saves: [], epochs: [], annotations: [], phases: [], errors: [], isCut: false };
 let metrics = run.metrics;
 
 // ---- What happened to the run -------------------------------------------------------------------------------------
@@ -92,6 +96,7 @@ async function readFacts() {
     text: `step ${item.step}: ${item.controller}${item.mode === "shadow" ? " (shadow)" : ""}, ${values(item)}`,
   }));
   facts.errors = decided.rule_errors;
+  facts.isCut = decided.next !== null;
   facts.phases = phaseMarks();
   facts.saves = saves.items.map((event) => ({ step: event.step, text: `checkpoint, step ${event.step}` }));
   facts.epochs = epochs.items.map((event, index) => ({ step: event.step, text: `epoch ${index + 1} begins` }));
@@ -102,12 +107,29 @@ async function readFacts() {
   showDecisions();
 }
 
+/** Decisions with those of one rule at consecutive steps as one, which says its first's values and its last's step. */
+function folded(decisions) {
+  const newest = new Map();
+  const rows = [];
+  for (const item of decisions) {
+    const key = JSON.stringify([item.controller, item.mode, item.orders, item.attempt, item.member]);
+    const row = newest.get(key);
+    if (row && item.step - row.last <= 1) row.last = item.step;
+    else {
+      rows.push({ ...item, last: item.step });
+      newest.set(key, rows.at(-1));
+    }
+  }
+  return rows;
+}
+
 function showDecisions() {
-  const newest = facts.decisions.slice(-LISTED_IN_ALL).reverse();
+  const all = folded(facts.decisions);
+  const newest = all.slice(-LISTED_IN_ALL).reverse();
   const says = newest.some((item) => item.message);
   const rows = newest.map((item) => {
     return [
-      shown(item.step),
+      item.last > item.step ? `${shown(item.step)} to ${shown(item.last)}` : shown(item.step),
       element("span", { class: `severity ${item.severity ?? ""}` }, item.controller ?? "–"),
       item.mode === "shadow" ? `shadow (${item.orders})` : item.orders,
       element("code", {}, values(item)),
@@ -120,9 +142,10 @@ function showDecisions() {
   const wasOpen = place.querySelector("details")?.open ?? false;
   const parts = [rows.length ? listed(rows.slice(0, LISTED)) : element("p", { class: "faint" }, "No rule has fired.")];
   if (rows.length > LISTED) {
-    const count = `${counted(rows.length - LISTED, "earlier decision")} of ${shown(facts.decisions.length)}`;
+    const count = `${counted(rows.length - LISTED, "earlier row")} of ${shown(all.length)}`;
     parts.push(element("details", { open: wasOpen }, element("summary", {}, count), listed(rows.slice(LISTED))));
   }
+  if (facts.isCut) parts.push(element("p", { class: "notice" }, `These are the first ${counted(facts.decisions.length, "decision")}; the run has more.`));
   for (const error of facts.errors) {
     parts.push(element("p", { class: "notice" }, `The rule of ${error.controller} failed, first at step ${error.step}: ${error.error}`));
   }
@@ -131,6 +154,7 @@ function showDecisions() {
 }
 
 function showLegend() {
+  if (isLost) return;
   const said = [
     facts.decisions.length && `▼ ${counted(facts.decisions.length, "decision")}`,
     facts.annotations.length && `◆ ${counted(facts.annotations.length, "annotation")}`,
@@ -166,7 +190,7 @@ async function read(wanted) {
         show(plot);
       }
     }),
-  ).catch((error) => say(error.message));
+  ).then(() => showLost(null), showLost);
 }
 
 /** Whether a plot is as wide as the page. */
@@ -283,9 +307,7 @@ function captionOf(plot, items, shades) {
   const said = items.map((item, index) => {
     const last = plot.last?.has(item.kind) ? `last ${shown(plot.last.get(item.kind))}` : "";
     if (items.length === 1) return [last];
-    const swatch = element("i", { class: "swatch" });
-    swatch.style.background = shades[index];
-    return [swatch, `${item.kind} ${last}`];
+    return [swatchOf({ colour: shades[index] }), `${item.kind} ${last}`];
   });
   plot.note.title = items.some((item) => item.sampled) ? `downsampled from ${shown(items[0].n_raw)} values, extremes kept` : "";
   return said.filter((parts) => parts.join(""));
@@ -357,8 +379,8 @@ const lookAround = gathered(async (step, isClick = false) => {
 }, 120);
 
 async function readFragment(place) {
-  const answer = await fetch(place.dataset.fragment);
-  if (!answer.ok) {
+  const answer = await fetch(place.dataset.fragment).catch(() => null);
+  if (!answer?.ok) {
     place.replaceChildren(element("p", { class: "faint" }, place.dataset.failed));
     return;
   }
@@ -375,6 +397,23 @@ const readFragments = () => Promise.all([...document.querySelectorAll("[data-fra
 function say(text) {
   by("legend").textContent = text;
 }
+
+let isLost = false;
+let again = null;
+
+/** Say that the server does not answer, and ask again; once it does, the legend is back. */
+function showLost(error) {
+  const wasLost = isLost;
+  isLost = error !== null && error.status === undefined;
+  if (isLost) {
+    say("The server does not answer. What is shown is what it said last.");
+    again ??= setTimeout(() => ((again = null), reread()), LOST_AGAIN);
+  } else if (error) say(error.message);
+  else if (wasLost) showLegend();
+}
+
+/** Try what may find the server lost. */
+const trying = (call) => call().then(() => showLost(null), showLost);
 
 /** The newest events, for curves whose values were read before. */
 let tail = [];
@@ -460,15 +499,18 @@ let waiting = null;
 
 const readSlowly = gathered(() => read(visible()), SLOW / 2);
 
-const refreshFacts = gathered(async () => {
-  await readFacts();
+/** Read what happened to the run, and draw it on the curves in sight. */
+async function showFacts() {
+  await trying(readFacts);
   visible().filter((plot) => plot.items.length).forEach(show);
-}, PAUSE);
+}
+
+const refreshFacts = gathered(showFacts, PAUSE);
 
 /** The parts that the server renders. */
 const refreshRegions = gathered(async () => {
   if (document.visibilityState !== "visible") return;
-  await refreshParts("[data-region]");
+  await trying(() => refreshParts("[data-region]"));
   showPhases();
   facts.phases = phaseMarks();
 }, SLOW);
@@ -476,7 +518,7 @@ const refreshRegions = gathered(async () => {
 function followLive() {
   setInterval(() => {
     if (document.visibilityState !== "visible") return;
-    refreshParts("[data-region=head]");
+    trying(() => refreshParts("[data-region=head]"));
     readFragments();
   }, AGED);
   const source = new EventSource(root + runPath(run.id, "/tail"));
@@ -485,6 +527,7 @@ function followLive() {
     const event = JSON.parse(message.data);
     take({ ...event, kind: event.event });
   });
+  source.addEventListener("error", () => source.readyState === EventSource.CONNECTING && showLost(new TypeError()));
   // After a break the stream resumes where it was; until its first event, curves may lack what came before.
   source.addEventListener("open", () => {
     if (isSecond) readSlowly();
@@ -492,10 +535,9 @@ function followLive() {
   });
   source.addEventListener("end", async () => {
     source.close();
-    await refreshParts("[data-region]");
+    await trying(() => refreshParts("[data-region]"));
     showPhases();
-    await readFacts();
-    await read(visible());
+    await reread();
     readFragments();
   });
   return new Promise((resolve) => source.addEventListener("open", resolve, { once: true }));
@@ -509,7 +551,7 @@ const LAID_OUT = new Set(["search", "pin", "size", "order"]);
 
 onChange((now, changed) => {
   state = now;
-  showControls(changed);
+  showLook(changed);
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
   if (changed.includes("from") || changed.includes("to")) {
     if (state.axis === "step") offerSteps(state.from, state.to);
@@ -523,45 +565,21 @@ onChange((now, changed) => {
 const CONTROLS = ["axis", "x", "smooth", "log", "logx", "search", "size", "order"];
 
 /** Show what was set. The others keep what is being typed into them. */
-function showControls(changed = CONTROLS) {
-  for (const name of CONTROLS.filter((one) => changed.includes(one))) {
-    const control = by(name);
-    if (control === document.activeElement && name === "search") continue;
-    if (control.type === "checkbox") control.checked = state[name];
-    else control.value = String(state[name]);
-  }
-  by("x").hidden = state.axis !== "metric";
+function showLook(changed = CONTROLS) {
+  showControls(CONTROLS.filter((one) => changed.includes(one)), state);
   look.querySelector(`input[value=${isHeat() ? "heat" : "lines"}]`).checked = true;
-  by("smooth").title = `Weight of the moving average: ${state.smooth}`;
-}
-
-function takeControls() {
-  by("x").replaceChildren(...metrics.map((name) => element("option", {}, name)));
-  const isNumber = new Set(["smooth"]);
-  const set = (name) => {
-    const control = by(name);
-    const value = control.type === "checkbox" ? control.checked : isNumber.has(name) ? Number(control.value) : control.value;
-    const all = ["axis", "x"].includes(name) ? { from: null, to: null } : {};
-    const chosen = name === "axis" && value === "metric" && !state.x ? { x: metrics.find((one) => one !== run.leading) ?? metrics[0] } : {};
-    write({ [name]: value, ...all, ...chosen });
-  };
-  for (const name of CONTROLS) {
-    const control = by(name);
-    const isText = ["search", "range"].includes(control.type);
-    control.addEventListener(isText ? "input" : "change", isText ? gathered(() => set(name), 150) : () => set(name));
-  }
-  look.addEventListener("change", () => write({ family: look.querySelector("input:checked").value }));
-  onPin((key) => write({ pin: state.pin.includes(key) ? state.pin.filter((one) => one !== key) : [...state.pin, key] }));
 }
 
 const reread = async () => {
-  await readFacts();
+  await showFacts();
   await read(visible());
 };
 takeAnnotations(run.id, reread);
 takeRequests(run.id, reread);
-takeControls();
-showControls();
+by("x").replaceChildren(...metrics.map((name) => element("option", {}, name)));
+takeControls(CONTROLS, () => metrics.find((one) => one !== run.leading) ?? metrics[0]);
+look.addEventListener("change", () => write({ family: look.querySelector("input:checked").value }));
+showLook();
 tellIfMissing(by("plots").parentElement);
 document.addEventListener("themechange", () => visible().filter((plot) => plot.items.length).forEach(show));
 onSeen(read);
@@ -569,8 +587,8 @@ takeVectors(run.id);
 showPhases();
 const connected = run.live ? followLive() : null;
 await Promise.race([connected, new Promise((resolve) => setTimeout(resolve, 1000))]).catch(() => null);
-await readFacts().catch((error) => say(error.message));
 showPanels();
+await showFacts();
 for (const problem of problems()) by("legend").prepend(`${problem}. `);
 readFragments();
 showStep();

@@ -10,7 +10,7 @@ const SUFFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]];
 function text(value, step) {
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e15 || size < 1e-4) return value.toExponential(digitsOf(value, step)).replace("e+", "e");
+  if (size >= 1e15 || size < 1e-4) return value.toExponential(digitsOf(value, step)).replace(/(\.0+)?e\+?/, "e");
   const [suffix, unit] = size >= 1e4 ? SUFFIXES.find(([, least]) => size >= least) : ["", 1];
   const digits = Math.max(0, Math.min(12, Math.ceil(-Math.log10(step / unit) - 1e-9)));
   return (value / unit).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + suffix;

@@ -1,0 +1,118 @@
+"""Each view is accessible by axe-core's rules, in light and in dark: nothing that is serious or critical."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import NEEDS_CHROMIUM, chromium, pages, when
+from served_page import POLICY, record_run, serving
+
+from steptape import Recorder
+
+axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
+
+pytestmark = NEEDS_CHROMIUM
+
+DRAWN = "document.querySelector('figure .plot').chart.view.curves.length"
+ROWS = "document.querySelector('.list tbody tr') && document.querySelector('#whole')"
+
+#: Views by their addresses, each with what holds once it is complete.
+VIEWS = {
+    "/": ROWS,
+    "/?where=lr<1&sort=lr&group=lr": ROWS,
+    "/?where=lr<<1": "document.querySelector('#fault').textContent",
+    "/runs/guarded": f"{DRAWN} && document.querySelector('.tall td') && document.querySelector('#decisions td')",
+    "/runs/blocks?family=heat": "document.querySelector('.map canvas')",
+    "/runs/no-steps": "document.querySelector('#curves-empty').checkVisibility()",
+    "/compare?run=guarded&run=free": f"{DRAWN} === 2",
+    "/compare": "document.querySelector('.adding')",
+    "/backtest?policy=guard&run=guarded": "document.querySelector('#start')",
+    "/runs/nowhere": "document.querySelector('.empty h1')",
+    "/glossary": "document.querySelector('.words')",
+    "/login": "document.querySelector('.login')",
+}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server over runs with and without rules, one with a family, one without a step, and a folder that is no run."""
+    folder = tmp_path_factory.mktemp("access")
+    (folder / "guard.yaml").write_text(POLICY)
+    store = folder / "runs"
+    record_run(store, "guarded", rules=folder / "guard.yaml", config={"lr": 0.1}, tags=("base",))
+    record_run(store, "free", scale=1.5, config={"lr": 0.2}, group="sweep")
+    with Recorder(store, name="blocks", quiet=True) as rec:
+        for step in range(1, 20):
+            rec.step({"loss": math.nan} | {f"norm/block_{block}": 1.0 / step for block in range(4)})
+    Recorder(store, name="no-steps", quiet=True).close()
+    (store / "20260101T000000-aaaaaa").mkdir()
+    (store / "20260101T000000-aaaaaa" / "run.json").write_text("no JSON")
+    with serving(store, policies_path=folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium."""
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """A function that opens a page; no script may fail. A page of an error has its status."""
+    with pages(browser, url, expected="404") as opened:
+        yield opened
+
+
+def violations(page: Any) -> list[str]:
+    """Return the rules of axe-core that a page breaks badly, with the elements that break each."""
+    page.evaluate(Path(axe.AXE_FILE_PATH).read_text())
+    found = page.evaluate("async () => (await axe.run({resultTypes: ['violations']})).violations")
+    bad = [one for one in found if one["impact"] in ("serious", "critical")]
+    return [f"{one['id']}: {json.dumps([node['target'] for node in one['nodes']])}" for one in bad]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize("path", VIEWS)
+def test_a_view_has_no_serious_fault_of_access(
+    open_page: Callable[..., Any], path: str, scheme: str, width: int
+) -> None:
+    """Names, contrasts, keyboard, structure."""
+    page = open_page(path, scheme=scheme, width=width)
+    when(page, VIEWS[path])
+
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_of_a_backtest_has_no_serious_fault_of_access(open_page: Callable[..., Any], scheme: str) -> None:
+    """Verdict, tables and curves."""
+    page = open_page("/backtest?policy=guard&run=guarded", scheme=scheme)
+    page.click("#start")
+    when(page, "document.querySelector('#report .plot').chart.view.curves.length")
+
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize("opener", ["#columns", "#views", "#help"])
+def test_a_dialog_has_no_serious_fault_of_access(open_page: Callable[..., Any], opener: str) -> None:
+    """Columns, saved views and keys."""
+    page = open_page("/")
+    page.click(opener)
+    page.wait_for_selector("dialog[open]")
+
+    assert violations(page) == []
+
+
+def test_the_checks_find_a_fault(open_page: Callable[..., Any]) -> None:
+    """A button without a name is one."""
+    page = open_page("/glossary")
+    page.evaluate("document.querySelector('main').append(document.createElement('button'))")
+
+    assert violations(page) == ['button-name: [["main > button"]]']
