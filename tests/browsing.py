@@ -92,8 +92,8 @@ def holds(page: Any, condition: str) -> bool:
         return False
 
 
-def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> None:
-    """Make a gesture and wait until a JavaScript condition holds; repeat the gesture every 5 s.
+def when(page: Any, condition: str, gesture: Callable[[], object] | None = None) -> bool:
+    """Make a gesture and wait until a JavaScript condition holds, which is the result; repeat the gesture every 5 s.
 
     A busy page can miss a gesture. The condition is polled from outside: the page's policy forbids evaluating text.
     """
@@ -105,3 +105,4 @@ def when(page: Any, condition: str, gesture: Callable[[], object] | None = None)
             gesture()
             again_s = time.monotonic() + 5.0
         page.wait_for_timeout(50)
+    return True

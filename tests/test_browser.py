@@ -254,7 +254,8 @@ def test_time_is_told_in_units_that_fit_what_is_shown(
         when(page, f"JSON.stringify({ticks}.slice(0, 3)) === {json.dumps(json.dumps(labels, separators=(',', ':')))}")
         zoomed = f"{ticks}.slice(0, 3).join() === '{','.join(zoomed_labels)}'"
         when(page, zoomed, zoom(page, *zoom_s))
-        when(page, f"{ticks.replace(drawn('loss'), drawn('rare'))}[0] === '{zoomed_labels[0]}'")
+
+        assert when(page, f"{ticks.replace(drawn('loss'), drawn('rare'))}[0] === '{zoomed_labels[0]}'")
         page.wait_for_load_state("networkidle")  # The server ends with all parts of the page served.
 
 
@@ -267,7 +268,8 @@ def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> No
     page.keyboard.press("c")
     when(page, f"{curve('eval_loss')}.xs.length === 10 && {curve('loss', 1)}")
     page.select_option("#axis", "elapsed")
-    when(page, f"{curve('eval_loss')}.xs[9] < 60")
+
+    assert when(page, f"{curve('eval_loss')}.xs[9] < 60")
 
 
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
@@ -319,7 +321,8 @@ def test_a_parameter_that_makes_no_sense_is_told(open_page: Callable[..., Any]) 
     page = open_page("/backtest?policy=guard&run=free")
     page.fill("[data-param][name=spike]", "many")
     page.click("#start")
-    when(page, "document.getElementById('state').textContent.includes('a number is needed')")
+
+    assert when(page, "document.getElementById('state').textContent.includes('a number is needed')")
 
 
 def test_a_run_shows_what_rules_ordered_and_what_the_loop_answered(store: Path, open_page: Callable[..., Any]) -> None:
@@ -444,7 +447,8 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
         page.keyboard.press("Enter")
 
     # The search may replace the table between the two keys, which leaves no row selected.
-    when(page, "document.querySelector('h1').textContent.includes('free')", enter)
+
+    assert when(page, "document.querySelector('h1').textContent.includes('free')", enter)
     page.wait_for_load_state("load")
     page.keyboard.press("?")
     page.wait_for_selector("dialog#keys", state="visible")
@@ -483,7 +487,8 @@ def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Call
         page.fill("input[name=token]", "a-token-for-the-browser")
         page.keyboard.press("Enter")
         page.wait_for_selector("h1 .status")
-        when(page, f"{curve('loss')}.xs.length === 200")
+
+        assert when(page, f"{curve('loss')}.xs.length === 200")
         page.close()
 
 

@@ -289,7 +289,7 @@ def test_a_search_is_a_regular_expression_or_else_text(open_page: Callable[..., 
     when(page, f"{shown}.join() === 'loss,tokens_seen'")
     page.fill("#search", "loss(")
 
-    when(page, "document.getElementById('curves-empty').textContent.includes('loss(')")
+    assert when(page, "document.getElementById('curves-empty').textContent.includes('loss(')")
 
 
 def test_panels_are_ordered_by_name_and_grow(open_page: Callable[..., Any]) -> None:

@@ -191,7 +191,7 @@ def test_the_keyboard_reaches_the_switch_and_the_groups(open_page: Callable[...,
     page.focus("details[data-group=Gradients] summary")
     page.keyboard.press("Enter")
 
-    when(page, "!document.querySelector('details[data-group=Gradients]').open")
+    assert when(page, "!document.querySelector('details[data-group=Gradients]').open")
 
 
 def test_colours_follow_the_theme(open_page: Callable[..., Any]) -> None:
@@ -200,7 +200,8 @@ def test_colours_follow_the_theme(open_page: Callable[..., Any]) -> None:
     show(page, FAMILY)
     light = page.evaluate(f"{plot(FAMILY)}.chart.view.curves[0].colour")
     page.click("#theme")
-    when(page, f"{plot(FAMILY)}.chart.view.curves[0].colour !== '{light}'")
+
+    assert when(page, f"{plot(FAMILY)}.chart.view.curves[0].colour !== '{light}'")
 
 
 def test_a_filter_draws_the_blocks_that_it_names(open_page: Callable[..., Any]) -> None:

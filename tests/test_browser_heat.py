@@ -212,7 +212,7 @@ def test_the_canvas_has_a_pixel_for_each_of_the_screen(open_heat: Callable[..., 
     when(page, is_sharp)
     page.set_viewport_size({"width": 390, "height": 900})
 
-    when(page, f"{canvas}.clientWidth < 390 && {is_sharp} && document.documentElement.scrollWidth === 390")
+    assert when(page, f"{canvas}.clientWidth < 390 && {is_sharp} && document.documentElement.scrollWidth === 390")
 
 
 def test_the_theme_repaints_the_cells(open_heat: Callable[..., Any]) -> None:
