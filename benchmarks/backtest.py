@@ -11,6 +11,7 @@ lines, with the load of the machine before and after:
 - the command, as a process of its own, with the verdict alone and with ``--html`` (baselines and coverage): in one
   process, in two and in as many as it starts by itself. Seconds of processor time, workers included, wall-clock
   seconds, and the peak of its own resident memory;
+- the job that the page starts for the same question, and the one for the comparison on its second click;
 - the number of runs, 1 % drawn at random and at least ten, whose results differ. The exit status is 1 if one does.
 """
 
@@ -33,6 +34,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from steptape import Policy, Recorder, load_policy, open_store
+from steptape.api.workers.job_requests import BacktestRequest, JobOrder
+from steptape.api.workers.pool import exchange, start_worker
 from steptape.replay.columns.column_replay import replay_by_columns
 from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.metric_names import Mode
@@ -136,6 +139,21 @@ def measure_command(policy: str, store: Path, page: Path) -> None:
             print(json.dumps({**line, "peak_mib": round(_peak_mib(usage)), "load": os.getloadavg()[0]}), flush=True)
 
 
+def measure_job(policy: str, store: Path) -> None:
+    """Time the job that the page starts for the same question, and the one for its comparison."""
+    text = shipped_policies()[policy].read_text() if policy in shipped_policies() else Path(policy).read_text()
+    names = [run.folder.name for run in open_store(store)]
+    for what, more in {"page's job": {}, "page's comparison": {"baselines": ["all"], "coverage": True}}.items():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        request = BacktestRequest.model_validate({"policy": policy, **more}).model_dump()
+        worker = start_worker("job_worker", 8 << 30)
+        exchange(worker, JobOrder("backtest", str(store), request, names, text, policy)._asdict(), within_s=math.inf)
+        worker.end()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(json.dumps({"case": what, "cpu_s": round(cpu_s, 2), "load": os.getloadavg()[0]}), flush=True)
+
+
 def _peak_mib(usage: resource.struct_rusage) -> float:
     return usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
@@ -166,6 +184,7 @@ def main() -> None:
         has_losses = all("loss" in run.metrics() for run in runs[:TIMED])
         measure_library(policy, runs, given.rounds, is_default=given.policy == "loss_spike" and has_losses)
         measure_command(given.policy, store, Path(folder) / "report.html")
+        measure_job(given.policy, store)
         count = min(len(runs), max(10, len(runs) // 100))
         chosen = [runs[place] for place in np.random.default_rng(0).choice(len(runs), count, replace=False).tolist()]
         disagreed = disagreeing(policy, chosen)

@@ -132,8 +132,13 @@ class TimeBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether either limit is exceeded. A process that has ended spends nothing."""
-        return self._cpu_s() > self._until_cpu_s or time.monotonic() > self.until_s
+        """Whether the processor time is used up. A process that has ended spends nothing."""
+        return self._cpu_s() > self._until_cpu_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the limit by the clock is exceeded: the machine is busy."""
+        return time.monotonic() > self.until_s
 
     def _cpu_s(self) -> float:
         if self._pid is None:

@@ -15,9 +15,10 @@ import pytest
 from waiting import PATIENCE_S
 
 from api_serving import RUN, SMALL, ended, recorded, served
-from steptape.api.workers.pool import QueryWorkers, start_worker
+from steptape.api.workers.pool import QueryWorkers, exchange, start_worker
 from steptape.api.workers.worker_requests import SqlQuestion
 from steptape.rules.errors import PolicyError
+from steptape.store import own_process
 from steptape.store.arrow_tables import from_arrow_stream
 from steptape.store.child_process import ChildProcess
 from steptape.store.errors import NotARun, QueryRefused, RunNotFound
@@ -66,7 +67,8 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
     child = ChildProcess("steptape.api.workers.worker", worker, str(BYTES))
     for request in asked[worker]:
         child.send(request)
-    child.receive()  # It is at the last request.
+    for _ in range(2 * len(asked[worker]) - 1):
+        child.receive()  # Until it is at the last request.
     child.requests.close()
     status = child.wait(timeout=PATIENCE_S)
     child.answers.close()
@@ -77,19 +79,17 @@ def test_a_worker_ends_with_its_server_whatever_it_is_at(store: Path, worker: st
 def test_an_error_of_a_worker_keeps_its_kind(store: Path) -> None:
     """Every type is preserved."""
     queries, rules, jobs = (start_worker(name, BYTES) for name in ("query_worker", "rule_worker", "job_worker"))
+    trial = {"kind": "JobTrial", "text": "[]", "source": "p.yaml", "params": {}, "axes": {}, "seconds": 1.0}
+    order = {"kind": "sweep", "store": str(store), "request": {}, "runs": ["other"]}
     try:
-        queries.send(question(store, "SELEC"))
         with pytest.raises(QueryRefused, match="syntax error"):
-            queries.receive()
-        queries.send(question(store, "SELECT 1", run="broken"))
+            exchange(queries, question(store, "SELEC"), within_s=PATIENCE_S)
         with pytest.raises(NotARun):
-            queries.receive()
-        rules.send({"kind": "JobTrial", "text": "[]", "source": "p.yaml", "params": {}, "axes": {}, "seconds": 1.0})
+            exchange(queries, question(store, "SELECT 1", run="broken"), within_s=PATIENCE_S)
         with pytest.raises(PolicyError, match=r"^p.yaml:1:1: "):
-            rules.receive()
-        jobs.send({"kind": "sweep", "store": str(store), "request": {}, "runs": ["other"]})
+            exchange(rules, trial, within_s=PATIENCE_S)
         with pytest.raises(RunNotFound, match="got 'other'"):
-            jobs.receive()
+            exchange(jobs, order, within_s=PATIENCE_S)
     finally:
         for child in (queries, rules, jobs):
             child.end()
@@ -184,3 +184,21 @@ def test_beside_busy_processes_nothing_is_refused_but_what_is_truly_expensive(st
 
     assert ([answer.status_code for answer in answers], job["status"]) == ([200] * 6, "done")
     assert (stopped.status_code, stopped.json()["code"]) == (422, "query-timed-out")
+
+
+def test_a_trial_that_gets_no_turn_is_to_come_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock alone says nothing about the rules: the machine is busy."""
+    monkeypatch.setattr(own_process, "WALL_TIMES", 1e-6)
+    with served(store, limits=SMALL) as client:
+        answer = client.post("/api/v1/backtests", json={"policy_text": LIGHT})
+
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "the machine is too busy" in answer.json()["detail"]
+
+
+def test_the_start_of_a_worker_is_no_part_of_a_trial(store: Path) -> None:
+    """Its imports alone take longer than this limit."""
+    with served(store, limits=replace(SMALL, rules_s=0.3)) as client:
+        answer = client.post("/api/v1/backtests", json={"policy_text": LIGHT})
+
+    assert answer.status_code == 202

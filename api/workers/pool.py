@@ -75,30 +75,39 @@ def exchange(
     Args:
         worker: The worker.
         request: The request.
-        within_s: Processor time that the worker may spend on it.
+        within_s: Processor time that the worker may spend on it, once it has begun.
         most_bytes: Largest answer.
         on_progress: Called with the number of runs done.
 
     Raises:
         TelemetryError: The worker answered with this error.
-        TimeoutError: The worker has spent its processor time, or many times that by the clock.
+        TimeoutError: The worker has spent its processor time.
+        Busy: It has not, in many times that by the clock.
         BrokenFrame: The answer is larger than ``most_bytes``, or incomplete.
         EOFError, OSError: The worker has ended.
     """
-    budget = TimeBudget(within_s, worker.pid)
-    with suppress(BrokenPipeError):
-        worker.send(request, until_s=budget.until_s)
-    while True:
-        while not worker.has_answered(within_s=_LOOK_EVERY_S):
-            if budget.is_spent:
+    budget = TimeBudget(max(within_s, _START_S), worker.pid)
+    try:
+        with suppress(BrokenPipeError):
+            worker.send(request, until_s=budget.until_s)
+        has_begun = False
+        while True:
+            while not worker.has_answered(within_s=_LOOK_EVERY_S):
+                if budget.is_spent or budget.is_late:
+                    raise TimeoutError
+            frame = worker.receive(most_bytes=most_bytes, until_s=budget.until_s)
+            if "progress" not in frame.head:
+                return frame
+            if not has_begun:
+                budget, has_begun = TimeBudget(within_s, worker.pid), True
+            if budget.is_spent or budget.is_late:
                 raise TimeoutError
-        frame = worker.receive(most_bytes=most_bytes, until_s=budget.until_s)
-        if "progress" not in frame.head:
-            return frame
+            if on_progress is not None:
+                on_progress(frame.head["progress"])
+    except TimeoutError:
         if budget.is_spent:
-            raise TimeoutError
-        if on_progress is not None:
-            on_progress(frame.head["progress"])
+            raise
+        raise Busy("the machine is too busy", fix="Try again later") from None
 
 
 class WorkerPool:
@@ -215,6 +224,9 @@ class QueryWorkers:
         most_bytes = self._limits.query_worker_bytes
         try:
             return exchange(worker, question._asdict(), within_s=seconds + _GRACE_S, most_bytes=most_bytes)
+        except Busy:
+            worker.end()
+            raise
         except TimeoutError:
             worker.end()
             fix = "Query less, or a single run"
@@ -356,7 +368,7 @@ class HealthWorkers:
                     frame = exchange(
                         worker, trial._asdict(), within_s=limits.rules_s, most_bytes=limits.job_result_bytes
                     )
-                except (TimeoutError, BrokenFrame, EOFError, OSError):
+                except (Busy, BrokenFrame, EOFError, OSError):
                     worker.end()
                     raise Busy("the process that replays the rules was ended", fix="Try again") from None
         except Busy:

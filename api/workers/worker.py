@@ -1,7 +1,8 @@
 """Runs in a worker's process: answers the requests of one service, one after another, within limits.
 
 A request is a frame. Its answer is one too: an ``error``, or what the service makes of the request. Frames with the
-number of runs done as ``progress`` may precede it. The parent can kill a worker at any time: services only read.
+number of runs done as ``progress`` precede it: the first has 0, and the request is timed from then on. The parent can
+kill a worker at any time: services only read.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     service = cast("Service", import_module(f".{sys.argv[1]}", __package__))
     service.limit(int(sys.argv[2]))
     for request in frames(sys.stdin.fileno()):
+        write_frame(answers, {"progress": 0})
         try:
             head, body = service.answer(request.head, lambda done: write_frame(answers, {"progress": done}))
         except TelemetryError as error:
