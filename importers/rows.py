@@ -68,10 +68,12 @@ def is_evaluation(name: str) -> bool:
     """Whether a metric's name says that it was measured on held-out data.
 
     The first word of the name, or of a part after a slash or a dash between blanks, says so; a single word not after
-    ``train/``.
+    ``train/``. A word for a mean or a part may be before it, if a measure is after it.
 
     >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
     [True, True, True, True, True, True]
+    >>> [is_evaluation(name) for name in ("avg_val_loss", "mini_val_loss", "mean_dev", "avg_value")]
+    [True, True, False, False]
     >>> is_evaluation("Accuracy on Test-Set"), is_evaluation("loss on train set")
     (True, False)
     >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity", "dev0/mem", "test1/AUC")]
@@ -81,10 +83,15 @@ def is_evaluation(name: str) -> bool:
     if (match := _ON_HELD_OUT.search(name)) is not None and _is_held_out(match[1].casefold()):
         return True
     parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
-    found = [words for words in parts if words and _is_held_out(words[0])]
+    found = [words for words in parts if words and _is_held_out(words[_is_qualified(words)])]
     if found and parts[0][:1] in (["train"], ["training"]):
         found = [words for words in found if len(words) > 1]
     return bool(found) or _RESULT.search(name) is not None
+
+
+def _is_qualified(words: Sequence[str]) -> bool:
+    """Whether a measure's name begins with a word for its mean or its part: ``avg_val_loss``, not ``mean_dev``."""
+    return len(words) > 2 and words[0] in ("avg", "average", "mean", "ema", "mini", "full", "epoch")
 
 
 #: Last words of names of the training whose partners end with another word: ``loss_train`` beside ``loss_val``.

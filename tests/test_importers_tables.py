@@ -30,7 +30,7 @@ def reads(tmp_path: Path) -> Reads:
     "name",
     [
         *("ValLoss", "valLoss", "TestAcc", "ptl/val_loss", "actor/eval_return", "Loss/test", "bbox/AP"),
-        *("metrics/mAP50(B)", "bright-sun-7 - val_loss"),
+        *("metrics/mAP50(B)", "bright-sun-7 - val_loss", "avg_val_loss", "mini_val_loss", "Accuracy on Test-Set"),
     ],
 )
 def test_a_name_of_held_out_data_is_an_evaluation_in_any_spelling(reads: Reads, name: str) -> None:
@@ -48,7 +48,9 @@ def test_the_ranges_in_wandb_s_export_of_a_chart_are_no_metrics(reads: Reads) ->
     assert list(runs.values()) == [[("evaluate", 1, {name: 2.1})]]
 
 
-@pytest.mark.parametrize("name", ["value_loss", "train/val", "validity", "devices", "Contest/rank", "metrics/lr"])
+@pytest.mark.parametrize(
+    "name", ["value_loss", "train/val", "validity", "devices", "Contest/rank", "metrics/lr", "mean_dev"]
+)
 def test_a_name_that_only_resembles_one_is_of_the_training(reads: Reads, name: str) -> None:
     """A word counts as a whole."""
     runs, _ = reads({"x/metrics.csv": f"epoch,{name}\n1,2\n"})
