@@ -295,6 +295,19 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
     assert "The policy's checkpoints replace the loop's own." in popup.value.inner_text("body")
 
 
+def test_the_comparison_with_simpler_policies_is_one_more_click(open_page: Callable[..., Any]) -> None:
+    """It takes several times as long as the answer."""
+    page = open_page("/backtest?policy=guard&run=free")
+    page.click("#start")
+    page.wait_for_selector("#report[data-done]")
+    before = page.locator("#report summary").all_inner_texts()
+    page.click("#compare", timeout=30_000)
+    page.wait_for_selector("#report summary:has-text('Comparison with simpler policies')", timeout=30_000)
+
+    assert "Comparison with simpler policies" not in before
+    assert page.locator("#report details[open] tbody tr").count() > 1
+
+
 def test_metrics_are_renamed_and_the_objective_is_named_on_the_page(open_page: Callable[..., Any]) -> None:
     """The report names the metric that judges each run, and what the rules now lack."""
     page = open_page("/backtest?policy=guard&run=free")

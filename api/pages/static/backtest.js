@@ -73,10 +73,11 @@ function showCount() {
   by("start").disabled = !chosen().length || !data.policy;
 }
 
-async function start() {
+/** Baselines and coverage take five times as long as the answer: they are asked for by themselves. */
+async function start(more = {}) {
   let asked;
   try {
-    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), saves: by("saves")?.value ?? "keep", baselines: ["all"], coverage: true };
+    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), saves: by("saves")?.value ?? "keep", ...more };
     const objective = words("objective");
     if (objective.length) asked.objective = objective;
     const family = by("family").value.trim();
@@ -220,9 +221,9 @@ function comparisonTable() {
       ? [row.title, row.reason, "", "", "", ""]
       : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), ...costs(row)],
   );
-  if (!rows.length) return "";
+  if (rows.length < 2) return element("p", {}, element("button", { type: "button", id: "compare" }, "Compare with simpler policies"));
   const words = "All rows are over the same runs: those that every row scores. The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
-  return element("details", {}, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
+  return element("details", { open: "" }, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
 }
 
 /** Regrets of a row; a dash where it stops runs and none of them can be judged. */
@@ -324,6 +325,7 @@ by("job").addEventListener("submit", async (event) => {
   // On a narrow screen the report stands below the form.
   if (report && by("report").getBoundingClientRect().top > innerHeight / 2) by("report").scrollIntoView();
 });
+by("report").addEventListener("click", (event) => event.target.id === "compare" && start({ baselines: ["all"], coverage: true }));
 by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message, true)));
 const again = gathered(() => job && start(), 400);
 document.addEventListener("input", (event) => {
