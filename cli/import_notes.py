@@ -48,8 +48,8 @@ def doubts(outcomes: Sequence[Outcome], evaluations: Iterable[str] = ()) -> Iter
     if set_back := [outcome for outcome in outcomes if outcome.setbacks]:
         events = counted(sum(outcome.setbacks for outcome in set_back), "line", ",")
         yield f"the clock is behind in {events} of {_named([one.name for one in set_back])}: hours there mean little"
-    for doubt in dict.fromkeys(outcome.step_doubt for outcome in outcomes if outcome.step_doubt):
-        yield f"{doubt} in {_named([outcome.name for outcome in outcomes if outcome.step_doubt == doubt])}"
+    for doubt in dict.fromkeys(outcome.doubt for outcome in outcomes if outcome.doubt):
+        yield f"{doubt} in {_named([outcome.name for outcome in outcomes if outcome.doubt == doubt])}"
     lost = {outcome.name: outcome for outcome in outcomes if 2 * outcome.rolled_back > (outcome.updates or 0)}
     if lost:
         names = [f"{name} ({one.rolled_back} of {one.updates} updates)" for name, one in lost.items()]

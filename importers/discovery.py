@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..store.errors import TelemetryError, counted
 from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON, SUMMARY_JSONL, is_sealed
 from ..store.run_info import STATUSES
+from .companions import companions_of, configuration
 from .held_out import DataPart, part_of, runs_of_parts
 from .source import Fact, ImportedRun, OptionReader, Reader, ReadOptions, StepAxis, UnreadableSource, stem_of
 
@@ -58,6 +60,12 @@ GROUP: Final = "steptape.importers"
 
 #: Kinds whose files are told apart by the part of the data that their paths name. Others hold it themselves.
 _OF_ONE_FILE: Final = frozenset(("table", "json", "jsonl", "parquet", "text"))
+
+#: Kinds whose files hold no configuration; a file in the run's folder may.
+_WITHOUT_CONFIG: Final = _OF_ONE_FILE | {"tensorboard"}
+
+#: Files of tools and models that nobody takes for a log of a training.
+_NO_LOG: Final = re.compile(r"wandb/debug[\w-]*\.log|[^/]*/(?:requirements[\w-]*|vocab|merges|LICENSE)\.txt")
 
 #: The kind that selects the first reader that recognises a file.
 AUTO: Final = "auto"
@@ -100,14 +108,22 @@ class Source:
         Raises:
             TelemetryError: The source cannot be read, or not beyond this point.
         """
+        config, doubt = configuration(self._companions())
         if self.parts:
-            return runs_of_parts(self.reader, self.files, self.parts, options)
-        return self.reader.read(self.files, options)
+            runs = runs_of_parts(self.reader, self.files, self.parts, options)
+        else:
+            runs = self.reader.read(self.files, options)
+        for run in runs:
+            yield replace(run, config={**config, **run.config}, doubt=run.doubt or doubt)
 
     def watched(self) -> list[Path]:
         """Return the files and their existing companion files, sorted."""
         beside = {path for file in self.files for path in self.reader.beside(file) if path.is_file()}
-        return sorted({*self.files, *beside})
+        return sorted({*self.files, *beside, *self._companions()})
+
+    def _companions(self) -> list[Path]:
+        """Return the files that hold the configuration, where the kind of source has none of its own."""
+        return companions_of(self.path, self.files) if self.reader.kind in _WITHOUT_CONFIG else []
 
     def identity(self, run: str) -> str:
         """Return a stable id for a run, 10 hex digits: the same at every import, from any working directory.
@@ -268,7 +284,7 @@ class _Search:
         if is_named:
             fix = "If you know its kind, name it instead of auto"
             raise nearest or UnreadableSource("no reader recognises this file", where=str(path), fix=fix)
-        if nearest is not None:
+        if nearest is not None and not _NO_LOG.fullmatch(f"{path.parent.name}/{path.name}"):
             self._missed.setdefault(nearest.what, []).append(nearest)
         return None
 
@@ -574,7 +590,7 @@ def _checked(run: ImportedRun) -> ImportedRun:
         started_ns=None if run.started_ns is None else index(run.started_ns),
         ended_ns=None if run.ended_ns is None else index(run.ended_ns),
         step_unit=str(run.step_unit),
-        step_doubt=str(run.step_doubt),
+        doubt=str(run.doubt),
         failure=None if run.failure is None else {str(key): str(value) for key, value in run.failure.items()},
     )
 

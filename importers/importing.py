@@ -75,7 +75,7 @@ class Outcome:
         plan_from: The key of its configuration that is its plan; empty where none is.
         axes: What its metrics count that count something else than the training; empty for an unchanged run.
         unplaced: The metrics of which nothing proves at which step they were logged.
-        step_doubt: A sentence about what its steps may not be; empty where nothing is doubtful.
+        doubt: A sentence about what its steps or its configuration may not be; empty where nothing is doubtful.
         setbacks: Number of its events whose wall clock is far behind an earlier one's.
     """
 
@@ -96,7 +96,7 @@ class Outcome:
     held_out: tuple[Path, ...] = ()
     axes: Mapping[StepAxis, tuple[str, ...]] = field(default_factory=dict)
     unplaced: tuple[str, ...] = ()
-    step_doubt: str = ""
+    doubt: str = ""
     setbacks: int = 0
 
 
@@ -277,7 +277,7 @@ def _make(
     folder = store / run_id
     courses, told = write_new(folder, info, run, facts)
     known[identity] = folder
-    return replace(_outcome(State.NEW, source, folder, told, courses, courses.events), step_doubt=run.step_doubt)
+    return replace(_outcome(State.NEW, source, folder, told, courses, courses.events), doubt=run.doubt)
 
 
 def _grow(folder: Path, source: Source, run: ImportedRun, digest: str, steps_per_epoch: int | None) -> Outcome:
@@ -306,10 +306,11 @@ def _grow(folder: Path, source: Source, run: ImportedRun, digest: str, steps_per
     news = news_of(stored, courses.with_axes(named), f"{source.path} ({info.run_id})")
     first = next(news, None)
     facts = news if first is None else chain((first,), news)
-    told = write_grown(folder, replace(info, source=asdict(provenance)), run, facts, courses)
+    config = {**info.config, **storable_config(run.config)}
+    told = write_grown(folder, replace(info, source=asdict(provenance), config=config), run, facts, courses)
     added = courses.events - count
     state = State.GROWN if added else State.UNCHANGED
-    return replace(_outcome(state, source, folder, told, courses, added), step_doubt=run.step_doubt)
+    return replace(_outcome(state, source, folder, told, courses, added), doubt=run.doubt)
 
 
 @dataclass(frozen=True, slots=True)

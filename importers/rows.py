@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..store.plan import Plan
@@ -161,6 +162,7 @@ class Row(NamedTuple):
         step_unit: What its step counts, as in ``ImportedRun``.
         is_summary: Whether its values of the training sum up rows before it: they are a ``log``, and no update.
         axis: As in ``Fact``.
+        planned_steps: The last step that the training plans, as the row says.
     """
 
     step: int
@@ -174,20 +176,20 @@ class Row(NamedTuple):
     step_unit: str = ""
     is_summary: bool = False
     axis: StepAxis | None = None
+    planned_steps: int | None = None
 
 
 def runs_of(
     rows: Iterable[Row],
     *,
     config: Callable[[], dict[str, object]] = dict,
-    plan: Callable[[], Plan] = Plan,
     facts_of: Callable[[Row, int], Iterator[Fact]] | None = None,
 ) -> Iterator[ImportedRun]:
     """Yield the runs in a sequence of rows, one after another; a run's rows are read as its facts are consumed.
 
     Args:
         rows: Rows in the order of the source.
-        config, plan: Return a run's configuration and plan; called after its first row is read.
+        config: Returns a run's configuration; called after its first row is read.
         facts_of: Returns the events of a row in an attempt; by default ``facts_by_name``.
     """
     lives = Lives()
@@ -201,10 +203,24 @@ def runs_of(
 
     make = facts_of or facts_by_name
     for index, group in itertools.groupby(with_lives(), key=lambda entry: entry[0].run):
-        facts = (fact.on_axis(row.axis) for life, row in group for fact in make(row, life.attempt))
+        planned: set[int] = set()
+        facts = (fact.on_axis(row.axis) for life, row in _noted(group, planned) for fact in make(row, life.attempt))
         # The last row that was read is the first of this run.
         identity = str(index) if index else ""
-        yield ImportedRun(facts, identity=identity, config=config(), plan=plan(), step_unit=step_unit)
+        yield ImportedRun(facts, identity=identity, config=config(), plan=partial(_plan, planned), step_unit=step_unit)
+
+
+def _noted(rows: Iterable[tuple[Life, Row]], planned: set[int]) -> Iterator[tuple[Life, Row]]:
+    """Yield the rows of a run, and note each planned length that they say."""
+    for life, row in rows:
+        if row.planned_steps is not None:
+            planned.add(row.planned_steps)
+        yield life, row
+
+
+def _plan(planned: Set[int]) -> Plan:
+    """Return the plan of a run whose rows say one length; an empty plan where they say none, or several."""
+    return Plan(total_steps=next(iter(planned)) if len(planned) == 1 else None)
 
 
 def facts_by_name(row: Row, attempt: int) -> Iterator[Fact]:
@@ -232,6 +248,7 @@ def joined(rows: Iterable[Row]) -> Iterator[Row]:
                 attrs={**held.attrs, **row.attrs},
                 time_ns=max(held.time_ns, row.time_ns),
                 elapsed_ns=held.elapsed_ns if row.elapsed_ns is None else row.elapsed_ns,
+                planned_steps=held.planned_steps if row.planned_steps is None else row.planned_steps,
             )
             continue
         if held is not None:

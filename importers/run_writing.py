@@ -191,8 +191,9 @@ class Courses:
 
         A number that a completed run did not reach, or that a run went beyond, counts something else: it is no plan.
         """
-        if run.plan.total_steps is not None or run.plan.total_epochs is not None:
-            return "", run.plan
+        plan = run.known_plan()
+        if plan.total_steps is not None or plan.total_epochs is not None:
+            return "", plan
         newest = self.by_attempt[max(self.by_attempt)]
         spacing, is_complete = max(one.spacing for one in self.by_attempt.values()), self._status(run) == "completed"
         counts_epochs, counts_updates = run.step_unit == EPOCHS, run.step_unit in _UPDATES
@@ -203,9 +204,9 @@ class Courses:
                 continue
             done, short = (newest.steps, max(spacing, 1)) if in_steps else (newest.epochs, 1)
             if 0 <= done <= total and not (is_complete and total - done > short):
-                own = replace(run.plan, total_steps=total) if in_steps else replace(run.plan, total_epochs=total)
+                own = replace(plan, total_steps=total) if in_steps else replace(plan, total_epochs=total)
                 return key, own
-        return "", run.plan
+        return "", plan
 
     def ending(self, run: ImportedRun) -> SourceEnding:
         """Return how far the run's end is known.
@@ -215,7 +216,7 @@ class Courses:
         """
         if run.status is not None:
             return SourceEnding.OPEN if run.status == "running" else SourceEnding.STATED
-        planned, done = run.plan.max_steps(), self.by_attempt[max(self.by_attempt)].steps
+        planned, done = run.known_plan().max_steps(), self.by_attempt[max(self.by_attempt)].steps
         spacing = max(course.spacing for course in self.by_attempt.values())
         is_short = planned is not None and planned - done > spacing
         return SourceEnding.BEFORE_PLAN if is_short else SourceEnding.UNKNOWN

@@ -7,7 +7,7 @@ silent omission would be a wrong answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +102,8 @@ class ImportedRun:
             source is one run.
         name: Its name in the source; empty where it has only the source's name.
         group, tags, config: As in ``run.json``.
-        plan: The planned length of the training, where the source has it.
+        plan: The planned length of the training, where the source has it; a function that returns it where only the
+            facts say it, called once they are consumed.
         status: How the run ended, one of ``steptape.store.run_info.STATUSES``; ``running`` where the source says that
             it has not ended, None where it does not say.
         started_ns, ended_ns: Wall clock; None to take it from the facts.
@@ -112,7 +113,7 @@ class ImportedRun:
         nan_filtered: Metrics whose tool replaces NaN and infinities before it logs them, as far as the source says.
         step_unit: What its steps count: ``updates``, ``epochs``, or the name of the source's counter; empty for the
             steps of the kind of source, as in ``wandb steps``.
-        step_doubt: A sentence about what its steps may not be; empty where nothing is doubtful.
+        doubt: A sentence about what its steps or its configuration may not be; empty where nothing is doubtful.
     """
 
     facts: Iterator[Fact]
@@ -121,7 +122,7 @@ class ImportedRun:
     group: str | None = None
     tags: tuple[str, ...] = ()
     config: dict[str, object] = field(default_factory=dict)
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan | Callable[[], Plan] = field(default_factory=Plan)
     status: str | None = None
     started_ns: int | None = None
     ended_ns: int | None = None
@@ -129,7 +130,11 @@ class ImportedRun:
     objective: tuple[str, str] | None = None
     nan_filtered: tuple[str, ...] = ()
     step_unit: str = ""
-    step_doubt: str = ""
+    doubt: str = ""
+
+    def known_plan(self) -> Plan:
+        """Return the plan as far as the facts are consumed."""
+        return self.plan if isinstance(self.plan, Plan) else self.plan()
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,8 @@ OWNERS = {
     # Stable-Baselines3's evaluations are numpy's arrays, and plain tables are read by columns.
     "numpy": {"store", "rules", "replay", "importers/plain_tables", "importers/readers", "examples", "shipping"},
     "simpleeval": {"rules"},
-    "yaml": {"rules"},
+    # A script keeps its configuration in its run's folder.
+    "yaml": {"rules", "importers/companions"},
     "torch": {"recorder", "examples", "integrations"},
     "d9d": {"integrations/d9d"},
     "psutil": {"recorder/process/sampling_service"},

@@ -137,6 +137,73 @@ def test_lines_that_begin_as_settings_do_are_none(imported: Import) -> None:
     assert events == [("step_end", step, {"Time": 0.5, "Loss": 2.5}) for step in range(1, 9)]
 
 
+@pytest.mark.parametrize(
+    ("line", "config"),
+    [
+        ('INFO:root:config {"lr": 0.003, "epochs": 30}', {"lr": 0.003, "epochs": 30}),
+        ("2026-01-02 10:00:00,123 [INFO] args: {'lr': 0.003, 'amp': None}", {"lr": 0.003, "amp": None}),
+        (
+            "Hyperparameters = {'optim': {'lr': 1e-3, 'betas': (0.9, 0.99)}}",
+            {"optim": {"lr": 1e-3, "betas": [0.9, 0.99]}},
+        ),
+        (
+            "Namespace(lr=0.5, warmup=-1, out='x (y)', f=<function f at 0x7f>)",
+            {"lr": 0.5, "warmup": -1, "out": "x (y)"},
+        ),
+        ("INFO: args: Namespace(lr=0.5, sub=Namespace(a=1), device=device(type='cuda'))", {"lr": 0.5, "sub": {"a": 1}}),
+        ("TrainingArguments(lr=1e-4, path='C:\\data', run=__import__('os').system('x'))", {"lr": 1e-4}),
+        ("Config(lr=0.5, seed=<unfinished", {}),
+        ("loaded the config {of a model}", {}),
+        (f"config {{'lr': {'(' * 3000}{')' * 3000}}}", {}),
+    ],
+)
+def test_a_printed_configuration_is_the_run_s(
+    imported: Import, tmp_path: Path, line: str, config: dict[str, object]
+) -> None:
+    """It is no event, whatever it names; what is no plain value is text, and nothing of it is run."""
+    _, events = imported(f"{line}\nstep 7 loss 2.5\nstep 8 loss 2.4\n")
+
+    (path,) = (tmp_path / "store").glob("import-*")
+    found = open_run(path).info.config
+    assert {key: value for key, value in found.items() if key in config} == config
+    assert bool(found) == bool(config)
+    assert events == [("step_end", 7, {"loss": 2.5}), ("step_end", 8, {"loss": 2.4})]
+
+
+def test_each_run_of_a_log_has_the_configuration_that_is_printed_before_it(imported: Import, tmp_path: Path) -> None:
+    """A later one replaces an earlier one of the same word."""
+    steps = "step 1 loss 2.5\nstep 2 loss 2.4\nstep 3 loss 2.3\n"
+    imported(f"args {{'lr': 1, 'old': 1}}\n{steps}args {{'lr': 2}}\n{steps}")
+
+    found = [open_run(path).info.config for path in (tmp_path / "store").glob("import-*")]
+    assert sorted(map(str, found)) == ["{'lr': 1, 'old': 1}", "{'lr': 2}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "planned"),
+    [
+        ("step 5/1000 loss 2\nstep 9/1000 loss 1\n", 1000),
+        ("epoch 3/10 loss 2\nepoch 4/10 loss 1\n", 10),
+        (
+            "epoch 0 | update 10/3000 | loss 2\nepoch 0 | update 20/3000 | loss 1\nepoch 1 | update 30/3000 | loss 1\n",
+            3000,
+        ),
+        ("epoch 1/4 | step 50/100 | loss 2\nepoch 2/4 | step 20/100 | loss 1\n", 400),
+        ("epoch 1 | step 50/100 | loss 2\nepoch 2 | step 20/100 | loss 1\n", None),
+        ("epoch 1 | step 50/100 | loss 2\nepoch 1 | step 60/100 | loss 1\n", None),
+        ("step 5/1000 loss 2\nstep 9/2000 loss 1\n", None),
+    ],
+)
+def test_the_second_number_of_a_counter_is_the_plan_where_it_stays_the_same(
+    imported: Import, tmp_path: Path, text: str, planned: int | None
+) -> None:
+    """Within one epoch it may be that of the epoch."""
+    imported(text)
+
+    (path,) = (tmp_path / "store").glob("import-*")
+    assert open_run(path).info.last.plan.total_steps == planned
+
+
 def test_a_clock_before_a_line_is_the_clock_of_the_run(imported: Import, tmp_path: Path) -> None:
     """The run begins at its first value; a line without a zone is in UTC."""
     (outcome,), _ = imported("2024-01-02 10:00:00 step 5 loss 2.5\n2024-01-02 11:30:00,5 step 10 loss 2.25\n")

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -26,16 +24,8 @@ from ..table_columns import TableColumns, checked_layout, joined_by_step, layout
 
 _SEPARATORS: Final = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 
-#: Files next to AlgoPerf's measurements that hold the run's settings; their size limit is below.
-_SETTINGS: Final = ("hparams.json", "meta_data_0.json")
-
-#: Prefixes of AlgoPerf's metadata about the machine, which are not settings of the run.
-_READINGS: Final = ("cpu", "gpu", "mem.", "net.", "os_", "python_", "git_")
-
 #: Columns of the least table: a step and a metric.
 _FEWEST_COLUMNS: Final = 2
-
-_MOST_SETTINGS_BYTES: Final = 1024 * 1024
 
 
 class TableReader(SingleFile):
@@ -75,12 +65,12 @@ def _plain_run(path: Path, text: io.StringIO, options: ReadOptions) -> ImportedR
     separator = _separator(path, first)
     columns = _cells(first, separator)
     layout = _checked(path, columns, options)
-    facts_of, config = _ways_of(layout, path)
+    facts_of = _facts_of(layout)
     table = plain_table(text, separator, columns, layout, _places(columns, layout).metrics, facts_of)
     if table is None:
         return None
     row = Row(int(table.steps[0]), {}, {}, step_unit=layout.step_unit)
-    (run,) = runs_in_table([row], path, options, config=config, facts_of=facts_of)
+    (run,) = runs_in_table([row], path, options, facts_of=facts_of)
     by_rows = chain.from_iterable(run.facts for run in _runs_by_rows(path, options))
     return replace(run, facts=PlainFacts(by_rows, table))
 
@@ -94,20 +84,18 @@ def _runs_by_rows(path: Path, options: ReadOptions) -> Iterator[ImportedRun]:
         columns = _cells(first, separator)
         layout = _checked(path, columns, options)
         rows = _rows(csv.reader(rest, delimiter=separator), columns, layout, lines, options)
-        facts_of, config = _ways_of(layout, path)
+        facts_of = _facts_of(layout)
         rows = joined_by_step(rows, options) if layout.long else rows
-        yield from runs_in_table(rows, path, options, config=config, facts_of=facts_of)
+        yield from runs_in_table(rows, path, options, facts_of=facts_of)
     except csv.Error as error:
         raise UnreadableSource(f"not a table ({error})", where=str(path)) from None
 
 
-def _ways_of(
-    layout: TableColumns, path: Path
-) -> tuple[Callable[[Row, int], Iterator[Fact]], Callable[[], dict[str, object]]]:
-    """Return how a table's rows become events, and how its configuration is read."""
+def _facts_of(layout: TableColumns) -> Callable[[Row, int], Iterator[Fact]]:
+    """Return the function that makes the events of a table's rows."""
     if layout.is_algoperf:
-        return _facts_of_algoperf, partial(_settings, path)
-    return _facts_of_fastai if layout.is_fastai else facts_by_name, dict
+        return _facts_of_algoperf
+    return _facts_of_fastai if layout.is_fastai else facts_by_name
 
 
 def _header(path: Path, head: bytes) -> list[str]:
@@ -271,18 +259,3 @@ def _facts_of_fastai(row: Row, attempt: int) -> Iterator[Fact]:
     yield from facts_by_name(row._replace(metrics=trained), attempt)
     if found:
         yield Fact("evaluate", row.step, found, None, row.time_ns, row.elapsed_ns, attempt=attempt)
-
-
-def _settings(path: Path) -> dict[str, object]:
-    """Return the settings next to AlgoPerf's measurements. Unreadable files are skipped: no run needs them."""
-    config: dict[str, object] = {}
-    for name in _SETTINGS:
-        beside = path.with_name(name)
-        try:
-            if beside.stat().st_size <= _MOST_SETTINGS_BYTES:
-                document = json.loads(beside.read_bytes())
-                told = document if isinstance(document, dict) else {}
-                config.update({key: value for key, value in told.items() if not key.startswith(_READINGS)})
-        except (OSError, ValueError, RecursionError):
-            continue
-    return config

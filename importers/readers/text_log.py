@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ...store.plan import Plan
 from ..encodings.line_head import DAY_NS, unwrapped, without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import (
@@ -27,6 +27,7 @@ from ..encodings.log_line import (
 )
 from ..encodings.numbers import INT64_MAX, number, step_of
 from ..encodings.printed_table import PrintedTable
+from ..encodings.settings_line import settings_line
 from ..rows import PLACE_NAMES, Life, Lives, Row, is_evaluation, joined, runs_of
 from ..source import (
     UNFINISHED,
@@ -102,13 +103,11 @@ class _Line(NamedTuple):
 
     Attributes:
         row: The row.
-        total_steps: Planned steps.
         repeated: A name with two values.
         bar: The number of its progress bar, from 1, if it is a bar's state: a later state of a bar replaces it.
     """
 
     row: Row
-    total_steps: int | None = None
     repeated: str = ""
     bar: int = 0
 
@@ -123,7 +122,7 @@ class TextLogReader(SingleFile):
         """Whether the suffix fits and at least two lines hold a step and a value, wherever they are."""
         if path.suffix.casefold() not in _SUFFIXES or b"\0\0" in head:
             return False
-        if _is_log(line for _, line in _without_settings(_numbered(decoded_head(head).splitlines()))):
+        if _is_log(line for _, line in _without_settings(_numbered(decoded_head(head).splitlines(), {}))):
             return True
         try:
             return path.stat().st_size > len(head) and _is_log(_lines_of(path))
@@ -144,7 +143,7 @@ class TextLogReader(SingleFile):
     def read(self, files: Sequence[Path], options: ReadOptions) -> Iterator[ImportedRun]:
         """Yield the runs of a file."""
         (path,) = files
-        totals: list[int] = []
+        settings: dict[str, dict[str, object]] = {}
         omissions = Omissions(str(path))
         commas = DecimalCommas(str(path))
         repeated = RepeatedNames(str(path))
@@ -156,7 +155,7 @@ class TextLogReader(SingleFile):
             line_number = 0
             parse = _parser(options.pattern, lambda why: omissions.add(f"line {line_number}", why))
             before: Row | None = None
-            numbered = _numbered(lines)
+            numbered = _numbered(lines, settings)
             for line_number, line in _without_settings(numbered) if options.pattern is None else numbered:
                 parsed = parse(line)
                 if parsed is not None and before is not None and _is_repeated(before, parsed):
@@ -164,8 +163,6 @@ class TextLogReader(SingleFile):
                 elif parsed is not None:
                     before = parsed.row
                     is_trainers |= bool(parsed.row.kinds)
-                    if parsed.total_steps is not None:
-                        totals[:] = [parsed.total_steps]
                     commas.look_at(parsed.row.attrs, line_number)
                     repeated.look_at(parsed.repeated, line_number)
                     yield parsed
@@ -180,7 +177,7 @@ class TextLogReader(SingleFile):
 
         found = False
         told_apart = _told_apart(rows(), lambda: map(_parser(options.pattern), _lines_of(path)), path)
-        for run in runs_of(told_apart, plan=lambda: Plan(total_steps=totals[0] if totals else None)):
+        for run in runs_of(told_apart, config=lambda: dict(ChainMap(*settings.values()))):
             found = True
             yield replace(run, nan_filtered=("loss",)) if is_trainers and _is_finite(path) else run
         if not found:
@@ -192,16 +189,24 @@ class TextLogReader(SingleFile):
             raise UnreadableSource("no line holds a step and a value", where=str(path), fix=fix)
 
 
-def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield lines and their numbers in the file. Containers wrap several lines in one."""
+def _numbered(lines: Iterable[str], settings: dict[str, dict[str, object]]) -> Iterator[tuple[int, str]]:
+    """Yield lines and their numbers in the file. Containers wrap several lines in one.
+
+    Args:
+        lines: The lines of the file.
+        settings: The newest configuration that they print, by what they call it; updated, and its lines left out.
+    """
     for line_number, text in enumerate(lines, start=1):
         for line in unwrapped(text):
-            yield line_number, line
+            if (found := settings_line(line)) is None:
+                yield line_number, line
+            else:
+                settings[found.word] = found.values
 
 
 def _lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a file."""
-    for _, line in _without_settings(_numbered(TextLines(path, errors="replace"))):
+    for _, line in _without_settings(_numbered(TextLines(path, errors="replace"), {})):
         yield line
 
 
@@ -417,8 +422,9 @@ class _Lines:
             line.elapsed_ns,
             step_unit=self._positions.step_unit,
             is_summary=is_summary,
+            planned_steps=place.total_steps,
         )
-        return _Line(row, place.total_steps, line.repeated, 0 if line.bar is None else self._state[0])
+        return _Line(row, line.repeated, 0 if line.bar is None else self._state[0])
 
     def _block_of(self, text: str, line: LogLine | None) -> _Block | None:
         """Return the block that a line heads or belongs to; None where it does neither.
@@ -546,6 +552,7 @@ class Positions:
 
     def __init__(self) -> None:
         self._epoch: int | None = None
+        self._epochs: int | None = None
         self._first_epoch = 1
         self._step: int | None = None
         self._steps_per_epoch: int | None = None
@@ -591,7 +598,7 @@ class Positions:
         counter = line.counters[finest]
         epoch = line.counters.get(EPOCH_RANK)
         if epoch is not None:
-            self._epoch = epoch.done
+            self._epoch, self._epochs = epoch.done, epoch.total
             if epoch.done == 0 or epoch.is_from_zero:
                 self._first_epoch = 0
         if counter.counts_evaluation:
@@ -644,7 +651,12 @@ class Positions:
             return LinePlace((counter.done - self._first_epoch) * counter.within + counter.inner, total)
         if counter.rank == GLOBAL_RANK or self._epoch is None:
             return LinePlace(counter.done, counter.total)
-        return LinePlace(self._continued(self._epoch, counter.done, counter.total))
+        step = self._continued(self._epoch, counter.done, counter.total)
+        if counter.total is None or len(self._before) == 1:
+            return LinePlace(step)
+        # A count that has begun again with an epoch is of the epoch.
+        epochs = self._epochs if any(self._before.values()) else 1
+        return LinePlace(step, None if epochs is None else epochs * counter.total)
 
     def _continued(self, epoch: int, count: int, total: int | None) -> int:
         """Return the step of a count that may begin again with each epoch."""

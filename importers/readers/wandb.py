@@ -82,7 +82,7 @@ class WandbReader(SingleFile):
             nan_filtered=("train/loss",) if config.get("logging_nan_inf_filter") is True else (),
             started_ns=recorded.started_ns,
             step_unit="updates" if steps is not None and steps.counts_updates else unit,
-            step_doubt="" if steps is None else steps.doubt,
+            doubt="" if steps is None else steps.doubt,
         )
 
 
