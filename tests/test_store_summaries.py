@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import math
+import os
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -287,6 +291,36 @@ def test_a_resume_takes_back_what_the_summary_had(
     seal(folder)
 
     assert unsealed == entry_of(folder).metrics["loss"] == MetricSummary(3, 3.0, 3, 3.0, 3, 5.0, 1, 0, None)
+
+
+def test_a_sealer_that_waited_keeps_the_summary_of_the_run_as_it_ended(store_record: Callable[..., Path]) -> None:
+    """Another one held the folder when the run had not ended: the next sealer changes nothing that has a digest."""
+    folder = store_record(steps([2.0, 1.0]), status="running")
+    began = read_run_info(folder)
+    with ThreadPoolExecutor() as thread:
+        held = os.open(folder, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = thread.submit(seal, folder)
+        time.sleep(0.1)
+        ended = replace(began.last, status="completed", ended_ns=began.last.started_ns + SECOND, steps=2)
+        write_run_info(folder, replace(began, attempts=(ended,)))
+        os.close(held)
+        waiting.result()
+    kept = summary_lines(folder)
+    seal(folder)
+
+    assert summary_lines(folder) == kept
+
+
+def test_a_summary_that_a_sealer_has_just_written_is_no_change(store_record: Callable[..., Path]) -> None:
+    """Its digest follows once that of the log that it covers is taken."""
+    folder = store_record(steps([2.0, 1.0]), sealed=True)
+    info = read_run_info(folder)
+    resumed = replace(info.last, attempt=1, parent=0, parent_seq=1, from_step=2)
+    write_run_info(folder, replace(info, attempts=(info.last, resumed)))
+    (folder / SUMMARY_JSONL).write_bytes(summary_lines(folder).replace(b"1.0", b"0.5"))
+
+    assert open_run(folder).digest_faults() == []
 
 
 def test_the_digests_cover_the_summary(store_record: Callable[..., Path]) -> None:

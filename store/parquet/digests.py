@@ -535,11 +535,12 @@ def faults_of(
     has_ended = RUN_JSON in kept.files and attempts.keys() <= kept.attempts.keys()
     if has_ended and not faults and file_digest(folder / RUN_JSON) != kept.files[RUN_JSON]:
         faults.append("run.json has changed since the run ended")
-    summary = folder / SUMMARY_JSONL
-    is_covered = not listing.journals and SUMMARY_JSONL in kept.files and summary.is_file()
+    ends, summary = _ends(listing), folder / SUMMARY_JSONL
+    # A sealer writes the summary before the digests of what it has added.
+    is_all = has_ended and not listing.journals and ends == {stream: log.last_seq for stream, log in kept.logs.items()}
+    is_covered = is_all and SUMMARY_JSONL in kept.files and summary.is_file()
     if is_covered and file_digest(summary) != kept.files[SUMMARY_JSONL]:
         faults.append(f"{SUMMARY_JSONL} has changed since its digest was taken; delete it and seal the run")
-    ends = _ends(listing)
     for (attempt, rank), log in kept.logs.items():
         is_whole = ends.get((attempt, rank)) == log.last_seq
         if is_whole and (attempt, rank) in unchanged:

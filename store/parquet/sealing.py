@@ -108,9 +108,10 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
         DamagedLog: A segment is not a journal, or something is not a regular file; it is left unchanged.
     """
     require_writable(folder.parent, folder.name)
-    info = read_run_info(folder)
+    read_run_info(folder)
     _keep_freed_memory()
     with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
+        info = read_run_info(folder)
         sealer = _Sealer(folder, info, other_hosts, thread)
         listing = list_files(folder)
         listing.require_files()
@@ -364,7 +365,8 @@ class _Sealer:
         if listing.table("events"):
             if not self._summary.has(listing):  # As after a resume, or where a sealer was killed.
                 self._summary.add_files(listing, read_columns(self._folder))
-            keep_summary(self._folder, self._summary, self._info)
+            # Now: a writer stores how it ended before it lets go of the journals that were sealed here.
+            keep_summary(self._folder, self._summary, read_run_info(self._folder))
 
     def compact(self) -> None:
         """Merge files: all of each (attempt, rank) without a journal, some of each that is growing.
