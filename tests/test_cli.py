@@ -255,7 +255,7 @@ def test_verify_cannot_open_what_is_no_run(tmp_path: Path) -> None:
     result = call("verify", tmp_path)
 
     assert result.returncode == 2
-    assert "not a run" in result.stderr
+    assert "holds no run" in result.stderr
 
 
 def test_backtest_prints_the_table_and_what_it_assumes_of_the_objective(demo_store: Path) -> None:
