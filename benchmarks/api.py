@@ -1,15 +1,12 @@
 """Measures HTTP answers, commands and SQL over a large store: ``python benchmarks/api.py STORE --runs 50000``.
 
-The store is created if missing: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics. A few are recorded and
-sealed by the real recorder. The others are hard links to their Parquet files under their own folders, ids and names (so
-the files' ``run_id`` column is that of the recorded run, which no measurement here reads).
+The store is recorded if missing: ``--runs`` runs of ``--steps`` steps and ``--metrics`` metrics, each sealed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
@@ -31,8 +28,6 @@ from steptape import Recorder, open_store
 from steptape.store.parquet.sealing import seal
 from steptape.store.sql.statements import text_literal
 
-RECORDED = 4
-
 # Each child would compile hundreds of modules anew, which an installed steptape has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -41,28 +36,9 @@ LOAD_S = 12
 
 
 def make_store(store: Path, runs: int, steps: int, metrics: int) -> None:
-    """Record a few runs, and link the rest to them."""
-    store.mkdir(parents=True)
-    originals = [record(store, number, steps, metrics) for number in range(min(RECORDED, runs))]
-    for number in range(len(originals), runs):
-        original = originals[number % len(originals)]
-        run_id = f"20260101T{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}-{number:06x}"
-        folder = store / run_id
-        folder.mkdir()
-        for file in original.iterdir():
-            if file.name != "run.json":
-                os.link(file, folder / file.name)
-        info = json.loads((original / "run.json").read_bytes())
-        info |= {"run_id": run_id, "name": f"run {number}", "group": f"group-{number % 50}"}
-        shift_ns = number * 60 * 10**9
-        for attempt in info["attempts"]:
-            attempt["started_ns"] -= shift_ns
-            attempt["ended_ns"] -= shift_ns
-        (folder / "run.json").write_text(json.dumps(info))
-        # Digests of the log alone: those of the attempts are the original's.
-        digests = json.loads((folder / "digests.json").read_bytes()) | {"attempts": []}
-        (folder / "digests.json").unlink()
-        (folder / "digests.json").write_text(json.dumps(digests))
+    """Record runs: a copy under another name would be refused."""
+    for number in range(runs):
+        record(store, number, steps, metrics)
 
 
 def record(store: Path, number: int, steps: int, metrics: int) -> Path:
@@ -70,7 +46,12 @@ def record(store: Path, number: int, steps: int, metrics: int) -> Path:
     noise = random.Random(number)
     names = [f"metric_{index}" for index in range(metrics)]
     with Recorder(
-        store, name=f"recorded {number}", config={"lr": 0.1, "layers": [64, 10]}, tags=["bench"], quiet=True
+        store,
+        name=f"run {number}",
+        group=f"group-{number % 50}",
+        config={"lr": 0.1, "layers": [64, 10]},
+        tags=["bench"],
+        quiet=True,
     ) as recorder:
         for step in range(1, steps + 1):
             base = 1 / math.sqrt(step)
