@@ -272,6 +272,7 @@ def test_how_the_curves_are_looked_at_is_in_the_address(open_page: Callable[...,
     page.click("figure[data-metric=norm] .pin")
     page.evaluate(f"() => {plot('loss')}.chart.onZoom(100, 150)")
     when(page, f"{view('loss')}.xs[0] === 100 && location.search.includes('from=100')")
+    when(page, "location.search.includes('search=loss')")  # It is written once the typing pauses.
     page.reload()
     when_drawn(page)
 
