@@ -1,4 +1,4 @@
-"""What pages do with runs and servers at their worst: wide, empty, not finite, huge, loud, slow, lost, read-only."""
+"""Pages show extreme runs, and say when a server is slow, lost or read-only."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_each_command_takes_a_name_with_a_separator(imported: Path, command: str
 def test_a_folder_that_holds_a_run_goes_before_a_run_of_that_name(
     imported: Path, store_folder: Callable[..., Path], named: Callable[[str, str | None], Run]
 ) -> None:
-    """What is typed may be completed by the shell."""
+    """A shell may complete the name as a path."""
     root = imported.parents[1]
     shutil.rmtree(root / "tb" / "lr-0.1")
     store_folder("lr-0.1", root=root / "tb", name="other")
@@ -72,7 +72,7 @@ def test_a_folder_that_holds_a_run_goes_before_a_run_of_that_name(
 
 
 def test_a_name_with_a_separator_that_is_none_may_be_another_one(imported: Path) -> None:
-    """What the error suggests is taken."""
+    """The command accepts the name that its error suggests."""
     with pytest.raises(TelemetryError, match="no such run folder, and no run has this id or name") as caught:
         the_run_named("tb/lr-0.01", None)
 

@@ -123,7 +123,7 @@ LEVELS = "".join(f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]\n" for n in ran
 def test_a_configuration_that_cannot_be_read_is_noted_and_costs_nothing_else(
     tmp_path: Path, text: str, why: str
 ) -> None:
-    """What another file holds is read."""
+    """The other files are still read."""
     settings = {"hparams.yaml": text, "args.json": '{"seed": 1}'}
     found = outcomes(tmp_path, {"metrics.csv": TABLE, **settings})
 
@@ -142,7 +142,7 @@ def test_a_configuration_that_appears_later_is_the_run_s(tmp_path: Path) -> None
 
 
 def test_files_that_are_no_logs_of_a_training_are_not_told(tmp_path: Path) -> None:
-    """W&B's own logs, and what models come with; a log of another name is told."""
+    """These are W&B's own logs and files of models. A log of another name is listed as skipped."""
     for name in ("wandb/debug.log", "wandb/debug-internal.log", "a/requirements.txt", "a/vocab.txt", "a/merges.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("nothing\n")

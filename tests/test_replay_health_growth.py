@@ -193,7 +193,7 @@ def test_the_alarms_of_an_ended_run_are_kept_in_the_cache(tmp_path: Path, policy
 
 
 def test_another_rule_file_has_its_own_alarms(tmp_path: Path, policy: Policy) -> None:
-    """What is kept is about one run and one rule file."""
+    """The cache does not give the alarms of one rule file for another."""
     other = parse_policy(RULES.replace("loss > 10", "loss > 30"))
     rec = sealed(tmp_path / "runs")
     look(kept(policy), rec)
@@ -250,7 +250,7 @@ def test_lists_show_no_health_by_other_rules(tmp_path: Path, changed: list[str])
 
 
 def test_the_number_of_kept_health_is_that_of_these_rules() -> None:
-    """Whoever changes the default rules, or their meaning, counts it on: lists then forget what the old ones judged."""
+    """A change of the default rules needs a new number, so that lists forget what the old rules judged."""
     assert (KEPT_HEALTH, load_policy(DEFAULT_POLICY).digest[:16]) == (1, "9971343c375613bd")
 
 

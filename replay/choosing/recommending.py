@@ -189,7 +189,7 @@ class ChosenRule:
 
     @property
     def about(self) -> str:
-        """What it does, as a sentence with the values of its params."""
+        """A sentence on when it stops a run, with the values of its params."""
         said = self.form.about
         for name, value in self.params.items():
             said = said.replace(f"'{name}'", plain_param(value))
@@ -442,7 +442,7 @@ def _evaluated(found: Candidates, declared: Sequence[Objective], runs: Sequence[
 
 
 def _unjudged(found: Candidates, runs: Sequence[Run]) -> TelemetryError:
-    """Return the error for runs of which none can be judged, with the metrics that they evaluated."""
+    """Return an error that says why no run can be judged, and which metrics the runs evaluated."""
     reasons = Counter(one.reason for one in found.outside).most_common(_NAMED)
     why = "; ".join(f"{reason} ({count:,})" for reason, count in reasons)
     unclear = Counter(name for run in runs for name in evaluated_by(run) if name != "epoch" and mode_of(name) is None)

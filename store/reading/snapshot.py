@@ -81,7 +81,7 @@ class Snapshot:
 
     @property
     def shown(self) -> Shown:
-        """What readers show it as."""
+        """The name, tags and archive that readers show."""
         return self.notes.shown(self.info)
 
     @property
