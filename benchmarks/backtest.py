@@ -38,11 +38,11 @@ from steptape.api.workers.job_requests import BacktestRequest, JobOrder
 from steptape.api.workers.pool import exchange, start_worker
 from steptape.replay.columns.column_replay import replay_by_columns
 from steptape.replay.runs.judging import facts_of_run, result_of
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import Replayer, replay_stream
 from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import shipped_policies
+from steptape.store.metric_words import Mode
 from steptape.store.parquet.sealing import seal
 from steptape.store.run import Run
 

@@ -46,11 +46,11 @@ from steptape.replay.choosing.certifying import Candidates, candidates_of, certi
 from steptape.replay.choosing.family_tests import FamilyLosses, fewest_families, upper_bound
 from steptape.replay.choosing.population import families_of
 from steptape.replay.choosing.recommending import FORMS, WORTHWHILE, _held_out
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.risk import Risk
 from steptape.replay.sweeps.losses import savings
 from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.store.metric_words import Mode
 
 POLICY: Final = """
 params: {{patience: 5}}

@@ -26,12 +26,12 @@ from steptape.replay.columns.variant_firings import RunFirings, VariantBatch, ba
 from steptape.replay.columns.variants import variants_of
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.store.events import Event, SampleLosses
+from steptape.store.metric_words import Mode
 from steptape.store.plan import Plan
 
 OBJECTIVE = Objective("eval_loss", Mode.MIN)

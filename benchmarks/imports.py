@@ -25,9 +25,9 @@ from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import import_sources
 from steptape.importers.source import ReadOptions
 from steptape.replay.backtests.baselines import BASELINES
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.rules.policy_file.policy import shipped_policies
+from steptape.store.metric_words import Mode
 
 #: Rules on evaluations, on spikes and on nothing at all.
 COMPARED = (

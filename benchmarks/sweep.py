@@ -42,13 +42,13 @@ from steptape.replay.columns.variants import Variant, variants_of
 from steptape.replay.run_pool import Progress
 from steptape.replay.runs.event_stream import EventStream, read_metrics
 from steptape.replay.runs.judging import RunBackground
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.sweeps.outcomes import NO_STEP, Outcomes
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.metric_words import Mode
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
 from steptape.store.run import Run

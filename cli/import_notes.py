@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ..importers.importing import Outcome
-from ..importers.rows import NO_STEP_NAMES, PLACE_NAMES, is_evaluation
+from ..importers.rows import NO_STEP_NAMES, PLACE_NAMES
 from ..importers.source import Proof, StepAxis
 from ..store.errors import counted
+from ..store.metric_words import is_evaluation
 
 #: Names of runs, or of metrics, in one line.
 _NAMED: Final = 3

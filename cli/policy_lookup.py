@@ -9,12 +9,18 @@ from pathlib import Path
 import typer
 
 from ..rules.policy_file.policy import Policy, load_policy, policy_path, require_file
+from ..rules.policy_file.sentences import is_sentence
 from ..store.errors import TelemetryError
 
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
-    """Load the policy of this name, with some params replaced by ``PARAM=VALUE`` settings."""
-    return load_policy(openable(policy_path(name)), params=params_of(settings))
+    """Load the policy of this name, or rules as sentences, with some params replaced by ``PARAM=VALUE`` settings."""
+    return load_policy(rules_named(name), params=params_of(settings))
+
+
+def rules_named(name: str) -> str | Path:
+    """Return rules as sentences as they are, and the path of a file or of a shipped policy otherwise."""
+    return name if is_sentence(name) else openable(policy_path(name))
 
 
 def openable(path: Path) -> Path:

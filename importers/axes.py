@@ -17,7 +17,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from .rows import PLACE_NAMES, Row, is_evaluation
+from ..store.metric_words import is_evaluation
+from .rows import PLACE_NAMES, Row
 from .source import EPOCHS, Proof, ReadOptions, StepAxis, UnreadableSource
 
 #: The attribute of an event that keeps the log's own count, where that is not known to be the epoch.

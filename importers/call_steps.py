@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..store.errors import counted
-from .rows import PLACE_NAMES, Lives, is_evaluation
+from ..store.metric_words import is_evaluation
+from .rows import PLACE_NAMES, Lives
 from .table_columns import STEP_COLUMNS, step_unit_of
 
 #: The last words of keys that count the steps of a training, the most certain first.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..store.errors import TelemetryError
+from ..store.metric_words import EVALUATION_WORDS, is_evaluation, word_spans
 from .axes import LOGGED_STEP, LoggedEntry, StepPlace, logged_step, places_of
-from .rows import EVALUATION_WORDS, PLACE_NAMES, is_evaluation, words_of
+from .rows import PLACE_NAMES
 from .source import EPOCHS, Fact, ImportedRun, Reader, ReadOptions, RefusedRun, UnreadableSource, stem_of
 
 #: Words for the training among names of parts.
@@ -67,7 +68,7 @@ def part_of(path: Path) -> DataPart | None:
     (None, 'a/error')
     """
     stem = stem_of(path.name)
-    words = words_of(stem)
+    words = word_spans(stem)
     for index in dict.fromkeys((0, len(words) - 1)) if words else ():
         begin, end = words[index]
         if _is_part(word := stem[begin:end].casefold()):

@@ -18,11 +18,12 @@ from typing import Any, Final, TypeAlias
 
 from ..store.columns import read_columns
 from ..store.errors import TelemetryError
+from ..store.metric_words import is_evaluation
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
 from .plain_tables import PlainFacts
-from .rows import PLACE_NAMES, is_evaluation
+from .rows import PLACE_NAMES
 from .run_writing import (
     Course,
     Courses,

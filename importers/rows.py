@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from ..store.metric_words import EVALUATION_WORDS, is_evaluation, words_in
 from ..store.plan import Plan
 from .source import Fact, ImportedRun, StepAxis
 
@@ -20,11 +20,6 @@ from .source import Fact, ImportedRun, StepAxis
 MOST_METRICS: Final = 20_000
 
 # --- the names of evaluations ----------------------------------------------------------------------------------------
-
-#: First words of names of metrics measured on held-out data: ``eval_loss``, ``val/acc``, ``test.bleu``, ``ValLoss``.
-EVALUATION_WORDS: Final = frozenset(
-    ("eval", "evaluation", "evals", "val", "valid", "validation", "test", "testing", "tst", "dev", "heldout", "holdout")
-)
 
 #: Names of a row's position and duration. Alone they say nothing about the training; in an evaluation row they are part
 #: of it.
@@ -38,61 +33,8 @@ PLACE_NAMES: Final = frozenset(
 #: Names that alone make a row a ``log`` and no ``step_end``: Lightning's placeholder.
 NO_STEP_NAMES: Final = frozenset(("hp_metric",))
 
-#: Words of a name: between separators, and at the capitals of ``valLoss`` and ``ValLoss``.
-_WORD: Final = re.compile(r"[A-Z]?[^/_.\-\s'A-Z]+|[A-Z]+(?![a-z])")
-
-
-def words_of(name: str) -> list[tuple[int, int]]:
-    """Return where each word of a name begins and ends."""
-    return [match.span() for match in _WORD.finditer(name)]
-
-
-#: Between parts of a name; W&B's export of a chart puts the run's name before the metric: ``bright-sun-7 - val_loss``.
-_BETWEEN_PARTS: Final = re.compile(r"/| - ")
-
-#: Results that tools measure on held-out data without a word for it: detectron2's ``bbox/AP``, MMEngine's
-#: ``coco/bbox_mAP``, Ultralytics' ``metrics/mAP50(B)``.
-_RESULT: Final = re.compile(
-    r"(?:^|/)(?:bbox|segm|keypoints|sem_seg|panoptic_seg|box_proposals|coco|pascal_voc)/"
-    r"|^metrics/(?:precision|recall|mAP|accuracy_top)"
-)
-
-#: A measure and where it was taken: ``Accuracy on the test set``.
-_ON_HELD_OUT: Final = re.compile(r"\bon (?:the )?(\w+)[ _-]?(?:set|split|data)\b", re.IGNORECASE)
-
 #: An event's kind, and the names of the row's metrics that it carries.
 _Parts: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
-
-
-@functools.lru_cache(maxsize=4096)
-def is_evaluation(name: str) -> bool:
-    """Whether a metric's name says that it was measured on held-out data.
-
-    The first word of the name, or of a part after a slash or a dash between blanks, says so; a single word not after
-    ``train/``. A word for a mean or a part may be before it, if a measure is after it.
-
-    >>> [is_evaluation(name) for name in ("val_loss", "eval/acc", "ValLoss", "ptl/val_loss", "Loss/test", "bbox/AP")]
-    [True, True, True, True, True, True]
-    >>> [is_evaluation(name) for name in ("avg_val_loss", "mini_val_loss", "mean_dev", "avg_value")]
-    [True, True, False, False]
-    >>> is_evaluation("Accuracy on Test-Set"), is_evaluation("loss on train set")
-    (True, False)
-    >>> [is_evaluation(name) for name in ("value_loss", "train/val", "validity", "dev0/mem", "test1/AUC")]
-    [False, False, False, False, True]
-
-    """
-    if (match := _ON_HELD_OUT.search(name)) is not None and _is_held_out(match[1].casefold()):
-        return True
-    parts = [[word.casefold() for word in _WORD.findall(part)] for part in _BETWEEN_PARTS.split(name)]
-    found = [words for words in parts if words and _is_held_out(words[_is_qualified(words)])]
-    if found and parts[0][:1] in (["train"], ["training"]):
-        found = [words for words in found if len(words) > 1]
-    return bool(found) or _RESULT.search(name) is not None
-
-
-def _is_qualified(words: Sequence[str]) -> bool:
-    """Whether a measure's name begins with a word for its mean or its part: ``avg_val_loss``, not ``mean_dev``."""
-    return len(words) > 2 and words[0] in ("avg", "average", "mean", "ema", "mini", "full", "epoch")
 
 
 #: Last words of names of the training whose partners end with another word: ``loss_train`` beside ``loss_val``.
@@ -101,15 +43,10 @@ _TRAINING_ENDS: Final = ("train", "training", "trn", "tr")
 
 def _paired(names: Sequence[str]) -> frozenset[str]:
     """Return the names that end with a word for held-out data, where one of them has a partner of the training."""
-    split = {name: [word.casefold() for word in _WORD.findall(name)] for name in names}
+    split = {name: words_in(name) for name in names}
     trained = {tuple(words[:-1]) for words in split.values() if words[-1:] and words[-1] in _TRAINING_ENDS}
     ends = {words[-1] for words in split.values() if len(words) > 1 and tuple(words[:-1]) in trained}
     return frozenset(name for name, words in split.items() if words[-1:] and words[-1] in ends & EVALUATION_WORDS)
-
-
-def _is_held_out(word: str) -> bool:
-    """Whether a word names held-out data; CatBoost calls a second set ``test1``. ``dev0`` is a device."""
-    return word in EVALUATION_WORDS or (word.rstrip("0123456789") in EVALUATION_WORDS and not word.startswith("dev"))
 
 
 @functools.lru_cache(maxsize=1024)

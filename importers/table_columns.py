@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..store.errors import counted
+from ..store.metric_words import EVALUATION_WORDS, is_evaluation
 from .axes import LOGGED_STEP, on_one_axis, placed_rows
 from .encodings.numbers import nanoseconds, number, number_of, sorted_out, step_of, unix_ns
-from .rows import EVALUATION_WORDS, Row, is_evaluation, runs_of
+from .rows import Row, runs_of
 from .source import Fact, ImportedRun, Proof, ReadOptions, RefusedRun, UnreadableSource, stem_of
 
 #: Columns that count steps, the most certain first; compared case-folded and stripped of blanks.

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -73,7 +73,9 @@ class D9dRecorder:
         rec: The recorder; None before the first step.
     """
 
-    def __init__(self, store: str | Path, rules: str | Path | Policy | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, store: str | Path, rules: str | Path | Sequence[str] | Policy | None = None, **arguments: Any
+    ) -> None:
         self._store, self._rules, self._arguments = store, rules, arguments
         self.rec: Recorder | None = None
         self._kinds = triggering_kinds(rules)

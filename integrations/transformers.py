@@ -104,7 +104,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     def __init__(
         self,
         store: str | Path = "runs",
-        rules: str | Path | Policy | Mapping[str, Any] | None = None,
+        rules: str | Path | Sequence[str] | Policy | Mapping[str, Any] | None = None,
         *,
         kinds: str | Collection[str] = "needed",
         completions: bool = False,

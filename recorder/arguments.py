@@ -267,7 +267,7 @@ def declared_later(
 
 
 def declared_policy(rules: Any) -> Policy | None:
-    """Return the policy that ``rules`` gives: itself, a file, or the name of a shipped one; None if not given.
+    """Return the policy that ``rules`` gives: itself, a file, a shipped one's name, or sentences; None if not given.
 
     Args:
         rules: The argument.
@@ -279,15 +279,15 @@ def declared_policy(rules: Any) -> Policy | None:
     if rules is None:
         return None
     # A run without rules does not load the language of rules.
-    from ..rules.policy_file.policy import Policy, load_policy, policy_path, require_file
+    from ..rules.policy_file.policy import Policy, given_policy
 
-    if isinstance(rules, Policy):
-        return rules
-    if not isinstance(rules, (str, os.PathLike)) or not str(rules):
-        fix = "Write the rules to a YAML file and give its path"
-        what = "rules must be a policy file, the name of a shipped policy or a Policy"
+    is_named = isinstance(rules, (str, os.PathLike)) and str(rules)
+    is_listed = isinstance(rules, (list, tuple)) and rules and all(isinstance(each, str) for each in rules)
+    if not (is_named or is_listed or isinstance(rules, Policy)):
+        fix = "Write sentences such as 'stop if not isfinite(loss)', or the path of a YAML file"
+        what = "rules must be sentences, a rule file, the name of a shipped one or a Policy"
         raise TelemetryError(what, got=rules, fix=fix)
-    return load_policy(require_file(policy_path(str(rules))))
+    return given_policy(Path(rules) if isinstance(rules, os.PathLike) else rules)
 
 
 def declared_callbacks(given: Any) -> Callbacks:

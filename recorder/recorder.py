@@ -111,7 +111,8 @@ class Recorder:
         group: A label that related runs share, for sorting and filtering.
         tags: Further labels.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
-        rules: The policy that steers this run: a ``Policy``, its path, or the name of a shipped one.
+        rules: The rules that steer this run: sentences such as ``["stop if not isfinite(loss)"]``, the path of a rule
+            file, the name of a shipped one, or a ``Policy``.
         certificate: The certificate of these rules, or its file. A run that its promise does not cover is warned of
             once, and a note of the run says why.
         total_steps: The planned length of the run in optimizer updates, if the loop knows it.
@@ -159,7 +160,7 @@ class Recorder:
         group: str | None = None,
         tags: Sequence[str] = (),
         config: Any = None,
-        rules: str | Path | Policy | None = None,
+        rules: str | Path | Sequence[str] | Policy | None = None,
         certificate: str | Path | Certificate | None = None,
         total_steps: int | None = None,
         plan: Plan | None = None,

@@ -17,8 +17,8 @@ import plain_report
 import real_logs
 from plain_policy import SAVE, STOP, Controller, Firing, Row, could_fire, firings
 
-from steptape.replay.runs.metric_names import mode_of
 from steptape.replay.runs.run_families import family_of
+from steptape.store.metric_words import mode_of
 from steptape.store.run import Run
 
 #: A metric and the sign that makes lower values better.

@@ -143,7 +143,7 @@ class Controller:
     operations: tuple[str, ...]
     patience: int = 0
     is_reset: bool = True
-    for_steps: int = 0
+    is_for: bool = False
     cooldown: int = 0
     once: bool = False
     between: tuple[int | None, int | None] = (None, None)
@@ -152,8 +152,10 @@ class Controller:
         """Return its entry in a policy file."""
         mode = "reset_on_failure" if self.is_reset else "no_reset_on_failure"
         given = {
-            "patience": {"patience_threshold": self.patience, "mode": mode} if self.patience else None,
-            "for": self.for_steps,
+            "patience": {"patience_threshold": self.patience, "mode": mode}
+            if self.patience and not self.is_for
+            else None,
+            "for": self.patience + 1 if self.is_for else None,
             "cooldown": self.cooldown,
             "once": self.once,
             "between": list(self.between) if self.between != (None, None) else None,
@@ -284,7 +286,6 @@ class Gates:
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
-        self.true_since: dict[str, int] = {}
         self.count: dict[str, int] = {}
         self.fired_at: int | None = None
 
@@ -299,11 +300,8 @@ class Gates:
         if result is None:
             return False
         if not result:
-            self.true_since.pop(kind, None)
             if of.is_reset:
                 self.count[kind] = 0
-            return False
-        if step - self.true_since.setdefault(kind, step) < of.for_steps:
             return False
         if of.once and self.fired_at is not None:
             return False
@@ -313,7 +311,6 @@ class Gates:
         if self.count[kind] <= of.patience:
             return False
         self.count[kind] = 0
-        self.true_since[kind] = step
         self.fired_at = step
         return True
 

@@ -257,7 +257,8 @@ class PolicyDraw:
             return draw.choice(ODD_NUMBERS)
         if pick == "history":
             return draw.choice([f"len({self.series()})", f"age({self.source(1)})", f"initial({self.source(1)})",
-                                f"streak({self.condition(1, in_series=True)})"])  # fmt: skip
+                                f"streak({self.condition(1, in_series=True)})",
+                                f"streak(not improved({self.source(1)}, by=0.5))"])  # fmt: skip
         if pick == "window":
             return self.window(depth)
         return self.change(depth) if pick == "change" else self.series()
@@ -445,7 +446,7 @@ class PolicyDraw:
         if self.chance(0.3):
             given["patience"] = draw.choice(PATIENCE)
         if self.chance(0.2):
-            given["for"] = self.span()
+            given["for"] = {"seconds": 2.5} if "patience" in given else draw.choice([1, 2, 3, "n", {"seconds": 2.5}])
         if self.chance(0.3):
             given["cooldown"] = "shared" if self.chance(0.4) else self.span()
         if self.chance(0.1):

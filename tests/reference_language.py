@@ -58,7 +58,20 @@ FACTS = (
 )  # fmt: skip
 
 
-OF_SERIES = (*REDUCTIONS, *FROM_FIRST, "zscore", "rate", "initial", "lag", "delta", "age", "absent", "len", "streak")
+OF_SERIES = (
+    *REDUCTIONS,
+    *FROM_FIRST,
+    "zscore",
+    "rate",
+    "initial",
+    "lag",
+    "delta",
+    "age",
+    "absent",
+    "len",
+    "streak",
+    "improved",
+)
 OF_RANKS = ("any_rank", "max_rank", "min_rank", "spread")
 OF_CONTROLLERS = ("fired", "times_fired", "steps_since", "holding", "fired_now", "true_now", "raised")
 OF_FAMILIES = ("any", "all", "count", "min", "max", "mean", "sum", "median", "argmin", "argmax", "quantile")
@@ -532,7 +545,7 @@ class Evaluation:
         words = {word.arg: self.value(word.value) for word in node.keywords}
         rest = [self.value(given) for given in node.args[1:]]
         entries = self.entries(argument)
-        if name in ("lag", "delta", "age", "absent", "len", "initial", "streak"):
+        if name in ("lag", "delta", "age", "absent", "len", "initial", "streak", "improved"):
             return self._of_history(name, entries, words, rest)
         share = words.pop("q", None)
         if name == "quantile" and share is None:
@@ -561,6 +574,8 @@ class Evaluation:
         if name == "streak":
             kept = values[: len(values) - words.get("skip", 0)]
             return _streak(kept)
+        if name == "improved":
+            return _improved(values[: len(values) - words.get("skip", 0)], words.get("by", 0))
         if name == "age":
             return now.step - last(entries).at.step
         if name == "absent":
@@ -588,6 +603,17 @@ def _known(value: Any) -> Any:
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _improved(values: Sequence[float], by: float) -> bool:
+    best, is_better = math.inf, None
+    for value in values:
+        if math.isfinite(value):
+            is_better = value < best - by
+            best = value if is_better else best
+        elif is_better is not None:
+            is_better = False
+    return bool(_known(is_better))
 
 
 def _streak(values: Sequence[float]) -> int:

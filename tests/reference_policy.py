@@ -165,6 +165,8 @@ class Reference:
         if (tolerated := given.get("patience")) is not None:
             resets = tolerated.get("mode") != "no_reset_on_failure"
             patience = (self._number(tolerated.get("patience_threshold", 1)), resets)
+        if "for" in given and not isinstance(given["for"], dict):
+            patience = (self._number(given["for"]) - 1, True)
         rule, clear = self._tree(given["rule"]), self._tree(given["clear"]) if "clear" in given else None
         said = [self._tree(part) for part, _ in braces(str(given.get("message", ""))) if part]
         trees = [rule, *([clear] if clear else []), *said]
@@ -542,7 +544,7 @@ class Reference:
             if one.patience is not None and one.patience[1]:
                 one.counts[pair] = 0
             return False
-        if "for" in given:
+        if isinstance(given.get("for"), dict):
             since = one.true_since.setdefault(pair, self.clocks)
             if not Span.of(given["for"]).has_passed(since, self.clocks):
                 return False

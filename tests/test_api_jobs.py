@@ -24,7 +24,7 @@ from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
 from steptape.rules.certificate import Certificate
-from steptape.rules.policy_file.policy import parse_policy
+from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.store import own_process
 from steptape.store.errors import RunNotFound
 
@@ -97,6 +97,17 @@ def test_a_backtest_is_what_the_command_says(client: httpx.Client, store: Path) 
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert start(client, "backtests", **asked)["id"] == job["id"]
     assert client.get(job["result"], headers={"If-None-Match": result.headers["etag"]}).status_code == 304
+
+
+def test_a_backtest_takes_a_rule_as_a_sentence(client: httpx.Client) -> None:
+    """Its result is that of the full form."""
+    full = load_policy("stop if loss < 0.1").text
+    results = [
+        client.get(ended(client, start(client, "backtests", **asked))["result"]).json()["runs"]
+        for asked in ({"policy": "stop if loss < 0.1"}, {"policy_text": full})
+    ]
+
+    assert results[0] == results[1]
 
 
 def test_a_recommendation_is_what_the_command_says(tmp_path: Path) -> None:

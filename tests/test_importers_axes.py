@@ -22,10 +22,10 @@ from steptape import backtest, open_store, sweep
 from steptape.importers.discovery import all_readers, find_sources
 from steptape.importers.importing import Outcome, State, import_sources
 from steptape.importers.source import ReadOptions
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.run_result import RunResult, Validity
 from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.store.metric_words import Mode
 from steptape.store.run import Run
 
 Reads = Callable[..., Read]

@@ -138,6 +138,14 @@ def test_a_shipped_policy_s_tests_run_by_its_name() -> None:
     assert (result.returncode, result.stdout.count("tests pass")) == (0, 2)
 
 
+def test_a_sentence_is_checked_in_place_of_a_file() -> None:
+    """A fault points into it."""
+    wrong = call(DATA, "check", "save if loss > 3; stop if men(loss, 3) > 3")
+
+    assert wrong.returncode == 1
+    assert "    2 | stop if men(loss, 3) > 3\n      |         ^" in wrong.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

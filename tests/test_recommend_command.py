@@ -21,12 +21,12 @@ from steptape.replay.choosing.certifying import certify
 from steptape.replay.choosing.halving import PLANS, halving_of
 from steptape.replay.choosing.recommending import FORMS, Recommendation, recommend
 from steptape.replay.reports.recommendation import RuleAdvice, advice_lines, advise, answer_sentences
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Origin
 from steptape.replay.runs.risk import DEFAULT_RISK, risk_of
 from steptape.rules.certificate import read_certificate
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.metric_words import Mode
 from steptape.store.plan import Plan
 from steptape.store.run import Run
 

@@ -413,10 +413,12 @@ def test_a_store_in_the_home_folder_may_be_written_with_a_tilde(
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-@pytest.mark.parametrize("rules", [{"controllers": []}, ["loss_spike"], 5, ""])
+@pytest.mark.parametrize("rules", [{"controllers": []}, [1], [], 5, ""])
 def test_rules_of_another_type_are_refused_with_what_is_taken(tmp_path: Path, rules: Any) -> None:
     """A mapping is the content of a file, which the recorder does not take."""
-    with pytest.raises(TelemetryError, match="rules must be a policy file, the name of a shipped policy or a Policy"):
+    with pytest.raises(
+        TelemetryError, match="rules must be sentences, a rule file, the name of a shipped one or a Policy"
+    ):
         Recorder(tmp_path / "runs", rules=rules)
 
     assert not (tmp_path / "runs").exists()

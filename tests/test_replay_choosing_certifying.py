@@ -8,9 +8,9 @@ from steptape.replay.choosing.certification_report import Direction
 from steptape.replay.choosing.certifying import conservative_end, order_of
 from steptape.replay.choosing.recommending import FORMS
 from steptape.replay.columns.variants import variants_of
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.rules.policy_file.policy import Policy, parse_policy
+from steptape.store.metric_words import Mode
 
 POLICY = """
 params: {{p: 2}}

@@ -42,10 +42,10 @@ from steptape.replay.comparing.group_comparison import (
     spread,
     verdict_sentence,
 )
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.store.errors import TelemetryError
 from steptape.store.events import Event
+from steptape.store.metric_words import Mode
 
 Values = Sequence[float]
 

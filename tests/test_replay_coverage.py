@@ -83,7 +83,7 @@ controllers:
     triggers: [on_step_end]
     rule: loss > tiny and loss < endless and word == "1e5" or fired("b")
     patience: {patience_threshold: whole, mode: no_reset_on_failure}
-    for: 2
+    for: {seconds: 2}
     cooldown: shared
     once: true
     between: [2, null]

@@ -109,7 +109,6 @@ def test_a_shorter_selection_of_runs_gives_more_findings(runs: list[Run]) -> Non
 @pytest.mark.parametrize(
     ("rule", "more", "message"),
     [
-        ("loss > 1", "    for: 21\n", "'for' waits for 21 steps, but the runs given have at most 20 steps"),
         (
             "loss > 1",
             "    between: [30, null]\n",

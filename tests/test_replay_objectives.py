@@ -18,11 +18,11 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.page import report_page
 from steptape.replay.reports.sentences import summary_lines
 from steptape.replay.reports.summary import summarize
-from steptape.replay.runs.metric_names import mode_of
 from steptape.replay.runs.objective import Objective, declared_objective, guessed_objective
 from steptape.replay.sweeps.outcomes import Outcomes
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.metric_words import mode_of
 from steptape.store.run import Run
 
 #: Stops at the second evaluation above the best.

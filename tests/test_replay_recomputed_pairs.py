@@ -119,17 +119,17 @@ class Draw:
         """Draw a controller."""
         kind = self.luck.choice(["step_end", "evaluate", "evaluate"])
         chance = self.luck.random
-        for_steps = self.luck.choice([1, 5, 200]) if chance() < 0.15 else 0
-        both = not for_steps and chance() < 0.15
+        is_for = chance() < 0.15
+        both = not is_for and chance() < 0.15
         first = self.luck.choice([None, 10, 500])
         return Controller(
             name=f"c{number}",
             triggers=("step_end", "evaluate") if both else (kind,),
             rule=self.rule(kind, logs),
             operations=self.luck.choice([(STOP,), (STOP,), (SAVE,), (SAVE, STOP), ()]),
-            patience=self.luck.choice([1, 2, 3, 10]) if not for_steps and chance() < 0.5 else 0,
-            is_reset=chance() < 0.7,
-            for_steps=for_steps,
+            patience=self.luck.choice([1, 2, 3, 10]) if is_for or chance() < 0.5 else 0,
+            is_reset=is_for or chance() < 0.7,
+            is_for=is_for,
             cooldown=self.luck.choice([2, 50, 1000]) if chance() < 0.25 else 0,
             once=chance() < 0.15,
             between=(first, self.luck.choice([None, 5000])) if chance() < 0.2 else (None, None),

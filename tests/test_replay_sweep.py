@@ -20,7 +20,6 @@ from steptape.replay.reports.summary import summarize
 from steptape.replay.run_pool import RunPool, can_share_work
 from steptape.replay.runs.event_stream import read_metrics
 from steptape.replay.runs.judging import RunBackground
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective
 from steptape.replay.runs.run_result import DEFAULT_SETTINGS, Excluded
 from steptape.replay.sweeps.sweeping import RunSweeper, sweep_all
@@ -29,6 +28,7 @@ from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.metrics import Metric, register_metric
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.metric_words import Mode
 from steptape.store.plan import Plan
 from steptape.store.run import Run
 

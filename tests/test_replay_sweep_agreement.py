@@ -18,7 +18,6 @@ from steptape.replay.columns.variant_firings import RunFirings, batches_of
 from steptape.replay.columns.variants import Variant, variants_of
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
-from steptape.replay.runs.metric_names import Mode
 from steptape.replay.runs.objective import Objective, Saves
 from steptape.replay.runs.replaying import replay_events
 from steptape.replay.runs.run_result import BacktestSettings
@@ -27,6 +26,7 @@ from steptape.replay.sweeps.variant_outcomes import sweep_stream
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
 from steptape.store.events import Event
+from steptape.store.metric_words import Mode
 from streams_of_events import stream_of_events
 
 SERIES = st.sampled_from(
@@ -177,7 +177,7 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
                 "{patience_threshold: tolerated, mode: no_reset_on_failure}",
             ]
         ),
-        "for": span,
+        "for": st.sampled_from(["3", "{seconds: 2.5}"]),
         "cooldown": st.one_of(span, st.just("shared")),
         "once": st.just("true"),
         "between": st.sampled_from(["[3, 9]", "[null, 8]", "[4, null]"]),
@@ -192,6 +192,8 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
     if is_plain:
         del chances["clear"]
     chosen = {key: draw(keys[key]) for key, most in chances.items() if draw(st.integers(0, most)) == most}
+    if "patience" in chosen and "for" in chosen:
+        chosen["for"] = "{seconds: 2.5}"
     rule = draw(conditions(1) if is_plain else rules(name))
     # A series has to drive the rule.
     rule = f"loss > -5 and ({rule})" if "every" in chosen else rule

@@ -89,7 +89,7 @@ def test_the_event_that_clears_a_controller_makes_no_decision() -> None:
     ("more", "expected"),
     [
         (", patience: {patience_threshold: 1}", [("fires", 2), ("clears", 4), ("fires", 6)]),
-        (", for: 2", [("fires", 3), ("clears", 4), ("fires", 7)]),
+        (", for: 2", [("fires", 2), ("clears", 4), ("fires", 6)]),
         (", cooldown: 5", [("fires", 1), ("clears", 4), ("fires", 6)]),
         (", once: true", [("fires", 1), ("clears", 4)]),
         (", between: [1, 2]", [("fires", 1), ("clears", 4)]),

@@ -442,7 +442,8 @@ def _ranges_of_surogate(**params: Param) -> dict[str, str]:
     ("more", "line"),
     [
         ("    patience: {patience_threshold: 2}\n", "patience waits for 3 true answers in a row"),
-        ("    for: 10\n", "'for' waits for true answers in a row"),
+        ("    for: 10\n", "patience waits for 10 true answers in a row"),
+        ("    for: {seconds: 10}\n", "'for' waits for true answers in a row"),
     ],
 )
 def test_a_milestone_that_is_waited_for_is_warned_of(more: str, line: str) -> None:

@@ -359,6 +359,8 @@ def test_the_controller_of_a_member_decides_like_one_that_is_written_for_it(
         more = {**keys[0], **keys[1]}
         if more.get("every") and "{s}" not in rule:
             del more["every"]
+        if "patience" in more:
+            more.pop("for", None)
         text, name = rule.replace("'", '"'), f"c{number}"
         message = '"{{{s}}} of {{step}}"'
         if "raised" in rule:

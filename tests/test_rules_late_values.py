@@ -129,7 +129,7 @@ DECLARED: Final[Mapping[int, Mapping[str, Any]]] = {4: {"total_steps": 8}, 7: {"
 LOSS_RULES = (
     rule("spike", "loss > 1.5 * mean(loss, 4)", more=", patience: {patience_threshold: 1}"),
     rule("high", "loss > 3", more=", cooldown: 2"),
-    rule("held", "loss > lag(loss, 1)", more=", for: 1"),
+    rule("held", "loss > lag(loss, 1)", more=", for: 2"),
     rule("steps", "loss > mean(loss, steps=3)"),
     rule("derived", "mean(loss * 2, 3) > 4"),
     rule("bad", "not isfinite(loss)", more=", once: true"),
@@ -251,7 +251,7 @@ _TIMING: Final = (
     "patience: {patience_threshold: 1}",
     "patience: {patience_threshold: 2, mode: no_reset_on_failure}",
     "for: 2",
-    "for: {evaluations: 1}",
+    "for: {seconds: 1.5}",
     "cooldown: 3",
     "cooldown: {seconds: 2.5}",
     "cooldown: pause",

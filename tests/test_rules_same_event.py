@@ -78,7 +78,7 @@ def test_above_the_streak_is_that_of_the_event_before() -> None:
         ({}, [1, 2, 5]),
         ({"once": "true"}, [1]),
         ({"cooldown": 3}, [1, 5]),
-        ({"for": 1}, [2]),
+        ({"for": 2}, [2]),
         ({"patience": "{patience_threshold: 1}"}, [2]),
         ({"between": "[2, 9]"}, [2, 5]),
         ({"mode": "shadow"}, [1, 2, 5]),

@@ -103,7 +103,7 @@ def test_a_change_is_a_trigger_and_its_message_has_both_classes() -> None:
     ("rule", "keys", "expected"),
     [
         ("loss > 0", {"patience": "{patience_threshold: 2}"}, [14]),
-        ("loss > 0", {"for": "4"}, [10, 14]),
+        ("loss > 0", {"for": "2"}, [10]),
         ('times_fired("c") < 2 and not holding("c")', {}, [6, 14]),
         ('streak("c") == 1', {}, []),
         ("max_rank(loss) > 2", {}, [14]),

@@ -59,11 +59,11 @@ def fired(run: Engine, events: Sequence[Event], name: str = "c") -> list[int]:
     ("keys", "expected"),
     [
         ({}, [0, 1, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]),
-        ({"for_": 2}, [5, 7, 9, 13]),
+        ({"for_": 2}, [1, 4, 6, 8, 12]),
         ({"for_": "{seconds: 2}"}, [5, 7, 9, 13]),
         ({"for_": "{seconds: 1.5}"}, [5, 7, 9, 13]),
         ({"once": "true"}, [0]),
-        ({"once": "true", "for_": 3}, [6]),
+        ({"once": "true", "for_": 3}, [5]),
         ({"cooldown": 3}, [0, 3, 6, 9, 12]),
         ({"cooldown": "{seconds: 4}"}, [0, 4, 8, 12]),
         ({"between": "[4, 6]"}, [4, 5, 6]),
@@ -80,7 +80,7 @@ def test_what_holds_a_true_answer_back(keys: dict[str, str], expected: list[int]
 
 @pytest.mark.parametrize("keys", [{"for_": 3}, {"patience": "{patience_threshold: 3}"}])
 def test_undefined_answers_neither_reset_nor_count(keys: dict[str, str]) -> None:
-    """A hold measures the run, not the answers, so it spans a gap."""
+    """An answer that is undefined neither counts nor restarts the count."""
     expected = [4] if "for_" in keys else [5]
 
     assert fired(engine(controller(ANSWER, **keys)), answers("UTTUTT")) == expected
@@ -150,8 +150,9 @@ def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
 
 
 def test_a_decision_begins_the_next_span() -> None:
-    """The result that decides is its first."""
-    assert fired(engine(controller("True", for_=1)), answers("TTTT")) == [1, 2, 3]
+    """Of a span of time the result that decides is the first; a count begins anew after it."""
+    assert fired(engine(controller("True", for_="{seconds: 1}")), answers("TTTT")) == [1, 2, 3]
+    assert fired(engine(controller("True", for_=2)), answers("TTTT")) == [1, 3]
 
 
 def test_an_undefined_answer_leaves_what_holds_as_it_was() -> None:

@@ -13,6 +13,7 @@ from fastapi import Path as InPath
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
+from ...rules.policy_file.sentences import is_sentence, rule_file_of
 from ...store.events import JsonObject
 from ...store.run_folder import ANNOTATIONS
 from ...store.store import Store
@@ -224,6 +225,8 @@ def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
     if body.policy_text is not None:
         return body.policy_text, "policy"
     assert body.policy is not None
+    if is_sentence(body.policy):
+        return rule_file_of(body.policy), body.policy
     path = policy_named(body.policy, request.app.state.policies)
     return path.read_text(encoding="utf-8"), body.policy
 

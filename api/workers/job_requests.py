@@ -80,8 +80,8 @@ class JudgingJobRequest(JobRequest):
 class PolicyJobRequest(JudgingJobRequest):
     """The fields of a job request about a policy."""
 
-    policy: str | None = Field(default=None, max_length=200)
-    """Name of a policy that `GET /policies` lists."""
+    policy: str | None = Field(default=None, max_length=2_000)
+    """Name of a policy that `GET /policies` lists, or rules as sentences, such as `stop if not isfinite(loss)`."""
     policy_text: str | None = Field(default=None, max_length=200_000)
     """Alternatively, the text of a rule file, YAML."""
     renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)

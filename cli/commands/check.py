@@ -14,14 +14,15 @@ import typer
 
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem, excerpt
-from ...rules.policy_file.policy import Policy, load_policy, policy_path, tests_path
+from ...rules.policy_file.policy import Policy, load_policy, tests_path
+from ...rules.policy_file.sentences import sentences_in
 from ...rules.scenarios.file import load_tests
 from ...rules.scenarios.run import ScenarioResult, result_json, result_lines, run_test
 from ...store.errors import TelemetryError, counted
 from ...store.events import JsonObject
 from ..options import CheckArguments, TestArguments
 from ..output import print_json, say
-from ..policy_lookup import openable, params_of
+from ..policy_lookup import openable, params_of, rules_named
 from ..streams import CANNOT_OPEN, FINDINGS, complain
 
 if TYPE_CHECKING:
@@ -45,14 +46,13 @@ def check(asked: CheckArguments) -> None:
         complain_of(problems)
         status = CANNOT_OPEN if problems else 0
     for name in names:
-        path = policy_path(name)
         try:
-            openable(path)
+            rules = rules_named(name)
         except TelemetryError as error:
             complain(f"error: {error}")
             status = CANNOT_OPEN
             continue
-        status = max(status, _checked(path, asked, runs))
+        status = max(status, _checked(rules, asked, runs))
     raise typer.Exit(status)
 
 
@@ -60,15 +60,16 @@ def _is_run(name: str) -> bool:
     return "/" in name and (Path(name) / "run.json").is_file()
 
 
-def _checked(path: Path, asked: CheckArguments, runs: Sequence[Run]) -> int:
-    """Check one file, print the findings, and return the exit status."""
+def _checked(rules: str | Path, asked: CheckArguments, runs: Sequence[Run]) -> int:
+    """Check one file, or rules as sentences, print the findings, and return the exit status."""
     try:
-        policy = load_policy(path, params=params_of(asked.settings))
+        policy = load_policy(rules, params=params_of(asked.settings))
     except PolicyError as error:
         if asked.as_json:
-            print_json(_check_json(str(path), None, error.problems, ()))
+            print_json(_check_json(str(rules), None, error.problems, ()))
         else:
-            _print_with_carets(error.problems)
+            text = _text(rules) if isinstance(rules, Path) else "\n".join(sentences_in(rules))
+            _print_with_carets(error.problems, text)
         return FINDINGS
     on_runs: Sequence[Finding] = ()
     lacked: Sequence[LackedSeries] = ()
@@ -85,7 +86,7 @@ def _checked(path: Path, asked: CheckArguments, runs: Sequence[Run]) -> int:
     if asked.as_json:
         print_json(_check_json(policy.source, policy, (), findings, lacked, reach))
         return FINDINGS if findings else 0
-    _print_with_carets(findings)
+    _print_with_carets(findings, policy.text)
     for series in lacked:
         say(_lacked_line(series, len(runs)))
     for line in [] if reach is None else _reach_lines(reach):
@@ -136,20 +137,17 @@ def _check_json(
     }
 
 
-def _print_with_carets(entries: Iterable[PolicyProblem | Finding]) -> None:
-    texts: dict[str, str] = {}
+def _print_with_carets(entries: Iterable[PolicyProblem | Finding], text: str) -> None:
     for entry in entries:
-        if entry.source not in texts:
-            texts[entry.source] = _text(entry.source)
         say(str(entry))
-        for line in excerpt(texts[entry.source], entry.line, entry.column):
+        for line in excerpt(text, entry.line, entry.column):
             say(line)
 
 
-def _text(path: str) -> str:
+def _text(path: Path) -> str:
     """Return a file's text as far as it can be shown; empty if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig", errors="replace")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError:
         return ""
 

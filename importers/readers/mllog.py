@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ...store.metric_words import is_evaluation
 from ..encodings.lines import TextLines
 from ..encodings.numbers import INT64_MAX, flattened, number_of, sorted_out
-from ..rows import Row, is_evaluation, joined, runs_of
+from ..rows import Row, joined, runs_of
 from ..source import UNFINISHED, ImportedRun, Omissions, ReadOptions, SingleFile
 
 _MARK: Final = ":::MLLOG "

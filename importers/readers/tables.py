@@ -15,10 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ...store.metric_words import is_evaluation
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.numbers import nanoseconds, number, step_of
 from ..plain_tables import PlainFacts, plain_table, plain_text
-from ..rows import MOST_METRICS, Row, facts_by_name, is_evaluation
+from ..rows import MOST_METRICS, Row, facts_by_name
 from ..source import UNFINISHED, DecimalCommas, Fact, ImportedRun, Omissions, ReadOptions, SingleFile, UnreadableSource
 from ..table_columns import TableColumns, checked_layout, joined_by_step, layout_of, runs_in_table, wall_clock_ns
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from ...store.metric_words import is_evaluation
 from ..encodings.numbers import nanoseconds
 from ..encodings.protobuf import BYTES, FIXED32, VARINT, double, fields, float32, message, signed, text, varints
 from ..encodings.tfrecord import records
 from ..held_out import folder_part
-from ..rows import is_evaluation
 from ..scalars import Scalar, courses_of
 from ..source import ImportedRun, ReadOptions, UnreadableSource
 

@@ -13,6 +13,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...store.metric_words import is_evaluation
 from ..encodings.line_head import DAY_NS, unwrapped, without_head
 from ..encodings.lines import TextLines, decoded_head
 from ..encodings.log_line import (
@@ -28,7 +29,7 @@ from ..encodings.log_line import (
 from ..encodings.numbers import INT64_MAX, number, step_of
 from ..encodings.printed_table import PrintedTable
 from ..encodings.settings_line import settings_line
-from ..rows import PLACE_NAMES, Life, Lives, Row, is_evaluation, joined, runs_of
+from ..rows import PLACE_NAMES, Life, Lives, Row, joined, runs_of
 from ..source import (
     UNFINISHED,
     DecimalCommas,

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ...store.metric_words import is_evaluation
 from ...store.plan import Plan
 from ..encodings.numbers import number_of, sorted_out, step_of
-from ..rows import is_evaluation
 from ..source import Fact, ImportedRun, Omissions, ReadOptions, UnreadableSource
 
 NAME: Final = "trainer_state.json"

@@ -25,10 +25,10 @@ import numpy as np
 
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
+from ...store.metric_words import Mode
 from ...store.run import Run
 from ..run_pool import RunPool
 from ..runs.judging import facts_under, result_of
-from ..runs.metric_names import Mode
 from ..runs.objective import Evaluation, Objective, best, relative
 from ..runs.replaying import Replayer
 from ..runs.risk import Risk

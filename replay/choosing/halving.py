@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ..runs.metric_names import Mode
+from ...store.metric_words import Mode
 from ..runs.objective import Objective, relative
 from ..runs.risk import Risk
 from ..runs.run_families import Family

@@ -26,17 +26,9 @@ from ...rules.policy_file.policy import Policy, parse_policy
 from ...rules.readings.reading import Param
 from ...rules.readings.vectors import Floats
 from ...store.errors import TelemetryError, counted
+from ...store.metric_words import Mode, mode_of
 from ...store.run import Run
-from ..runs.metric_names import (
-    Mode,
-    NearNames,
-    is_held_out,
-    is_loss,
-    is_plain_loss,
-    meaning_of,
-    mode_of,
-    same_elsewhere,
-)
+from ..runs.metric_names import NearNames, is_held_out, is_loss, is_plain_loss, meaning_of, same_elsewhere
 from ..runs.objective import Objective, Origin, declared_objectives, objective_among, objective_of_study
 from ..runs.risk import CONFIDENCE, DEFAULT_RISK, Risk, plain_param
 from ..runs.run_families import Family

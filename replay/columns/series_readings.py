@@ -69,9 +69,9 @@ class SeriesReadings:
         """Return whether a series has had a value since the row before."""
         return np.diff(self.place(kind, key)[0], prepend=-1) > 0
 
-    def folded(self, function: str, key: SeriesKey, length: int, skip: int) -> tuple[Floats, Truths]:
+    def folded(self, function: str, key: SeriesKey, amount: float, skip: int) -> tuple[Floats, Truths]:
         """Return a fold after each value of a series, and where it is defined."""
-        return folded(make_fold(function, length, skip), self.values(key).values)
+        return folded(make_fold(function, amount, skip), self.values(key).values)
 
     def windowed(
         self, key: SeriesKey, function: Function, length: int, skip: int, half: Half | None, options: tuple[float, ...]

@@ -26,11 +26,12 @@ import numpy.typing as npt
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError, plain
+from ...store.metric_words import Mode
 from ...store.run import Run
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..runs.event_stream import renamed_columns
-from ..runs.metric_names import Mode, Renames
+from ..runs.metric_names import Renames
 from ..runs.objective import NEAR_ZERO, Objective, objective_among, objective_of_study, shared_objective
 from .group_comparison import (
     FEWEST_BASELINE,

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from ...store.errors import TelemetryError, counted, plain
 from ...store.events import JsonObject
+from ...store.metric_words import Mode
 from ..documents import document
-from ..runs.metric_names import Mode, Renames
+from ..runs.metric_names import Renames
 from ..runs.objective import Objective
 from ..runs.risk import plain_probability
 

@@ -20,11 +20,12 @@ import numpy.typing as npt
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
 from ...store.lineage import DECIDING_RANK
+from ...store.metric_words import mode_of
 from ...store.reading.snapshot import Snapshot, events_table_along
 from ...store.reading.tally import NUM_TOKENS
 from ...store.run_info import LIVE_STATUSES, RunInfo, flattened
 from ..runs.event_stream import renamed_columns
-from ..runs.metric_names import Renames, mode_of
+from ..runs.metric_names import Renames
 from .group_comparison import Axis, Standing
 
 Floats = npt.NDArray[np.float64]

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
+from ...store.metric_words import mode_of
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import read_metrics, renamed_columns
 from ..runs.judging import background_of, lacked_metrics
-from ..runs.metric_names import NearNames, Renames, commonest_first, mode_of, near_metrics, split_of
+from ..runs.metric_names import NearNames, Renames, commonest_first, near_metrics, split_of
 from ..runs.mute_rules import judge_of
 from ..runs.objective import Objective
 from ..runs.run_result import BacktestSettings

@@ -22,7 +22,6 @@ from ...rules.checks.possible_firings import could_not_fire, deciding_controller
 from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
-from ...rules.language.clock import Unit
 from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
@@ -343,10 +342,7 @@ def long_spans(policy: Policy, places: PolicyPlaces, most_steps: float, *, is_pl
     yield from (each for each in range_findings(policy, places, most_steps) if each not in known)
     runs = f"but the runs given have at most {most_steps:,.0f} steps"
     for index, controller in enumerate(policy.controllers):
-        hold, first = controller.hold, controller.between.first
-        if hold is not None and hold.unit is Unit.STEPS and hold.length > most_steps:
-            what = f"'for' waits for {hold.length:,} steps, {runs}"
-            yield places.finding(places.of(index, "for"), FindingCode.WINDOW, controller, what)
+        first = controller.between.first
         if first is not None and first > most_steps:
             what = f"'between' begins at step {first:,}, {runs}"
             yield places.finding(places.of(index, "between"), FindingCode.WINDOW, controller, what)

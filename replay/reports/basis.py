@@ -12,9 +12,10 @@ from ...rules.policy_file.policy import Policy
 from ...store.amounts import percent, regret_text, short_duration
 from ...store.errors import counted
 from ...store.events import JsonObject
+from ...store.metric_words import Mode
 from ..backtests.judged_runs import Backtest
 from ..intervals import FEWEST_FAMILIES
-from ..runs.metric_names import Mode, Renames
+from ..runs.metric_names import Renames
 from ..runs.objective import Objective, Origin
 from ..runs.run_families import Family
 from ..runs.run_result import DIVERTING, RunResult

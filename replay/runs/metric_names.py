@@ -1,27 +1,15 @@
-"""Infers from a metric's name whether lower is better, what it measures, and on which data.
-
-Names are split into whole words at separators and at camel case: ``eval_answer_f1`` does not contain "wer".
-"""
+"""Infers from a metric's name what it measures, and on which data."""
 
 from __future__ import annotations
 
-import functools
-import itertools
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Final, TypeAlias
 
 from ...store.errors import counted
-
-
-class Mode(StrEnum):
-    """Whether a lower or a higher value of a metric is better."""
-
-    MIN = "min"
-    MAX = "max"
+from ...store.metric_words import is_loss_word, pieces_of, words_of_name
 
 
 class Split(IntEnum):
@@ -38,65 +26,16 @@ class Split(IntEnum):
     TRAINING = 2
 
 
-_LOWER: Final = frozenset(
-    (
-        *("perplexity", "ppl", "nll", "xent", "crossent", "ce", "bce", "bpb", "bpc", "bpd", "kld"),
-        *("error", "errors", "err", "errs", "wer", "cer", "eer"),
-        *("mae", "mse", "rmse", "nrmse", "rmsle", "mape", "smape"),
-        *("fid", "kid", "lpips", "brier", "ece"),
-    )
-)
-_HIGHER: Final = frozenset(
-    (
-        *("acc", "accuracy", "accuracies", "top1", "top5", "precision", "recall", "f1", "mcc", "matthews", "kappa"),
-        *("auc", "auroc", "rocauc", "auprc", "aupr", "ap", "map", "ndcg", "mrr"),
-        *("iou", "miou", "giou", "dice", "psnr", "ssim"),
-        *("bleu", "sacrebleu", "chrf", "meteor", "rouge", "rougel", "rougelsum", "em", "likelihood"),
-        *("r2", "spearman", "spearmanr", "pearson", "pearsonr", "correlation"),
-        *("reward", "rewards", "return", "returns", "success"),
-    )
-)
-#: The same for words that say it only together.
-_LOWER_TOGETHER: Final = (frozenset(("cross", "entropy")),)
-_HIGHER_TOGETHER: Final = (frozenset(("exact", "match")), frozenset(("win", "rate")))
-#: Words that turn a metric around, such as scikit-learn's ``neg_mean_squared_error``.
-_NEGATED: Final = frozenset(("neg", "negative"))
-
 #: The words for held-out data, in the order in which runs are judged by them.
 _HELD_OUT: Final = ("eval", "evaluation", "evals", "val", "valid", "validation", "dev", "heldout", "holdout")
 _TEST: Final = ("test", "testing")
 _TRAINING: Final = ("train", "training")
 _LEFT_OUT: Final = frozenset((*_HELD_OUT, *_TEST, *_TRAINING, "epoch"))
 
-#: Most pieces of a word, as in ``mIoU``.
-_MOST_PIECES: Final = 3
-
-_CHUNK: Final = re.compile(r"[A-Za-z0-9]+")
-#: Part of a name in camel case: capitals, a word, or digits.
-_PIECE: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-
-
-def mode_of(metric: str) -> Mode | None:
-    """Infer from a metric's name whether lower or higher is better; None if the name does not say.
-
-    >>> [str(mode_of(name)) for name in ("val/loss", "evalAnswerF1", "metrics/mAP50(B)", "eval_throughput_accel")]
-    ['min', 'max', 'max', 'None']
-    """
-    words = _words(metric)
-    if any(map(_is_loss, words)):
-        # A negated loss may be a loss on negatives.
-        return Mode.MIN if words.isdisjoint(_NEGATED) else None
-    is_negated = not words.isdisjoint(_NEGATED)
-    if words & _LOWER or any(each <= words for each in _LOWER_TOGETHER):
-        return Mode.MAX if is_negated else Mode.MIN
-    if words & _HIGHER or any(each <= words for each in _HIGHER_TOGETHER):
-        return Mode.MIN if is_negated else Mode.MAX
-    return None
-
 
 def is_loss(metric: str) -> bool:
     """Whether a metric's name says that it is a loss."""
-    return any(map(_is_loss, _words(metric)))
+    return any(map(is_loss_word, words_of_name(metric)))
 
 
 def is_plain_loss(metric: str) -> bool:
@@ -106,7 +45,7 @@ def is_plain_loss(metric: str) -> bool:
 
 def split_of(metric: str) -> Split:
     """Return the data on which a metric was measured."""
-    words = _words(metric)
+    words = words_of_name(metric)
     if words & set(_TRAINING):
         return Split.TRAINING
     return Split.TEST if words & set(_TEST) else Split.VALIDATION
@@ -114,12 +53,12 @@ def split_of(metric: str) -> Split:
 
 def is_held_out(metric: str) -> bool:
     """Whether a metric's name says that it was measured on held-out data."""
-    return not _words(metric).isdisjoint((*_HELD_OUT, *_TEST))
+    return not words_of_name(metric).isdisjoint((*_HELD_OUT, *_TEST))
 
 
 def rank_of(metric: str) -> int:
     """Return the rank of a name's word for held-out data; names without one come last."""
-    words = _words(metric)
+    words = words_of_name(metric)
     return next((rank for rank, word in enumerate(_HELD_OUT) if word in words), len(_HELD_OUT))
 
 
@@ -129,7 +68,7 @@ def measure_of(metric: str) -> tuple[str, ...]:
     >>> measure_of("validation/loss"), measure_of("eval_acc")
     (('loss',), ('accuracy',))
     """
-    pieces = (piece.casefold() for piece in _PIECE.findall(metric))
+    pieces = (piece.casefold() for piece in pieces_of(metric))
     return tuple("accuracy" if piece == "acc" else piece for piece in pieces if piece not in _LEFT_OUT)
 
 
@@ -162,21 +101,6 @@ def near_metrics(metric: str, names: Iterable[str]) -> list[str]:
     asked, is_evaluation = measure_of(metric), is_held_out(metric)
     alike = [name for name in names if is_held_out(name) == is_evaluation and measure_of(name) == asked]
     return sorted(alike, key=lambda name: (split_of(name), rank_of(name), name))
-
-
-def _is_loss(word: str) -> bool:
-    return word.endswith("loss") or word == "losses"
-
-
-@functools.lru_cache(maxsize=4096)
-def _words(metric: str) -> frozenset[str]:
-    """Return every run of neighbouring pieces of each chunk, in lower case: ``mAP50`` holds ``map`` and ``map50``."""
-    words: set[str] = set()
-    for chunk in _CHUNK.findall(metric):
-        pieces = [piece.casefold() for piece in _PIECE.findall(chunk)]
-        for begin, length in itertools.product(range(len(pieces)), range(1, _MOST_PIECES + 1)):
-            words.add("".join(pieces[begin : begin + length]))
-    return frozenset(words)
 
 
 #: Pairs of an old and a new name, in the user's order.

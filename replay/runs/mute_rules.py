@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
 from ...store.errors import counted
-from .metric_names import is_held_out, mode_of
+from ...store.metric_words import mode_of
+from .metric_names import is_held_out
 from .objective import Objective
 
 #: The option that settles a missing plan.

@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
-from .metric_names import Mode, Split, is_loss, is_plain_loss, mode_of, rank_of, split_of
+from ...store.metric_words import Mode, mode_of
+from .metric_names import Split, is_loss, is_plain_loss, rank_of, split_of
 
 
 class Origin(StrEnum):

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...store.errors import counted
+from ...store.metric_words import Mode, mode_of
 from .event_stream import EventStream
-from .metric_names import Mode, measure_of, mode_of, split_of
+from .metric_names import measure_of, split_of
 from .run_result import Excluded
 
 Ints: TypeAlias = npt.NDArray[np.int64]

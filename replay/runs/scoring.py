@@ -16,11 +16,11 @@ from typing import Final
 
 from ...rules.effects import Effect
 from ...rules.engine.decisions import decision_digest
+from ...store.metric_words import Mode
 from ...store.plan import Plan
 from ...store.run_info import LIVE_STATUSES, Attempt
 from .event_stream import EventStream
 from .history import History
-from .metric_names import Mode
 from .objective import Evaluation, Objective
 from .run_result import Ending, HumanAction, Lead, Outlay, Replay, RunIdentity, SeqRange
 

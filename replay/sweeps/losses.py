@@ -15,7 +15,7 @@ import numpy as np
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.vectors import Floats, Ints, Truths
-from ..runs.metric_names import Mode
+from ...store.metric_words import Mode
 from ..runs.objective import FEWEST_EVALUATIONS, NEAR_ZERO, Evaluation, Objective
 from ..runs.risk import Risk
 from ..runs.run_result import RunResult

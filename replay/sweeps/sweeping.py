@@ -17,6 +17,7 @@ import numpy as np
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError
+from ...store.metric_words import mode_of
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ...store.run_info import LIVE_STATUSES, RunInfo
@@ -25,7 +26,6 @@ from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
 from ..runs.judging import background_of, lacked_metrics
-from ..runs.metric_names import mode_of
 from ..runs.objective import (
     Declared,
     Objective,

@@ -21,6 +21,7 @@ from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
 from ..policy_file.operations import LogControl
 from ..policy_file.policy import Policy
+from ..policy_file.sentences import expand_sentences
 from ..readings.reading import SeriesKey
 from .dead_conditions import dead_classes, dead_in, dead_links
 from .doubts import doubts_of, needs_milestone, unread_fields
@@ -53,6 +54,10 @@ class Finding:
         return self.message.startswith(f"controller '{controller}': ")
 
 
+#: The keys that say the same as others, or imply them as the condition of a sentence does its triggers.
+_STANDING_FOR: Final = {"patience": "for", "triggers": "rule"}
+
+
 class PolicyPlaces:
     """Locates the keys of a policy's controllers in its file.
 
@@ -64,6 +69,8 @@ class PolicyPlaces:
         self._policy = policy
         self._reader = FieldReader(Document(policy.text, policy.source), takes_last=True)
         self._root = self._fields(self._reader.document.root)
+        if "controllers" in self._root:
+            self._root["controllers"] = expand_sentences(self._root["controllers"], self._reader)
         self._controllers = [self._fields(node) for node in self._entries("controllers")]
 
     def _entries(self, key: str) -> list[yaml.Node]:
@@ -78,10 +85,11 @@ class PolicyPlaces:
 
         Args:
             index: The controller's index, from 0.
-            key: A key such as ``patience`` or ``operations``; it must be present.
+            key: A key such as ``patience`` or ``operations``; it must be present, or another key stand for it.
             entry: The entry's index in the list, from 0.
         """
-        node = self._controllers[index][key]
+        fields = self._controllers[index]
+        node = fields[key if key in fields else _STANDING_FOR[key]]
         if entry is not None:
             node = node.value[entry]
         return self._reader.document.place(node)

@@ -20,7 +20,6 @@ from typing import Final
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..effects import Effect
 from ..language.bound_rule import BoundRule
-from ..language.clock import Unit
 from ..language.expressions import links_of
 from ..language.name_patterns import matches
 from ..language.rule_parts import path_in
@@ -453,14 +452,9 @@ class _Possible:
         return [index for index in events if low <= self._step(index) <= high]
 
     def _held(self, controller: Controller, events: Sequence[int], place: int, needed: int) -> First:
-        """Return the event at which patience ends, unless ``for`` asks for more steps than are left."""
-        hold = controller.hold
-        if hold is not None and hold.unit is Unit.SECONDS and hold.length > 0 and not self._run.has_clock:
+        """Return the event at which patience ends, unless ``for`` waits for a clock that the run lacks."""
+        if controller.hold is not None and controller.hold.length > 0 and not self._run.has_clock:
             return Never("no clock, so 'for' never ends", is_absent=True)
-        if hold is not None and hold.unit is Unit.STEPS:
-            steps = [self._step(index) for index in events[place:]]
-            if max(steps) - min(steps) < hold.length:
-                return Never(f"fewer than {hold.length:,} steps for 'for'")
         return int(events[place + needed - 1])
 
     def _step(self, index: int) -> int:

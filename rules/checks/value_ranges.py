@@ -417,8 +417,10 @@ def _by_fold(upper: SeriesReading, lower: SeriesFold) -> Bound | None:
     if lower.function == "peak":
         return Bound(1.0, "a peak is the greatest value so far", needs_sign=False, needs_finite=True, is_exact=True)
     if lower.function == "ema" and upper.back == lower.skip:
-        factor = (lower.length + 1) / 2
-        return Bound(factor, f"the newest value is at least 2 / ({lower.length} + 1) of the average", needs_finite=True)
+        factor = (lower.amount + 1) / 2
+        return Bound(
+            factor, f"the newest value is at least 2 / ({lower.amount:.0f} + 1) of the average", needs_finite=True
+        )
     return None
 
 

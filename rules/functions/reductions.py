@@ -455,17 +455,72 @@ class Streak(Fold):
         return number + 1 if value else 0
 
 
+class Improved(Fold):
+    """Whether the newest value is better than the best one before it by more than a margin, as early stopping counts.
+
+    The first finite value is an improvement. A value that improves by less leaves the best as it was, so that many
+    small steps add up to one improvement. A value that is not finite is none. This is how Keras, Lightning and the
+    Trainer of Hugging Face count with ``min_delta``, ``min_delta`` and ``early_stopping_threshold``.
+
+    Args:
+        by: The margin.
+        skip: How many of the newest values are left out.
+        is_up: Whether greater is better.
+    """
+
+    __slots__ = ("_best", "_by", "_sign")
+
+    def __init__(self, by: float, skip: int = 0, *, is_up: bool = False) -> None:
+        super().__init__(skip)
+        self._by = by
+        self._sign = -1 if is_up else 1
+        self._best = math.inf
+
+    def append(self, value: float) -> None:
+        """Take the next value of the series."""
+        super().append(value)
+        if self.number is not None and not math.isfinite(value):
+            self.number = 0
+
+    def starting(self, value: float) -> float:
+        """Return 1."""
+        self._best = self._sign * value
+        return 1
+
+    def following(self, number: float, value: float) -> float:  # noqa: ARG002 - as all folds take it
+        """Return 1 for an improvement, else 0."""
+        signed = self._sign * value
+        if signed >= self._best - self._by:
+            return 0
+        self._best = signed
+        return 1
+
+    def read(self) -> bool:
+        """Return whether the newest value is an improvement.
+
+        Raises:
+            Undefined: The series has had no finite value yet.
+        """
+        return super().read() == 1
+
+
 EMA: Final = "ema"
+IMPROVED: Final = "improved"
+#: The same fold where greater is better, as the name of the series says.
+IMPROVED_UP: Final = "improved_up"
+IMPROVEMENTS: Final = frozenset({IMPROVED, IMPROVED_UP})
 _FOLDS: Final[Mapping[str, type[Fold]]] = MappingProxyType(
     {"peak": Peak, "trough": Trough, "initial": Initial, "streak": Streak}
 )
 #: The functions that fold a whole series.
-FOLDS: Final = frozenset({EMA, *_FOLDS})
+FOLDS: Final = frozenset({EMA, IMPROVED, *_FOLDS})
 
 
-def make_fold(name: str, length: int, skip: int = 0) -> Fold:
-    """Return the fold of that name; ``length`` is the n of an average, and the others ignore it."""
-    return Ema(length, skip) if name == EMA else _FOLDS[name](skip)
+def make_fold(name: str, amount: float, skip: int = 0) -> Fold:
+    """Return the fold of that name; ``amount`` is the n of an average or the margin of an improvement."""
+    if name == EMA:
+        return Ema(int(amount), skip)
+    return Improved(amount, skip, is_up=name == IMPROVED_UP) if name in IMPROVEMENTS else _FOLDS[name](skip)
 
 
 def ema(values: Iterable[float], length: int) -> float:

@@ -8,10 +8,11 @@ fact about the run, and else a series.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeGuard
 
 from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
@@ -29,7 +30,7 @@ from ..readings.reading import Need, Reading, SeriesKey, ValueType
 from ..readings.series_value import SeriesValue
 from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_FUNCTIONS
 from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
-from .expressions import Expression, ExpressionFaults, expand
+from .expressions import Expression, ExpressionFaults, expand, links_of
 from .name_patterns import is_pattern
 
 #: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
@@ -38,6 +39,11 @@ _TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 _NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
 #: Functions and displays that give collections.
 _COLLECTIONS: Final = frozenset({"list", "tuple", "sorted", "set", "dict", "str"})
+#: Functions that take texts, and those that may give one.
+_TAKE_TEXT: Final = frozenset({"series", "int", "float", "str", "list", "tuple", "dict", "set", "sorted"})
+_GIVE_TEXT: Final = frozenset({"str", "previous"})
+#: A text that is a number names no series: compared with a number, it is a mistake.
+_NUMBER: Final = re.compile(r"\s*[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*")
 _COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
 _DISPLAYS: Final = (ast.List, ast.Tuple, ast.Set, ast.Dict, *_COMPREHENSIONS)
 
@@ -63,6 +69,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
             was refused.
     """
     expand(expression, scope.definitions)
+    _read_texts_as_series(expression, scope)
     if scope.each:
         scope = replace(scope, members=Members(SeriesKey(scope.each, is_of_member=True)))
     elif scope.is_definition:
@@ -82,6 +89,82 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         frozenset(found.ranks),
         _driver(expression.tree, found),
     )
+
+
+# Texts in place of numbers: a metric whose name is no identifier is written in quotes.
+
+
+def _read_texts_as_series(expression: Expression, scope: NameScope) -> None:
+    """Put ``series("train/loss")`` in place of a text wherever a number is meant. Its depth does not matter."""
+    texts = frozenset(part for node in ast.walk(expression.tree) for part in _parts_of_texts(node, scope))
+    for node in list(ast.walk(expression.tree)):
+        for text in [] if node in texts else list(_texts_for_numbers(node, scope)):
+            expression.put_series(text)
+
+
+def _parts_of_texts(node: ast.AST, scope: NameScope) -> Iterator[ast.AST]:
+    """Yield the nodes of what a comparison holds equal to a text: arithmetic there joins or repeats texts."""
+    for left, sign, right in links_of(node) if isinstance(node, ast.Compare) else ():
+        if isinstance(sign, (ast.Eq, ast.NotEq)):
+            for one, other in ((left, right), (right, left)):
+                if _is_text(other) or _may_be_text(other, scope):
+                    yield from (part for part in ast.walk(one) if isinstance(part, ast.BinOp))
+
+
+def _texts_for_numbers(node: ast.AST, scope: NameScope) -> Iterator[ast.Constant]:
+    """Yield the texts among the operands or arguments of a node that stand where a number is meant."""
+    match node:
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            operands = [node.operand]
+        case ast.BinOp():
+            operands = [node.left, node.right]
+            if isinstance(node.op, (ast.Add, ast.Mod, ast.Mult)) and any(
+                _may_be_text(each, scope) for each in operands
+            ):
+                return
+        case ast.Compare():
+            operands = [each for link in links_of(node) if _compares_numbers(link) for each in (link[0], link[2])]
+        case ast.Call():
+            operands = _numbers_of(node, scope)
+        case _:
+            return
+    yield from (each for each in operands if _is_text(each) and not _NUMBER.fullmatch(ast.literal_eval(each)))
+
+
+def _is_text(node: ast.expr) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _may_be_text(node: ast.expr, scope: NameScope) -> bool:
+    """Whether an operand beside a text may be a text, too, which ``+`` joins, or a number that repeats the text."""
+    if isinstance(node, ast.Name):
+        return node.id in scope.metrics or node.id in scope.variables
+    return isinstance(node, (ast.JoinedStr, ast.Subscript)) or _called(node) in _GIVE_TEXT
+
+
+def _compares_numbers(link: tuple[ast.expr, ast.cmpop, ast.expr]) -> bool:
+    """Whether a comparison is one of numbers, as its sign or the other side shows."""
+    left, sign, right = link
+    others = (left, right)
+    if isinstance(sign, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+        return not all(map(_is_text, others))
+    return isinstance(sign, (ast.Eq, ast.NotEq)) and any(
+        isinstance(each, ast.Constant) and isinstance(each.value, (int, float)) for each in others
+    )
+
+
+def _numbers_of(node: ast.Call, scope: NameScope) -> list[ast.expr]:
+    """Return the arguments of a call that are numbers, the items of a list among them."""
+    name = _called(node)
+    if name in OF_NAMES_TOO and _takes_text(node):
+        # A series whose name is an identifier needs no quotes, so this may be a controller or state that is misspelt.
+        text = literal_text(node.args[0]) or ""
+        is_name = text.isidentifier() or text in (*scope.controllers, *scope.states)
+        return [] if name in OF_NAMES or is_name else node.args
+    if name not in FUNCTIONS or name in _TAKE_TEXT or name in OF_NAMES or name in RANK_FUNCTIONS:
+        return []
+    listed = [each.elts for each in node.args if isinstance(each, (ast.List, ast.Tuple))]
+    return [*node.args, *itertools.chain.from_iterable(listed)]
 
 
 class _Meanings(ExpressionFaults):

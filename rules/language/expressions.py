@@ -122,6 +122,18 @@ class Expression:
         self.defined[root] = name
         return root
 
+    def put_series(self, text: ast.Constant) -> None:
+        """Put the series that a text names in place of the text."""
+        call = _series_named(str(text.value), text)
+        for parent in ast.walk(self.tree):
+            for name, value in ast.iter_fields(parent):
+                if isinstance(value, list):
+                    value[:] = [call if part is text else part for part in value]
+                elif value is text:
+                    setattr(parent, name, call)
+        for part in ast.walk(call):
+            self._anchors[part] = self.anchor(text)
+
     def segment(self, node: ast.expr) -> str:
         """Return the node's own text, every run of blanks as one space, or the name that stands for it."""
         if node in self.defined:
@@ -214,10 +226,15 @@ def _rate(node: Any) -> Any:
     is_rate = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == _RATE
     if not is_rate or node.attr not in _RATES:
         return node
-    name = ast.Constant(f"{_RATE}.{node.attr}")
+    return _series_named(f"{_RATE}.{node.attr}", node)
+
+
+def _series_named(metric: str, place: ast.expr) -> ast.Call:
+    """Return the call that names a series, at the place of a node."""
+    name = ast.Constant(metric)
     call = ast.Call(ast.Name("series", ast.Load()), [name], [])
     for part in (call, call.func, name):
-        ast.copy_location(part, node)
+        ast.copy_location(part, place)
     return call
 
 

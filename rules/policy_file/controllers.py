@@ -15,6 +15,7 @@ from typing import Any, Final
 import yaml
 
 from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
+from ...store.metric_words import is_evaluation
 from .. import habits
 from ..effects import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
 from ..errors import ExpressionError, kind_suggestion, suggestion
@@ -39,6 +40,7 @@ from .declarations import (
 )
 from .fields import FieldReader, Fields, Key, is_null
 from .operations import DEFAULT_OPERATION, meant_action
+from .sentences import SentenceNode
 from .written_expressions import is_free, parse_message, read_rule
 
 _TRIGGER: Final = "on_"
@@ -167,7 +169,8 @@ def read_controllers(node: yaml.Node, where: str, declared: Declarations, reader
 def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) -> Controller | None:
     """Read first the keys that say what names mean in the others."""
     is_staged = _ESCALATE.name in reader.keys_of(node)
-    required = [key.name for key in CONTROLLER_KEYS if key.is_required and not (is_staged and key.name == "operations")]
+    implied = {"operations"} if is_staged else {"triggers"} if isinstance(node, SentenceNode) else frozenset()
+    required = [key.name for key in CONTROLLER_KEYS if key.is_required and key.name not in implied]
     fields = reader.fields(node, "controller", [key.name for key in CONTROLLER_KEYS], required, habits.CONTROLLER_KEYS)
     name: str | None = reader.value(fields, "controller", _NAME, declared)
     where = f"controller '{name}'" if name else "controller"
@@ -189,12 +192,27 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
     )
     values = reader.values(fields, where, _OTHER_KEYS, replace(declared, scope=scope))
     values["operations"] = staged or values["operations"]
+    if isinstance(values["hold"], Patience):
+        if "patience" in fields:
+            reader.refuse(fields["for"], f"{where}, for", "'patience' counts results, too", "Leave one of them out.")
+        values["patience"], values["hold"] = values["hold"], None
+    if isinstance(node, SentenceNode):
+        values["triggers"] = _triggers_of(node, values["rule"], values["operations"])
     _check_together(fields, where, values, reader)
     if name is None or values["rule"] is None:
         return None
     controller = Controller(name, each=each, escalation=escalation, changing=changing or "", **values)
     states, admitted = _read_by(controller, declared)
     return replace(controller, states=states, admitted=admitted)
+
+
+def _triggers_of(node: SentenceNode, rule: Rule | None, operations: tuple[str, ...]) -> tuple[str, ...]:
+    """Return when a sentence is evaluated: at evaluations if it counts them, or reads nothing else."""
+    if any(is_call(operation) and CALLS[parse_call(operation).name].is_before_update for operation in operations):
+        return BEFORE_UPDATE[-1:]
+    names = {key.name for key in rule.bound.series if not key.is_derived} if rule else frozenset()
+    is_evaluated = node.unit == "evaluation" or (names and all(map(is_evaluation, names)))
+    return ("on_evaluate",) if is_evaluated else ("on_step_end",)
 
 
 def _check_together(fields: Fields, where: str, values: Mapping[str, Any], reader: FieldReader) -> None:
@@ -388,6 +406,28 @@ def _read_cooldown(node: yaml.Node, where: str, declared: Declarations, reader: 
     return None
 
 
+_UNITS_OF_HOLD: Final[Mapping[str, str]] = {
+    **habits.UNITS,
+    **dict.fromkeys(("steps", "evaluations"), "Write for: n for n results in a row."),
+}
+
+
+def _read_hold(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Span | Patience | None:
+    """Return how long the rule must be true: a number of results in a row, or a mapping with seconds."""
+    if not isinstance(node, yaml.MappingNode):
+        span = read_span(node, where, declared, reader)
+        return None if span is None else Patience(int(span.amount) - 1)
+    # An unknown key is problem enough.
+    required = () if node.value else (Unit.SECONDS,)
+    fields = reader.fields(node, where, (Unit.SECONDS,), required, _UNITS_OF_HOLD)
+    seconds = (
+        _read_seconds(fields[Unit.SECONDS], f"{where}, {Unit.SECONDS}", declared, reader)
+        if Unit.SECONDS in fields
+        else None
+    )
+    return None if seconds is None else Span(seconds, Unit.SECONDS)
+
+
 def _read_flag(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> bool | None:
     return reader.flag(node, where, declared.scope)
 
@@ -540,7 +580,13 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
         is_required=True,
     ),
     Key("patience", _read_patience, "mapping | How often the rule must be true first, see [Patience](#patience)."),
-    Key("for", read_span, "span | How long the rule must be true first, see [Timing](#timing).", attribute="hold"),
+    Key(
+        "for",
+        _read_hold,
+        "number, or `{seconds: x}` | At how many results in a row the rule must be true, or how long, see"
+        " [Timing](#timing).",
+        attribute="hold",
+    ),
     Key(
         "cooldown",
         _read_cooldown,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -111,6 +111,22 @@ class Document:
         if self.root is not None:
             self._check(self.root)
 
+    @classmethod
+    def of_lines(cls, lines: Sequence[str], source: str) -> Document:
+        """Return the document of a policy whose controllers are the texts of these lines."""
+        document = cls("", source)
+        document._text = "\n".join(lines)
+        items: list[yaml.Node] = []
+        begin = 0
+        for line in lines:
+            items.append(PlacedScalar(line, range(begin, begin + len(line)), "str", document))
+            begin += len(line) + 1
+        start = document.mark(0)
+        controllers = yaml.SequenceNode(f"{_PREFIX}seq", items, start, start)
+        key = PlacedScalar("controllers", [0], "str", document)
+        document.root = yaml.MappingNode(f"{_PREFIX}map", [(key, controllers)], start, start)
+        return document
+
     def _composed(self) -> yaml.Node | None:
         try:
             loader = _BoundedLoader(self._text)
@@ -190,6 +206,8 @@ class Document:
         The k-th non-blank character of the value is the k-th non-blank character of the source, whatever quoting,
         folding and indentation lie between. A blank character takes the place of the next non-blank one.
         """
+        if isinstance(node, PlacedScalar):
+            return self._place_at(node.indices[min(offset, len(node.indices) - 1)])
         skipped = sum(not character.isspace() for character in node.value[:offset])
         position = None
         for number, index in enumerate(self._content(node)):
@@ -197,6 +215,26 @@ class Document:
             if number == skipped:
                 break
         return self.place(node) if position is None else self._place_at(position)
+
+    def indices(self, node: yaml.ScalarNode) -> list[int]:
+        """Return the index in the text of each character of a scalar's value; that of the next one for a blank."""
+        if isinstance(node, PlacedScalar):
+            return list(node.indices)
+        content = self._content(node)
+        found: list[int] = []
+        waiting, index = 0, node.start_mark.index
+        for character in node.value:
+            waiting += 1
+            if not character.isspace():
+                index = next(content, index)
+                found += [index] * waiting
+                waiting = 0
+        return found + [index] * waiting
+
+    def mark(self, index: int) -> yaml.Mark:
+        """Return the mark of a character of the text."""
+        place = self._place_at(index)
+        return yaml.Mark(self.source, index, place.line - 1, place.column - 1, None, 0)
 
     def _content(self, node: yaml.ScalarNode) -> Iterator[int]:
         """Return the indices in the text of the scalar's non-blank characters, in order."""
@@ -215,6 +253,22 @@ class Document:
     def _place_at(self, index: int) -> Place:
         before = self._text[:index].replace("\r\n", "\n").replace("\r", "\n")
         return Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+
+class PlacedScalar(yaml.ScalarNode):
+    """A scalar that was made of a part of another one.
+
+    Args:
+        value: The text.
+        indices: The index in the document's text of each character of the value.
+        tag: The last part of its tag, such as ``str``.
+        document: The document.
+    """
+
+    def __init__(self, value: str, indices: Sequence[int], tag: str, document: Document) -> None:
+        begin, end = document.mark(indices[0]), document.mark(indices[-1])
+        super().__init__(f"{_PREFIX}{tag}", value, begin, end)
+        self.indices = indices
 
 
 def children(node: yaml.Node) -> list[yaml.Node]:

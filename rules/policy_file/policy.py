@@ -41,6 +41,7 @@ from .document import Document, Place, read_text
 from .fields import FieldReader, Fields, Key, is_null
 from .metrics import METRIC_CLASSES, Metric
 from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, Operation
+from .sentences import expand_sentences, full_form, is_sentence, sentences_in
 from .written_expressions import read_define, read_ranges
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
@@ -188,18 +189,49 @@ def text_as_judged(policy: Policy) -> str:
     return Document(policy.text, policy.source).with_values("params", policy.params)
 
 
-def load_policy(path: str | Path, *, params: Mapping[str, Param] | None = None) -> Policy:
-    """Read, check and compile a policy file.
+def load_policy(rules: str | Path | Sequence[str], *, params: Mapping[str, Param] | None = None) -> Policy:
+    """Read, check and compile a policy.
 
     Args:
-        path: The file, UTF-8, or the name of a shipped policy.
-        params: Values that override those of the file's params.
+        rules: The path of a file, UTF-8; the name of a shipped policy; or rules as sentences, such as
+            ``stop if not isfinite(loss)``: one or several in a text, separated by semicolons, or a list of them.
+        params: Values that override those of the policy's params.
 
     Raises:
         PolicyError: The file cannot be read, or anything in it is wrong. The error holds all problems.
     """
-    path = policy_path(str(path))
+    if not isinstance(rules, (str, Path)) or is_sentence(str(rules)):
+        texts = [str(rules)] if isinstance(rules, (str, Path)) else rules
+        return parse_sentences([each for text in texts for each in sentences_in(text)], params=params)
+    path = policy_path(str(rules))
     return parse_policy(read_text(path), source=str(path), params=params)
+
+
+def given_policy(rules: str | Path | Sequence[str] | Policy) -> Policy:
+    """Return the policy that a caller gives: itself, or what ``load_policy`` takes.
+
+    Raises:
+        PolicyError: The rules do not load.
+        TelemetryError: They name neither a file nor a shipped policy.
+    """
+    if isinstance(rules, Policy):
+        return rules
+    if isinstance(rules, (str, Path)) and not is_sentence(str(rules)):
+        require_file(policy_path(str(rules)))
+    return load_policy(rules)
+
+
+def parse_sentences(sentences: Sequence[str], *, params: Mapping[str, Param] | None = None) -> Policy:
+    """Check and compile rules that are written as sentences. The policy's text is their full form.
+
+    Raises:
+        PolicyError: Anything in them is wrong. The places are lines and columns of the sentences.
+    """
+    source = "; ".join(sentences)
+    document = Document.of_lines(sentences, source)
+    declared = read_declarations(document, {})
+    text = full_form(document, [controller.triggers for controller in declared.controllers])
+    return parse_policy(text, source=source, params=params)
 
 
 def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
@@ -225,7 +257,7 @@ def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Pa
     )
 
 
-def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
+def triggering_kinds(rules: str | Path | Sequence[str] | Policy | None) -> frozenset[str]:
     """Return the kinds of events at which the controllers of rules are judged; empty without rules.
 
     Raises:
@@ -234,8 +266,9 @@ def triggering_kinds(rules: str | Path | Policy | None) -> frozenset[str]:
     """
     if rules is None:
         return frozenset()
-    policy = rules if isinstance(rules, Policy) else load_policy(require_file(policy_path(str(rules))))
-    return frozenset(trigger.removeprefix("on_") for each in policy.controllers for trigger in each.triggers)
+    return frozenset(
+        trigger.removeprefix("on_") for each in given_policy(rules).controllers for trigger in each.triggers
+    )
 
 
 def registered_classes() -> tuple[type[Metric] | type[Operation], ...]:
@@ -344,6 +377,8 @@ def _declared(root: yaml.Node | None, overrides: Mapping[str, object], reader: F
     named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
     known = (*(key.name for key in DOCUMENT_KEYS), *(key for key in named if key.startswith(_FREE_KEYS)))
     fields = reader.fields(root, "", known, habits=habits.ROOT_KEYS)
+    if "controllers" in fields:
+        fields["controllers"] = expand_sentences(fields["controllers"], reader)
     declared = replace(_names_ahead(fields, reader), overrides=overrides)
     # A file without params may be given some, and one without operations has the default one: both read as null.
     mark = yaml.Mark("", 0, 0, 0, "", 0)

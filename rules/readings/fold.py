@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from ...store.metric_words import Mode, mode_of
 from ..functions import plain_functions as plain
 from ..functions import reductions
 from ..functions.plain_functions import Function
-from ..functions.reductions import EMA, Fold, make_fold
-from .call import EXTENTS, Call
+from ..functions.reductions import EMA, IMPROVED, IMPROVED_UP, IMPROVEMENTS, Fold, make_fold
+from .call import EXTENTS, Call, number
 from .first_events import First
 from .generated import attribute, call, name
-from .ranges import ANY, Range
+from .ranges import ANY, TRUTH, Range
 from .reading import Code, RunSeries, SeriesKey, SeriesReading, SeriesValues, Sightings, ValueLimits, ValueType
 
 if TYPE_CHECKING:
@@ -54,6 +56,12 @@ FUNCTIONS: Final = (
     ),
     Function("initial", "initial(s)", "The first finite value of all."),
     Function(
+        IMPROVED,
+        "improved(s, by=0)",
+        "Whether the newest value is better than the best one before it by more than `by`; the first one is. Greater is"
+        " better where the name of the metric says so, as `accuracy` does; `improved(-s)` says so for another one.",
+    ),
+    Function(
         STREAK,
         'streak(condition), streak("c")',
         "At how many values in a row, up to the newest, the condition has been true, or the rule of controller c.",
@@ -67,7 +75,7 @@ class SeriesFold(SeriesReading):
 
     function: str
     key: SeriesKey
-    length: int
+    amount: float
     skip: int = 0
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -76,6 +84,7 @@ class SeriesFold(SeriesReading):
         "peak(loss)",
         "trough(eval_loss)",
         "initial(loss)",
+        "improved(eval_loss, by=0.01)",
         "streak(loss > 1)",
     )
     values_read: ClassVar[int] = 1
@@ -84,44 +93,65 @@ class SeriesFold(SeriesReading):
     @classmethod
     def bind(cls, call: Call) -> SeriesFold | None:
         """Return a fold of a series from its first value on."""
-        length, skip = length_of(call, frozenset({"skip"})), call.keywords.get("skip")
-        if length is None:
+        skip = call.keywords.get("skip")
+        amount = _margin_of(call) if call.function.name == IMPROVED else length_of(call, frozenset({"skip"}))
+        if amount is None:
             return None
         skipped = 0 if skip is None else call.whole(skip, 0, "skip")
-        return None if skipped is None else cls(call.function.name, call.key, length, skipped)
+        is_up = call.function.name == IMPROVED and not call.key.is_derived and mode_of(call.key.name) is Mode.MAX
+        function = IMPROVED_UP if is_up else call.function.name
+        return None if skipped is None else cls(function, call.key, amount, skipped)
 
     @property
     def value_type(self) -> ValueType:
-        """A whole number for a streak, else a float."""
+        """A truth for an improvement, a whole number for a streak, else a float."""
+        if self.function in IMPROVEMENTS:
+            return ValueType.TRUTH
         return ValueType.WHOLE if self.function == STREAK else ValueType.FLOAT
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return call(attribute(name(code.names.reader_of(self, "a")), "read"))
 
     def reader(self, series: SeriesValues) -> Fold:
-        fold = make_fold(self.function, self.length, self.skip)
+        fold = make_fold(self.function, self.amount, self.skip)
         series.followers.append(fold)
         return fold
 
     def column(self, columns: RunSeries, kind: str) -> Vector:
         from .vectors import spread
 
-        numbers, defined = columns.folded(self.function, self.key, self.length, self.skip)
+        numbers, defined = columns.folded(self.function, self.key, self.amount, self.skip)
         place, is_own = columns.place(kind, self.key)
-        return spread(numbers, defined, place, is_own=is_own)
+        vector = spread(numbers, defined, place, is_own=is_own)
+        return vector._replace(values=vector.values == 1) if self.function in IMPROVEMENTS else vector
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the finite values of the series, or of the lengths of a streak."""
+        if self.function in IMPROVEMENTS:
+            return TRUTH
         if self.function == STREAK:
             return limits.streak(self.key)
         if self.function != EMA:
             return replace(limits.series(self.key), may_be_nan=False)
         # A step towards a value does not pass it, however it is rounded.
-        return replace(limits.series(self.key), is_whole=False, may_be_nan=False) if self.length > 1 else ANY
+        return replace(limits.series(self.key), is_whole=False, may_be_nan=False) if self.amount > 1 else ANY
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return when the series has a value that is not skipped."""
         return seen.values(self.key, 1 + self.skip)
+
+
+def _margin_of(call: Call) -> float | None:
+    """Return the margin of an improvement; refuse other arguments."""
+    if call.further or not call.keywords.keys() <= {"by", "skip"}:
+        call.refuse_arguments()
+        return None
+    node = call.keywords.get("by")
+    margin = 0 if node is None else number(node, call.scope)
+    if node is not None and (margin is None or not 0 <= margin < math.inf):
+        call.faults.refuse(node, "not a margin", "It is a finite number from 0, or a param that is one.")
+        return None
+    return margin
 
 
 def is_over_window(call: Call) -> bool:

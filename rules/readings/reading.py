@@ -355,7 +355,7 @@ class RunSeries(Protocol):
     def first_within(self, kind: str, key: SeriesKey, extent: Extent, length: float) -> Ints:
         """Return for each row the index of the first value within a length of it; 0 where the position is unknown."""
 
-    def folded(self, function: str, key: SeriesKey, length: int, skip: int) -> tuple[Floats, Truths]:
+    def folded(self, function: str, key: SeriesKey, amount: float, skip: int) -> tuple[Floats, Truths]:
         """Return a fold after each value of a series, and where it is defined."""
 
     def windowed(

@@ -1,0 +1,388 @@
+"""Reads rules that are written as sentences: ``stop if not isfinite(loss) for 3 steps``.
+
+Takes the scalar of a sentence; returns the mapping of a controller in its full form, without its triggers, which follow
+from the series that the condition reads. Each scalar of the mapping knows the places of its characters in the sentence,
+so that the problems that readers of the full form find point into the sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import yaml
+
+from .document import Document, PlacedScalar
+from .fields import FieldReader
+
+FORM: Final = "Write ACTION [and ACTION] if CONDITION [for N steps] [once] [at most every N steps] [after N steps]."
+
+#: The actions that a sentence calls by a word, with the operation of each.
+WORDS: Final[Mapping[str, str]] = {
+    "stop": "hfcontrols.should_training_stop",
+    "stop epoch": "hfcontrols.should_epoch_stop",
+    "save": "hfcontrols.should_save",
+    "evaluate": "hfcontrols.should_evaluate",
+    "log": "hfcontrols.should_log",
+    "skip": "batch.skip()",
+}
+
+#: Seconds of the units of time, and the units of spans that a sentence counts in.
+_SECONDS: Final[Mapping[str, float]] = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_UNITS: Final = ("step", "evaluation")
+
+_IF: Final = re.compile(r"(?<!\S)if(?!\w)")
+_AND: Final = re.compile(r"\s+and\s+|\s*,\s*(?:and\s+)?")
+_WARN: Final = re.compile(r"warn\s*(['\"])(.*)\1", re.DOTALL)
+_LR: Final = re.compile(r"lr\s*(?:x|\*|times)\s*(\S+?)(?:\s+for\s+(\S+)\s+steps?)?")
+_NOT_IMPROVED: Final = re.compile(
+    r"(?P<series>[^\s(]+)\s+has\s+not\s+improved(?:\s+by\s+(?P<by>[\w.+-]+))?(?:\s+for\s+(?P<count>[\w.]+)\s+[a-z]+?s?(?!\w))?"
+)
+
+#: What may follow the condition, as patterns of the end of a sentence.
+_AMOUNT: Final = r"(?P<amount>\S+)\s+(?P<unit>[a-z]+?)s?"
+_CLAUSES: Final[Mapping[str, re.Pattern[str]]] = {
+    "for": re.compile(rf"\s+for\s+{_AMOUNT}\s*$"),
+    "once": re.compile(r"\s+once\s*$"),
+    "at most every": re.compile(rf"\s+at\s+most\s+every\s+{_AMOUNT}\s*$"),
+    "after": re.compile(rf"\s+after\s+(?:(?P<percent>\d[\d.]*)\s*%|{_AMOUNT})\s*$"),
+}
+
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
+_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
+_OPENING: Final = "([{"
+_CLOSING: Final = ")]}"
+
+
+class SentenceNode(yaml.MappingNode):
+    """A controller that was written as a sentence.
+
+    Attributes:
+        unit: The unit that its condition is counted in, ``step`` or ``evaluation``; empty where it is not counted.
+    """
+
+    unit = ""
+
+
+def is_sentence(text: str) -> bool:
+    """Whether a text is a rule written as a sentence, and not the name of a file.
+
+    >>> is_sentence("stop if loss > 3"), is_sentence("rules.yaml"), is_sentence("what-if.yaml")
+    (True, False, False)
+    """
+    return _IF.search(_masked(text)) is not None
+
+
+def sentences_in(text: str) -> list[str]:
+    """Return the sentences of a text, which lines and semicolons separate.
+
+    >>> sentences_in("stop if loss > 3; save if improved(eval_loss)")
+    ['stop if loss > 3', 'save if improved(eval_loss)']
+    """
+    begin, found = 0, []
+    for match in re.finditer(r"[;\n]|$", _masked(text)):
+        found.append(text[begin : match.start()].strip())
+        begin = match.end()
+    return list(filter(None, found))
+
+
+def rule_file_of(text: str) -> str:
+    """Return the text of a rule file whose controllers are the sentences of a text, as they are."""
+    return yaml.safe_dump({"controllers": sentences_in(text)}, allow_unicode=True, width=math.inf)
+
+
+def full_form(document: Document, triggers: Sequence[Sequence[str]]) -> str:
+    """Return the text of a rule file whose controllers are the sentences of a document, in their full form.
+
+    Args:
+        document: The sentences, which load.
+        triggers: The triggers of each.
+    """
+    reader, entries = FieldReader(document), []
+    fields = reader.keys_of(document.root) if document.root else {}
+    for node, own in zip(expand_sentences(fields["controllers"], reader).value, triggers, strict=True):
+        entry = _plain(node)
+        entries.append({"name": entry.pop("name"), "triggers": list(own), **entry})
+    return yaml.safe_dump({"controllers": entries}, sort_keys=False, allow_unicode=True, width=math.inf)
+
+
+def _plain(node: yaml.Node) -> Any:
+    """Return the value of a node as plain data."""
+    if isinstance(node, yaml.MappingNode):
+        return {key.value: _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return list(map(_plain, node.value))
+    return node.value if node.tag == _TEXT_TAG else yaml.safe_load(node.value)
+
+
+def _masked(text: str) -> str:
+    """Return the text with everything in quotes and brackets replaced, character by character."""
+    masked, depth = list(_QUOTED.sub(lambda match: "_" * len(match[0]), text)), 0
+    for index, character in enumerate(masked):
+        depth -= character in _CLOSING and depth > 0
+        if depth:
+            masked[index] = "_"
+        depth += character in _OPENING
+    return "".join(masked)
+
+
+class _Part(NamedTuple):
+    """A part of a sentence: its ends, blanks around it left out, and its text."""
+
+    begin: int
+    end: int
+    text: str
+
+
+class _Sentence:
+    """One sentence being taken apart."""
+
+    def __init__(self, node: yaml.ScalarNode, where: str, reader: FieldReader) -> None:
+        self.node, self.where, self.reader = node, where, reader
+        self.text: str = node.value
+        self.masked = _masked(self.text)
+        self.indices = reader.document.indices(node)
+
+    def part(self, begin: int, end: int) -> _Part:
+        """Return a part without the blanks around it."""
+        text = self.text[begin:end]
+        begin += len(text) - len(text.lstrip())
+        return _Part(begin, begin + len(text.strip()), text.strip())
+
+    def refuse(self, at: int, what: str, got: str | None = None, fix: str = "") -> None:
+        """Add a problem at a character of the sentence."""
+        place = self.reader.document.place_in(self.node, min(at, max(0, len(self.text) - 1)))
+        self.reader.refuse_at(place, self.where, what, got, fix)
+
+    def scalar(self, part: _Part, value: str | None = None, tag: str = "str") -> PlacedScalar:
+        """Return a scalar at a part: its text, or another value that stands for all of it."""
+        indices = self.indices[part.begin : part.end] or self.indices[:1]
+        if value is not None:
+            indices = [indices[0]] * max(1, len(value))
+        return PlacedScalar(part.text if value is None else value, indices, tag, self.reader.document)
+
+    def mapping(self, entries: Mapping[str, yaml.Node]) -> yaml.MappingNode:
+        """Return a mapping of nodes, at the beginning of the sentence."""
+        start = self.part(0, len(self.text))
+        pairs = [(self.scalar(start, key), node) for key, node in entries.items()]
+        return yaml.MappingNode(_MAP_TAG, pairs, self.node.start_mark, self.node.end_mark)
+
+
+_MAP_TAG: Final = "tag:yaml.org,2002:map"
+_SEQUENCE_TAG: Final = "tag:yaml.org,2002:seq"
+
+
+def expand_sentences(node: yaml.Node, reader: FieldReader) -> yaml.Node:
+    """Return a list of controllers in which each sentence is a mapping; anything else as it is."""
+    if not isinstance(node, yaml.SequenceNode) or not any(map(_is_text, node.value)):
+        return node
+    names = {entry["name"].value for entry in map(reader.keys_of, node.value) if _is_text(entry.get("name"))}
+    items: list[yaml.Node] = []
+    for item in node.value:
+        entry = _expanded(item, names, reader) if _is_text(item) else item
+        items += [] if entry is None else [entry]
+    return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+
+
+def _is_text(node: yaml.Node | None) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == _TEXT_TAG
+
+
+def _expanded(node: yaml.ScalarNode, names: set[str], reader: FieldReader) -> SentenceNode | None:
+    sentence = _Sentence(node, "rule", reader)
+    found = _IF.search(sentence.masked)
+    if found is None:
+        sentence.refuse(0, "no 'if' in the rule", repr(sentence.text), FORM)
+        return None
+    before = len(reader.problems)
+    rule, clauses, unit = _condition(sentence, found.end())
+    orders = _orders(sentence, sentence.part(0, found.start()))
+    if len(reader.problems) > before:
+        return None
+    name = _free_name(sentence.text, names)
+    whole = sentence.part(0, len(sentence.text))
+    entries = {"name": sentence.scalar(whole, name), "rule": rule, **orders, **clauses}
+    mapping = sentence.mapping(entries)
+    entry = SentenceNode(mapping.tag, mapping.value, mapping.start_mark, mapping.end_mark)
+    entry.unit = unit
+    return entry
+
+
+def _free_name(text: str, names: set[str]) -> str:
+    """Return a name of the sentence's words that no other controller has, and take it."""
+    slug = "_".join(re.findall(r"\w+", text))[:_LONGEST_NAME].rstrip("_")
+    name, number = slug, 2
+    while name in names:
+        name, number = f"{slug}_{number}", number + 1
+    names.add(name)
+    return name
+
+
+_LONGEST_NAME: Final = 60
+
+
+# --- what it orders -------------------------------------------------------------------------------------------------
+
+
+def _orders(sentence: _Sentence, part: _Part) -> dict[str, yaml.Node]:
+    """Return the keys that say what a sentence orders: ``operations``, and those of a warning."""
+    operations: list[yaml.Node] = []
+    entries: dict[str, yaml.Node] = {}
+    for action in _actions(sentence, part):
+        warning = _WARN.fullmatch(action.text)
+        if warning:
+            text = sentence.part(action.begin + warning.start(2), action.begin + warning.end(2))
+            entries = {"severity": sentence.scalar(action, "warning"), "message": sentence.scalar(text)}
+            continue
+        operation = _operation(action.text)
+        if operation is None:
+            fix = f'Write {", ".join(WORDS)}, warn "text", lr x 0.5, or an operation such as lr.scale(0.5, over=50).'
+            sentence.refuse(action.begin, "unknown action", repr(action.text), fix)
+            continue
+        operations.append(sentence.scalar(action, operation))
+    node = sentence.node
+    return {"operations": yaml.SequenceNode(_SEQUENCE_TAG, operations, node.start_mark, node.end_mark), **entries}
+
+
+def _actions(sentence: _Sentence, part: _Part) -> Iterator[_Part]:
+    """Yield the actions before ``if``; refuse an empty one."""
+    begin = part.begin
+    ends = [(match.start(), match.end()) for match in _AND.finditer(sentence.masked, part.begin, part.end)]
+    for end, following in [*ends, (part.end, part.end)]:
+        action = sentence.part(begin, end)
+        if action.text:
+            yield action
+        else:
+            sentence.refuse(begin, "no action before 'if'", fix=FORM)
+        begin = following
+
+
+def _operation(action: str) -> str | None:
+    """Return the operation that an action means; None for an unknown word."""
+    word = " ".join(action.split())
+    if word in WORDS:
+        return WORDS[word]
+    scaled = _LR.fullmatch(word)
+    if scaled:
+        factor, updates = scaled.groups()
+        return f"lr.reduce({factor})" if updates is None else f"lr.scale({factor}, over={updates}, blend=none)"
+    return word if re.fullmatch(r"[A-Za-z_]\w*\.\w+(?:\(.*\))?", word) else None
+
+
+# --- when it decides ------------------------------------------------------------------------------------------------
+
+
+def _condition(sentence: _Sentence, begin: int) -> tuple[PlacedScalar, dict[str, yaml.Node], str]:
+    """Return the rule of a sentence, the keys of the clauses after it, and the unit that the rule is counted in."""
+    end, unit = len(sentence.text), ""
+    improvements = list(_NOT_IMPROVED.finditer(sentence.masked, begin))
+    # What belongs to the words "has not improved" is no clause of the sentence.
+    begin_of_clauses = improvements[-1].end() if improvements else begin
+    entries: dict[str, yaml.Node] = {}
+    least: list[str] = []
+    found = _last_clause(sentence.masked, begin_of_clauses, end)
+    while found is not None:
+        name, match = found
+        clause = sentence.part(match.start(), end)
+        if name in entries or (name == "after" and least):
+            sentence.refuse(clause.begin, f"'{name}' occurs twice in one rule")
+        elif name == "once":
+            entries["once"] = sentence.scalar(clause, "true", "bool")
+        elif name == "after":
+            _read_start(sentence, clause, match, entries, least)
+        else:
+            span, counted = _span(sentence, match, name)
+            entries |= {} if span is None else {"for" if name == "for" else "cooldown": span}
+            unit = counted if name == "for" else unit
+        end = match.start()
+        found = _last_clause(sentence.masked, begin_of_clauses, end)
+    return _rule(sentence, sentence.part(begin, end), improvements, least), entries, unit
+
+
+def _last_clause(masked: str, begin: int, end: int) -> tuple[str, re.Match[str]] | None:
+    """Return the clause at the end of a part of a sentence; None where a condition ends it."""
+    matches = ((name, pattern.search(masked, begin, end)) for name, pattern in _CLAUSES.items())
+    # Searching ends at ``end``, where ``$`` matches.
+    return next(((name, match) for name, match in matches if match), None)
+
+
+def _span(sentence: _Sentence, match: re.Match[str], name: str) -> tuple[yaml.Node | None, str]:
+    """Return the span of a clause, and the unit of events that it counts; None for an unknown unit."""
+    unit, amount = match["unit"], sentence.part(*match.span("amount"))
+    if unit in _UNITS and name == "for":
+        return _number(sentence, amount), unit
+    if unit in _UNITS:
+        return sentence.mapping({f"{unit}s": _number(sentence, amount)}), unit
+    if unit in _SECONDS and re.fullmatch(_NUMBER, amount.text):
+        seconds = sentence.scalar(amount, f"{float(amount.text) * _SECONDS[unit]:g}", "float")
+        return sentence.mapping({"seconds": seconds}), ""
+    fix = f"The units are {', '.join(f'{each}s' for each in (*_UNITS, *_SECONDS))}."
+    sentence.refuse(match.start("unit"), f"unknown unit after '{name}'", repr(match["unit"]), fix)
+    return None, ""
+
+
+_NUMBER: Final = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+
+
+def _number(sentence: _Sentence, part: _Part) -> PlacedScalar:
+    """Return a number, or the name of a param."""
+    text = part.text.replace(",", "")
+    tag = "int" if text.isdecimal() else "float" if re.fullmatch(_NUMBER, text) else "str"
+    return sentence.scalar(part, text, tag)
+
+
+def _read_start(
+    sentence: _Sentence, clause: _Part, match: re.Match[str], entries: dict[str, yaml.Node], least: list[str]
+) -> None:
+    """Read ``after N steps`` into ``between``, and a share of the run or epochs into a further condition."""
+    if match["percent"]:
+        least.append(f"progress >= {float(match['percent']) / 100:g}")
+    elif match["unit"] == "epoch":
+        least.append(f"epoch >= {match['amount']}")
+    elif match["unit"] == "step":
+        ends: list[yaml.Node] = [_number(sentence, sentence.part(*match.span("amount")))]
+        ends.append(sentence.scalar(clause, "null", "null"))
+        entries["between"] = yaml.SequenceNode(
+            _SEQUENCE_TAG, ends, sentence.node.start_mark, sentence.node.end_mark, flow_style=True
+        )
+    else:
+        fix = "Write steps, epochs or a share of the run, as in after 10%."
+        sentence.refuse(match.start("unit"), "unknown unit after 'after'", repr(match["unit"]), fix)
+
+
+def _rule(sentence: _Sentence, part: _Part, improvements: list[re.Match[str]], least: list[str]) -> PlacedScalar:
+    """Return the condition in the rule language."""
+    if not part.text:
+        sentence.refuse(part.begin, "no condition after 'if'", fix=FORM)
+    value, indices, begin = "", list[int](), part.begin
+
+    def add(text: str, at: int | None = None) -> None:
+        """Add text that stands in the sentence at an offset, or that stands for what is there next."""
+        nonlocal value
+        value += text
+        here = begin if at is None else at
+        indices.extend(
+            sentence.indices[here : here + len(text)] if at is not None else [sentence.indices[here]] * len(text)
+        )
+
+    for condition in least:
+        add(f"{condition} and (")
+    for match in improvements:
+        add(sentence.text[begin : match.start()], begin)
+        begin = match.start()
+        add("streak(not improved(" if match["count"] else "not improved(")
+        series = sentence.text[slice(*match.span("series"))]
+        is_bare = not (series.isidentifier() or series[0] in "\"'")
+        add('"' if is_bare else "")
+        add(series, match.start("series"))
+        add('"' if is_bare else "")
+        add(f", by={match['by']})" if match["by"] else ")")
+        add(f") >= {match['count']}" if match["count"] else "")
+        begin = match.end()
+    add(sentence.text[begin : part.end], begin)
+    begin = part.begin
+    for _ in least:
+        add(")")
+    return PlacedScalar(value, indices or sentence.indices[:1], "str", sentence.reader.document)

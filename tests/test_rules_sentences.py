@@ -1,0 +1,275 @@
+"""A rule written as a sentence is the controller of its full form, live, in a replay and by columns."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from steptape import Recorder, open_run, verify
+from steptape.replay.runs.replaying import replay
+from steptape.rules.engine.decisions import Decision
+from steptape.rules.errors import PolicyError
+from steptape.rules.functions.reductions import make_fold
+from steptape.rules.functions.undefined import Undefined
+from steptape.rules.policy_file.policy import load_policy, parse_policy
+from steptape.rules.policy_file.sentences import is_sentence, sentences_in
+
+#: Sentences, and what they leave of the full form: triggers, rule, operations and further keys.
+EXPANSIONS = {
+    "stop if not isfinite(loss) for 3 steps": (
+        "[on_step_end]",
+        "not isfinite(loss)",
+        "[hfcontrols.should_training_stop]",
+        "for: 3",
+    ),
+    "save if improved(eval_loss)": ("[on_evaluate]", "improved(eval_loss)", "[hfcontrols.should_save]", ""),
+    "stop if eval_loss has not improved for 5 evaluations": (
+        "[on_evaluate]",
+        "streak(not improved(eval_loss)) >= 5",
+        "[hfcontrols.should_training_stop]",
+        "",
+    ),
+    "stop if eval/loss has not improved by 0.01 for 5 evaluations": (
+        "[on_evaluate]",
+        'streak(not improved("eval/loss", by=0.01)) >= 5',
+        "[hfcontrols.should_training_stop]",
+        "",
+    ),
+    'warn "loss {loss:.1f}" and save if loss > 3 at most every 50 steps after 10%': (
+        "[on_step_end]",
+        "progress >= 0.1 and (loss > 3)",
+        "[hfcontrols.should_save]",
+        'severity: warning, message: "loss {loss:.1f}", cooldown: {steps: 50}',
+    ),
+    "lr x 0.5 if loss > 3 once": ("[on_step_end]", "loss > 3", "[lr.reduce(0.5)]", "once: true"),
+    "lr x 0.5 for 10 steps if loss > 3": ("[on_step_end]", "loss > 3", "['lr.scale(0.5, over=10, blend=none)']", ""),
+    "skip if loss > 10": ("[on_pre_optimizer_step]", "loss > 10", "['batch.skip()']", ""),
+    "evaluate if loss > 3 for 2 minutes": (
+        "[on_step_end]",
+        "loss > 3",
+        "[hfcontrols.should_evaluate]",
+        "for: {seconds: 120}",
+    ),
+    "stop epoch if loss > 3 after 100 steps": (
+        "[on_step_end]",
+        "loss > 3",
+        "[hfcontrols.should_epoch_stop]",
+        "between: [100, null]",
+    ),
+    "stop if eval_loss > loss for 2 evaluations": (
+        "[on_evaluate]",
+        "eval_loss > loss",
+        "[hfcontrols.should_training_stop]",
+        "for: 2",
+    ),
+    "stop if loss > (3 if step > 10 else 5)": (
+        "[on_step_end]",
+        "loss > (3 if step > 10 else 5)",
+        "[hfcontrols.should_training_stop]",
+        "",
+    ),
+    'log if "train/loss" > 3 or mean("train/loss", 5) > 2': (
+        "[on_step_end]",
+        '"train/loss" > 3 or mean("train/loss", 5) > 2',
+        "[hfcontrols.should_log]",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", EXPANSIONS)
+def test_a_sentence_has_the_digest_of_its_full_form(sentence: str) -> None:
+    """The name is made of its words; the text of the policy is the full form."""
+    triggers, rule, operations, more = EXPANSIONS[sentence]
+    policy = load_policy(sentence)
+    keys = {"name": policy.controllers[0].name, "triggers": yaml.safe_load(triggers), "rule": rule}
+    keys |= {"operations": yaml.safe_load(operations)} | (yaml.safe_load(f"{{{more}}}") or {})
+    full = parse_policy(yaml.safe_dump({"controllers": [keys]}, sort_keys=False))
+
+    assert policy.digest == full.digest == parse_policy(policy.text).digest
+
+
+def test_several_sentences_are_several_rules() -> None:
+    """A list has one each; in one text semicolons or lines separate them."""
+    listed = load_policy(["stop if loss > 3", "save if loss < 1"])
+
+    assert [each.name for each in listed.controllers] == ["stop_if_loss_3", "save_if_loss_1"]
+    assert listed.digest == load_policy("stop if loss > 3; save if loss < 1").digest
+
+
+def test_two_sentences_of_the_same_words_have_two_names() -> None:
+    """The second one is numbered."""
+    policy = load_policy(["stop if loss > 3", "stop if loss >= 3"])
+
+    assert [each.name for each in policy.controllers] == ["stop_if_loss_3", "stop_if_loss_3_2"]
+
+
+def test_a_sentence_may_be_an_item_of_controllers() -> None:
+    """It reads the params and definitions of its file."""
+    policy = parse_policy("""
+params: {limit: 3.0}
+define: {calm: 'mean(loss, 5)'}
+controllers:
+  - stop if calm > limit for 2 steps
+  - {name: saves, triggers: [on_step_end], rule: loss < 1, operations: [hfcontrols.should_save]}
+""")
+
+    assert [(each.name, each.triggers) for each in policy.controllers] == [
+        ("stop_if_calm_limit_for_2_steps", ("on_step_end",)),
+        ("saves", ("on_step_end",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("stop if loss > 3", True),
+        ("what-if.yaml", False),
+        ("rules/if.yaml", False),
+        ("early_stopping", False),
+        ('stop "if" so', False),
+        ("loss (if any)", False),
+    ],
+)
+def test_a_text_with_the_word_if_is_a_sentence(text: str, *, expected: bool) -> None:
+    """Any other text is a file or the name of a shipped policy."""
+    assert is_sentence(text) is expected
+
+
+def test_a_semicolon_in_a_text_separates_nothing() -> None:
+    """It is part of the message."""
+    assert sentences_in('warn "a; b" if loss > 3; stop if loss > 4') == ['warn "a; b" if loss > 3', "stop if loss > 4"]
+
+
+RULES = [
+    "stop if loss > 100",
+    "save if improved(eval_loss)",
+    'warn "no gain" if eval_loss has not improved for 2 evaluations',
+    "log if loss > 3 for 2 steps",
+    'evaluate if "train/loss" > 3 and mean("train/loss", 2) > 2 at most every 3 steps',
+]
+
+
+def _recorded(store: Path) -> Path:
+    with Recorder(store, rules=RULES, quiet=True) as rec:
+        for step, loss in enumerate([1, 4, 5, 6, 1, 4, 5, math.nan, 7, 2, 101.0], 1):
+            control = rec.step(**{"loss": loss, "train/loss": loss})
+            if step % 2 == 0:
+                rec.evaluate(eval_loss=[3, 2, 2.5, 2, 1.5][step // 2 - 1])
+            if control.should_stop:
+                break
+    return rec.folder
+
+
+def _decided(folder: Path) -> list[tuple[int, str]]:
+    made = replay(load_policy(RULES), open_run(folder)).decisions
+    return [(each.outcome.step, each.outcome.controller) for each in made if isinstance(each.outcome, Decision)]
+
+
+def test_a_recorder_decides_by_sentences_as_their_replay(tmp_path: Path) -> None:
+    """The recorded policy is the full form."""
+    folder = _recorded(tmp_path / "runs")
+
+    assert verify(open_run(folder)).identical
+    assert [(step, name[:12]) for step, name in _decided(folder)] == [
+        (2, "evaluate_if_"),
+        (2, "save_if_impr"),
+        (3, "log_if_loss_"),
+        (4, "save_if_impr"),
+        (6, "evaluate_if_"),
+        (7, "log_if_loss_"),
+        (8, "warn_no_gain"),
+        (10, "save_if_impr"),
+        (11, "stop_if_loss"),
+        (11, "evaluate_if_"),
+    ]
+
+
+def test_the_trigger_waits_for_evaluations_alone_only_if_nothing_else_is_read() -> None:
+    """A rule that compares both is evaluated at steps, unless it counts evaluations."""
+    triggers = [
+        load_policy(f"stop if eval_loss > loss{more}").controllers[0].triggers for more in ("", " for 2 evaluations")
+    ]
+
+    assert triggers == [("on_step_end",), ("on_evaluate",)]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "column", "message"),
+    [
+        ("stopp if loss > 3", 1, "rule: unknown action; got 'stopp'. Write stop, stop epoch, save"),
+        ("if loss > 3", 1, "rule: no action before 'if'"),
+        ("stop if", 7, "rule: no condition after 'if'"),
+        ("stop if loss >", 9, "rule: not an expression"),
+        ("stop if loss > 3 for 3 epochs", 24, "unknown unit after 'for'; got 'epoch'. The units are steps"),
+        ("stop if loss > 3 for x steps", 22, "for: must be a whole number; got 'x'"),
+        ("stop if loss > 3 for 2 steps for 3 steps", 18, "'for' occurs twice in one rule"),
+        ("stop if men(loss, 3) > 3", 9, "rule: unknown function; got 'men'. Did you mean 'mean'?"),
+        ("stop and if loss > 3", 1, "rule: unknown action; got 'stop and'"),
+        ("lr x fast if loss > 3", 1, "operations: 'fast' is not one of the params; got 'lr.reduce(fast)'"),
+    ],
+)
+def test_a_wrong_sentence_is_refused_at_its_place(sentence: str, column: int, message: str) -> None:
+    """The place is a column of the sentence."""
+    with pytest.raises(PolicyError) as caught:
+        load_policy(sentence)
+
+    problem = caught.value.problems[0]
+    assert (problem.line, problem.column) == (1, column)
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("improved(eval_accuracy)", [1, 2, 4]),
+        ("improved(eval_accuracy, by=0.2)", [1, 4]),
+        ("improved(eval_loss)", [1, 3]),
+        ("improved(-eval_score)", [1, 2, 4]),
+        ("eval/accuracy has not improved", [3]),
+    ],
+)
+def test_the_name_of_a_metric_says_which_direction_is_better(
+    condition: str, expected: list[int], tmp_path: Path
+) -> None:
+    """Greater is better for an accuracy, and lower for a loss and for what no name tells; live and in a replay."""
+    policy = load_policy(f"log if {condition}")
+    with Recorder(tmp_path / "runs", rules=policy, quiet=True) as rec:
+        for value in (0.5, 0.6, 0.4, 0.9):
+            rec.step()
+            rec.evaluate({f"eval{word}": value for word in ("_accuracy", "/accuracy", "_loss", "_score")})
+
+    made = replay(policy, open_run(rec.folder)).decisions
+    assert verify(open_run(rec.folder)).identical
+    assert [each.outcome.step for each in made if isinstance(each.outcome, Decision)] == expected
+
+
+def improved(values: list[float], by: float = 0) -> list[bool | None]:
+    """Return what ``improved`` reads after each value; None where it is undefined."""
+    fold, found = make_fold("improved", by), []
+    for value in values:
+        fold.append(value)
+        try:
+            found.append(bool(fold.read()))
+        except Undefined:
+            found.append(None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "by", "expected"),
+    [
+        ([3, 2, 2, 1], 0, [True, True, False, True]),
+        ([3, 2.5, 2, 1.9], 1, [True, False, False, True]),
+        ([math.nan, 3, math.nan, 2], 0, [None, True, False, True]),
+        ([3, math.inf, -math.inf, 2], 0, [True, False, False, True]),
+    ],
+)
+def test_an_improvement_is_counted_from_the_best_value(
+    values: list[float], by: float, expected: list[bool | None]
+) -> None:
+    """The first finite value is one; small steps add up to the margin; a value that is not finite is none."""
+    assert improved(values, by) == expected
