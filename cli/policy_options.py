@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict
 
@@ -16,14 +14,15 @@ from ..replay.ray_pool import RayPool
 from ..replay.runs.event_stream import idle_renames
 from ..replay.runs.objective import Objective, Saves, declared_objective
 from ..replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, confidence_of, risk_of
-from ..rules.policy_file.policy import Policy
+from ..rules.policy_file.policy import Policy, load_variants
+from ..rules.policy_file.sentences import is_sentence, stepped
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
 from .lookup import runs_asked
 from .options import JudgingOptions, ReplayingOptions, RiskOptions, RunsOptions
 from .output import check_output
-from .policy_lookup import policy_named, setting_value
+from .policy_lookup import rules_named, setting_value
 from .streams import complain
 
 #: The value of --rename that takes the nearest names.
@@ -31,6 +30,9 @@ _AUTO: Final = "auto"
 
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
+
+#: Numbers of a range: FIRST, LAST and STEP.
+_ENDS: Final = 3
 
 
 def judging_of(options: JudgingOptions) -> Judging:
@@ -110,10 +112,6 @@ def _check_reachable(address: str) -> None:
         raise TelemetryError(f"no Ray cluster answers ({error})", where=address, fix=fix) from None
 
 
-#: Maximum number of values in one range.
-_MAX_VALUES: Final = 10_000
-
-
 class Judging(TypedDict):
     """Arguments of ``diff_policies`` that say how runs are read and judged."""
 
@@ -148,14 +146,16 @@ def variants_asked(policy: str, settings: Sequence[str] | None, options: RunsOpt
         options: Which runs.
         out: The file to write; None for none. It is checked before the runs are read.
     """
-    if not settings:
+    axes = axes_of(settings or ())
+    if not axes and not is_sentence(policy):
         raise typer.BadParameter("give the values to try, such as --set patience=1,2,3 or --set patience=1:20:1")
-    axes = axes_of(settings)
     if out is not None:
         check_output(out)
-    loaded = policy_named(policy, None)
+    loaded, choices = load_variants(rules_named(policy))
+    if not axes and not choices:
+        raise typer.BadParameter("give the values to try in the sentence, such as {1, 2, 3} or {1..20}")
     check_numbers(axes, loaded.params)
-    return Variants(loaded, axes, runs_asked(options))
+    return Variants(loaded, {**choices, **axes}, runs_asked(options))
 
 
 def axes_of(settings: Sequence[str]) -> dict[str, list[Param]]:
@@ -195,13 +195,10 @@ def _values(text: str) -> list[Param]:
     """Parse one value, or a range ``first:last:step`` whose last value is included if the steps reach it."""
     if ":" not in text:
         return [setting_value(text)]
+    ends = text.split(":")
+    if len(ends) != _ENDS:
+        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, such as 2:5:0.5; got {text!r}")
     try:
-        first, last, step = map(Decimal, text.split(":"))
-    except (ValueError, InvalidOperation):
-        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, such as 2:5:0.5; got {text!r}") from None
-    if not (first.is_finite() and last.is_finite() and step.is_finite() and step > 0 and first <= last):
-        raise typer.BadParameter(f"a range FIRST:LAST:STEP has FIRST <= LAST and STEP > 0; got {text!r}")
-    if (last - first) / step >= _MAX_VALUES:
-        raise typer.BadParameter(f"a range has at most {_MAX_VALUES:,} values; got {text!r}")
-    steps = itertools.takewhile(lambda value: value <= last, (first + step * count for count in itertools.count()))
-    return [setting_value(str(value)) for value in steps]
+        return stepped(*ends)
+    except ValueError as error:
+        raise typer.BadParameter(f"a range FIRST:LAST:STEP {error}; got {text!r}") from None

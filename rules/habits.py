@@ -88,7 +88,10 @@ SIGNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
         (r"[\u2018-\u201f]", "Write the straight quotes of the keyboard."),
         (r"\?", "Write 'a if condition else b'."),
         (r"[A-Za-z_][\w/]*/\*(?=\s*(?:$|[<>=!),]))", 'Write series("grad_norm/*") for all series with such a name.'),
-        (r"^if\b|\bthen\b", "The rule is the condition alone. 'operations' says what to do."),
+        (
+            r"^if\b|\bthen\b",
+            "The rule is the condition alone. What to do is in 'operations', or before a sentence's 'if'.",
+        ),
         (r"\d%(?=\s*(?:$|[),<>=!]|and\b|or\b|else\b))", "Write a fraction, as in 0.05 for 5%."),
         (r"\b\d+(?:\.\d+)?x\b", "Write a product, as in 2 * loss."),
         (r"\b\d+(?:\.\d+)?[kKM]\b", "Write all digits, as in 1000."),
@@ -96,8 +99,30 @@ SIGNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = tuple(
             r"\b\d+(?:\.\d+)?(?:ms|s|sec|m|min|h|d)\b",
             "A number has no unit. A window counts values, steps, epochs or seconds, as in mean(loss, seconds=300).",
         ),
+        (r"\bhas\s+improved\b|\bimproves\b", "Write improved(eval_loss)."),
+        (
+            r"\b(?:has\s+|does\s+|did\s+|is\s+)?not\s+improv\w+\b(?!\()",
+            "Write streak(not improved(loss)) >= 3, or in a sentence 'loss has not improved for 3 steps'.",
+        ),
+        (
+            r"(?<=[\w)] )(?:rises?|rising|increases?|falls?|falling|drops?|decreases?|grows?)\b",
+            "Write slope(loss, 50) > 0.",
+        ),
+        (r"(?<=[\w)] )(?:above|exceeds|over|greater than|more than)\b", "Write >."),
+        (r"(?<=[\w)] )(?:below|under|less than)\b", "Write <."),
+        (r"(?<=[\w)] )equals\b", "Write ==."),
+        (r"(?<=[\w)] )unless\b", "Write 'if not'."),
+        (r"\bfor\s+\d\S*\s*\w*$", "At the end of a sentence write 'for 3 steps' or 'for 3 evaluations'."),
+        (r"\bat\s+most\b.*", "At the end of a sentence write 'at most every 50 steps'."),
+        (r"\bafter\b.*", "At the end of a sentence write 'after 100 steps' or 'after 10%'."),
+        (r"\b(?:twice|\w+ times)$", "Write 'once', or 'at most every 50 steps'."),
+        (r"(?:[<>=+\-*/%]|\b(?:and|or|not))\s*$", "A value is missing after it."),
     )
 )
+
+#: The first of two words with nothing between them.
+_WORD: Final = r"(?!(?:and|or|not|in|is|if|else|for)\b)[A-Za-z_]\w*"
+TWO_WORDS: Final = re.compile(rf"(?<![\w.]){_WORD}(?=\s+{_WORD})")
 
 #: Names of constants, which a rule reads as series. (For NaN and infinity see the next table.)
 CONSTANTS: Final[Mapping[str, str]] = {
@@ -151,6 +176,19 @@ ACTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("checkpoint", "save_checkpoint", "save_model"), "should_save"),
     **dict.fromkeys(("eval", "validate"), "should_evaluate"),
     **dict.fromkeys(("print", "warn"), "should_log"),
+}
+
+#: Actions of a rule that is a sentence.
+SENTENCE_ACTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("halt", "abort", "terminate", "end", "quit", "exit", "kill", "stop training", "stop run"), "stop"),
+    **dict.fromkeys(("early stop", "stop the training", "stop the run", "stop early"), "stop"),
+    **dict.fromkeys(("end epoch", "stop the epoch"), "stop epoch"),
+    **dict.fromkeys(("checkpoint", "save checkpoint", "save a checkpoint", "save model", "keep"), "save"),
+    **dict.fromkeys(("eval", "validate", "run evaluation"), "evaluate"),
+    **dict.fromkeys(("skip batch", "skip update", "skip step", "skip the batch"), "skip"),
+    **dict.fromkeys(("warn", "alert", "notify", "message", "error", "say"), 'Write warn "text".'),
+    **dict.fromkeys(("lr", "reduce lr", "lower lr", "decay lr", "halve lr", "reduce learning rate"), "Write lr x 0.5."),
+    **dict.fromkeys(("rollback", "roll back"), "Write rollback.to(last)."),
 }
 
 _IN_A_CONTROLLER: Final = "It belongs to a controller, in the list 'controllers'."

@@ -262,6 +262,17 @@ def test_a_sweep_gives_every_variant(client: httpx.Client) -> None:
     assert [run["run_id"] for run in result["runs"]] == [RUN]
 
 
+def test_a_sweep_tries_the_values_in_a_sentence(client: httpx.Client) -> None:
+    """Its result is that of the axes."""
+    job = ended(client, start(client, "sweeps", policy="stop if loss < {0.1, 0.3}", runs=[RUN]))
+    result = client.get(job["result"]).json()
+    full = load_policy("stop if loss < 0.1").text.replace("0.1", "limit") + "params: {limit: 0.1}\n"
+    by_axes = ended(client, start(client, "sweeps", policy_text=full, axes={"limit": [0.1, 0.3]}, runs=[RUN]))
+
+    assert [variant["limit"] for variant in result["variants"]] == [0.1, 0.3]
+    assert result["variants"] == client.get(by_axes["result"]).json()["variants"]
+
+
 @pytest.mark.parametrize("saves", ["keep", "replace"])
 def test_saves_say_what_becomes_of_the_loop_s_own_checkpoints(client: httpx.Client, store: Path, saves: str) -> None:
     """Backtests and sweeps agree with the functions, whose default is ``keep``; any other word is refused."""
@@ -369,6 +380,10 @@ def test_a_job_that_no_process_can_be_started_for_fails_and_the_next_one_runs(
         ("backtests", {"policy_text": POLICY, "objective": "score"}, "invalid-parameter"),
         ("backtests", {"policy_text": POLICY, "objective": ["a_loss", "b_loss"], "mode": "min"}, "invalid-parameter"),
         ("sweeps", {"policy_text": POLICY, "axes": {}}, "invalid-parameter"),
+        ("sweeps", {"policy": "stop if loss < 0.1"}, "invalid-request"),
+        ("sweeps", {"policy": "stop if loss < {0.1, low}"}, "invalid-policy"),
+        ("sweeps", {"policy": f"stop if loss < {{{10**30}}}"}, "invalid-request"),
+        ("backtests", {"policy": "stop if loss < {0.1, 0.3}"}, "invalid-policy"),
         ("recommendations", {"risk": "regret"}, "invalid-parameter"),
         ("recommendations", {"at_most": "200%"}, "invalid-parameter"),
         ("recommendations", {"confidence": 1.0}, "invalid-parameter"),

@@ -308,6 +308,19 @@ def test_the_command_prints_all_variants_as_json(store: Path, tmp_path: Path) ->
     assert document["certificate"]["population"]["families"] == 30
 
 
+def test_a_sentence_is_certified_by_the_values_in_its_braces(store: Path, tmp_path: Path) -> None:
+    """The certificate knows the sentence, and a check finds it unchanged."""
+    file = tmp_path / "c.json"
+    sentence = "stop if eval_loss has not improved for {2, 3} evaluations"
+    status, _ = command(sentence, "--store", store, "--output", file)
+    certificate = read_certificate(file)
+
+    assert status == 0
+    assert certificate.policy.source == sentence
+    assert certificate.policy.params == {"for_evaluations": 2}
+    assert command("--check", file, "--store", store)[0] == 0
+
+
 def test_a_check_passes_until_the_policy_or_a_log_changes(store: Path, tmp_path: Path) -> None:
     """It then names what has changed, and ends with 1."""
     policy, file = tmp_path / "policy.yaml", tmp_path / "c.json"

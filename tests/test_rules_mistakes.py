@@ -1,8 +1,9 @@
 """``check`` says about each common mistake what ``data/golden-check/mistakes.txt`` says below it.
 
 The file is the specification of these messages. A line that begins with a caret is the message about the place above
-the caret; all other lines are the mistakes, in blocks between blank lines. A block is a rule, keys of a controller or a
-whole file, as the heading above it says. Warnings about NaN are left out: most rules of one line deserve one.
+the caret; all other lines are the mistakes, in blocks between blank lines. A block is a rule, keys of a controller, a
+sentence or a whole file, as the heading above it says. Warnings about NaN are left out: most rules of one line deserve
+one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ MISTAKES = Path(__file__).parent / "data" / "golden-check" / "mistakes.txt"
 FRAMES = {
     "== a rule": ("controllers:\n- name: c\n  triggers: [on_step_end]\n  operations: []\n  rule: |-\n", "", 4),
     "== a controller": ("controllers:\n-\n", "", 2),
+    "== a sentence": ("controllers:\n- |-\n", "", 2),
     "== a file": ("", "", 0),
 }
 CONTROLLER = {"name": "c", "triggers": "[on_step_end]", "rule": "loss > 2", "operations": "[]"}
@@ -63,6 +65,8 @@ def annotated(heading: str, block: list[str]) -> list[str]:
         at = line - down - 1
         indent = column - 1 - (right if heading != "== a rule" or at == 0 else 0)
         plain = re.sub(r"(error|warning): controller(?: 'c')?(?:, rule)?: ", r"\1: ", message)
+        if heading == "== a sentence":
+            plain = re.sub(r"(error|warning): (?:controller '\w+', )?(?:rule: )?", r"\1: ", message, count=1)
         said.setdefault(at, []).append(" " * max(indent, 0) + "^ " + plain)
     return [entry for at, line in enumerate([*block, ""]) for entry in ([line] if line else []) + said.pop(at, [])]
 
@@ -96,8 +100,16 @@ def test_no_mistake_of_the_golden_file_passes_in_silence() -> None:
     blocks = MISTAKES.read_text(encoding="utf-8").split("\n\n")
     mistakes = [block for block in blocks if not block.startswith(("==", "# "))]
 
-    assert len(mistakes) >= 116
+    assert len(mistakes) >= 156
     assert [block for block in mistakes if not re.search(r"^\s*\^ (error|warning): ", block, re.MULTILINE)] == []
+
+
+def test_at_least_forty_wrong_sentences_are_in_the_golden_file() -> None:
+    """Each names the place, the reason and, where the reason does not say it, the mend."""
+    _, _, after = MISTAKES.read_text(encoding="utf-8").partition("== a sentence\n\n")
+    sentences = [block for block in after.partition("\n== ")[0].split("\n\n") if not block.startswith("# ")]
+
+    assert len(sentences) >= 40
 
 
 def test_a_rule_with_a_comma_in_braces_is_said_to_need_quotes() -> None:

@@ -14,7 +14,7 @@ from steptape.rules.engine.decisions import Decision
 from steptape.rules.errors import PolicyError
 from steptape.rules.functions.reductions import make_fold
 from steptape.rules.functions.undefined import Undefined
-from steptape.rules.policy_file.policy import load_policy, parse_policy
+from steptape.rules.policy_file.policy import load_policy, load_variants, parse_policy
 from steptape.rules.policy_file.sentences import is_sentence, sentences_in
 
 #: Sentences, and what they leave of the full form: triggers, rule, operations and further keys.
@@ -156,7 +156,7 @@ RULES = [
 def _recorded(store: Path) -> Path:
     with Recorder(store, rules=RULES, quiet=True) as rec:
         for step, loss in enumerate([1, 4, 5, 6, 1, 4, 5, math.nan, 7, 2, 101.0], 1):
-            control = rec.step(**{"loss": loss, "train/loss": loss})
+            control = rec.step({"loss": loss, "train/loss": loss})
             if step % 2 == 0:
                 rec.evaluate(eval_loss=[3, 2, 2.5, 2, 1.5][step // 2 - 1])
             if control.should_stop:
@@ -198,28 +198,124 @@ def test_the_trigger_waits_for_evaluations_alone_only_if_nothing_else_is_read() 
 
 
 @pytest.mark.parametrize(
-    ("sentence", "column", "message"),
+    ("words", "operations"),
     [
-        ("stopp if loss > 3", 1, "rule: unknown action; got 'stopp'. Write stop, stop epoch, save"),
-        ("if loss > 3", 1, "rule: no action before 'if'"),
-        ("stop if", 7, "rule: no condition after 'if'"),
-        ("stop if loss >", 9, "rule: not an expression"),
-        ("stop if loss > 3 for 3 epochs", 24, "unknown unit after 'for'; got 'epoch'. The units are steps"),
-        ("stop if loss > 3 for x steps", 22, "for: must be a whole number; got 'x'"),
-        ("stop if loss > 3 for 2 steps for 3 steps", 18, "'for' occurs twice in one rule"),
-        ("stop if men(loss, 3) > 3", 9, "rule: unknown function; got 'men'. Did you mean 'mean'?"),
-        ("stop and if loss > 3", 1, "rule: unknown action; got 'stop and'"),
-        ("lr x fast if loss > 3", 1, "operations: 'fast' is not one of the params; got 'lr.reduce(fast)'"),
+        ("[stop, save]", "[hfcontrols.should_training_stop, hfcontrols.should_save]"),
+        (
+            "[stop epoch, evaluate, log]",
+            "[hfcontrols.should_epoch_stop, hfcontrols.should_evaluate, hfcontrols.should_log]",
+        ),
     ],
 )
-def test_a_wrong_sentence_is_refused_at_its_place(sentence: str, column: int, message: str) -> None:
-    """The place is a column of the sentence."""
-    with pytest.raises(PolicyError) as caught:
-        load_policy(sentence)
+def test_the_words_of_sentences_are_operations_of_any_controller(words: str, operations: str) -> None:
+    """They are short for the long names."""
+    text = "controllers: [{{name: a, triggers: [on_step_end], rule: loss > 3, operations: {}}}]"
 
-    problem = caught.value.problems[0]
-    assert (problem.line, problem.column) == (1, column)
-    assert message in problem.message
+    assert parse_policy(text.format(words)).digest == parse_policy(text.format(operations)).digest
+
+
+def test_an_operation_of_its_own_keeps_its_name() -> None:
+    """A word means it then, and needs its action."""
+    text = """
+operations: [{name: log, class: LogControl, arguments: {log_format: high, log_level: INFO}}]
+controllers: [{name: a, triggers: [on_step_end], rule: loss > 3, operations: [log]}]
+"""
+    with pytest.raises(PolicyError, match="unknown action; got 'log'"):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "values", "full"),
+    [
+        (
+            "stop if eval_loss has not improved by {0.1, 0.01} for {3..5} evaluations",
+            {"min_gain": [0.1, 0.01], "for_evaluations": [3, 4, 5]},
+            "stop if eval_loss has not improved by 0.1 for 3 evaluations",
+        ),
+        (
+            "lr x {0.5,0.7} if loss > {3..10..3} for {2, 3} steps at most every {10..20..10} steps",
+            {"factor": [0.5, 0.7], "limit": [3, 6, 9], "for_steps": [2, 3], "every_steps": [10, 20]},
+            "lr x 0.5 if loss > 3 for 2 steps at most every 10 steps",
+        ),
+        (
+            "stop if loss > mean(loss, {10, 20}) + {0.5..1.5..0.5} after {100, 200} steps; save if loss < {1}",
+            {"value": [10, 20], "value_2": [0.5, 1.0, 1.5], "after_steps": [100, 200], "limit": [1]},
+            "stop if loss > mean(loss, 10) + 0.5 after 100 steps; save if loss < 1",
+        ),
+        ("stop if loss > limit * {2}", {"factor": [2]}, "stop if loss > limit * 2"),
+    ],
+)
+def test_values_in_braces_are_params_of_the_full_form(sentence: str, values: dict[str, list[float]], full: str) -> None:
+    """The policy has the first ones. With them in place it decides as the sentence without braces."""
+    policy, found = load_variants(sentence)
+    plain = load_policy(full)
+
+    assert found == values
+    assert policy.params == {name: tried[0] for name, tried in values.items()}
+    assert parse_policy(policy.text).digest == policy.digest
+    assert [(each.hold, each.patience, each.between, each.operations) for each in policy.controllers] == [
+        (each.hold, each.patience, each.between, each.operations) for each in plain.controllers
+    ]
+
+
+@pytest.mark.parametrize(
+    ("braces", "message"),
+    [
+        ("{}", "values to try are numbers; got '{}'"),
+        ("{a, b}", "values to try are numbers"),
+        ("{3..}", "a range FIRST..LAST..STEP is of numbers"),
+        ("{5..3}", "a range FIRST..LAST..STEP has FIRST <= LAST and STEP > 0"),
+        ("{1..2..3..4}", "a range has FIRST..LAST..STEP"),
+        ("{1..99999}", "a range FIRST..LAST..STEP has at most 10,000 values"),
+        ("{1, inf}", "values to try are numbers"),
+    ],
+)
+def test_braces_without_values_are_refused_at_their_place(braces: str, message: str) -> None:
+    """The mend shows the three forms."""
+    with pytest.raises(PolicyError) as caught:
+        load_variants(f"save if loss < 1; stop if loss > {braces}")
+
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (2, 16)
+    assert problem.message.startswith(message)
+    assert "{3..10}, {3..10..2} or {1.5, 2, 3}" in problem.message
+
+
+def test_a_fault_beside_values_in_braces_points_into_the_sentence() -> None:
+    """The place is that of the sentence as it was written."""
+    with pytest.raises(PolicyError) as caught:
+        load_variants("stop if loss > {3..10} and men(loss, 3) > 3")
+
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (1, 28)
+
+
+def test_params_choose_among_the_values_in_braces() -> None:
+    """So the variant that a sweep or a certificate names is armed."""
+    sentence = "stop if loss > {3..10} for {1, 2} steps"
+
+    chosen = load_policy(sentence, params={"limit": 7, "for_steps": 2})
+
+    assert chosen.params == {"limit": 7, "for_steps": 2}
+    with pytest.raises(PolicyError, match="try several values"):
+        load_policy(sentence, params={"limit": 7})
+
+
+def test_a_set_in_a_sentence_is_a_set() -> None:
+    """It follows the word ``in``."""
+    assert load_policy("save if epoch in {1, 2.5}").controllers[0].rule.text == "epoch in {1, 2.5}"
+
+
+def test_a_sentence_of_any_length_is_refused_soon() -> None:
+    """What no person writes is not taken apart."""
+    with pytest.raises(PolicyError, match=r"a sentence has at most 2,000 characters; got 1,000,012"):
+        load_policy([f"stop if {'a' * 1_000_000} > 3"])
+
+
+def test_values_in_braces_are_refused_live(tmp_path: Path) -> None:
+    """A run is steered by one rule."""
+    with pytest.raises(PolicyError, match=r"only 'sweep' and 'certify' of a sentence try several values"):
+        Recorder(tmp_path / "runs", rules=["stop if loss > {3..10}"])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +345,7 @@ def test_the_name_of_a_metric_says_which_direction_is_better(
 
 def improved(values: list[float], by: float = 0) -> list[bool | None]:
     """Return what ``improved`` reads after each value; None where it is undefined."""
-    fold, found = make_fold("improved", by), []
+    fold, found = make_fold("improved", by), list[bool | None]()
     for value in values:
         fold.append(value)
         try:

@@ -329,7 +329,7 @@ def test_a_metric_named_like_a_fact_hides_behind_it() -> None:
         ("severity", "fatal", "severity: unknown severity; got 'fatal'. Did you mean 'critical'?"),
         ("severity", "odd", "severity: unknown severity; got 'odd'. Known here: critical, info, warning"),
         ("mode", "shadwo", "mode: unknown mode; got 'shadwo'. Did you mean 'shadow'?"),
-        ("message", "'{los + }'", "message: not an expression, invalid syntax"),
+        ("message", "'{los + }'", "message: not an expression; got '+'. A value is missing after it."),
         ("message", "'{men(a, 3)}'", "message: unknown function; got 'men'. Did you mean 'mean'?"),
         ("message", "'{a'", "message: unclosed brace. Write {{ for a literal brace."),
         ("message", "'a}'", "message: closing brace without an opening one. Write }} for a literal brace."),

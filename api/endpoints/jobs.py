@@ -10,10 +10,11 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
-from ...rules.policy_file.sentences import is_sentence, rule_file_of
+from ...rules.policy_file.sentences import choices_in, is_sentence, rule_file_of, sentences_in
 from ...store.events import JsonObject
 from ...store.run_folder import ANNOTATIONS
 from ...store.store import Store
@@ -205,6 +206,8 @@ async def _started(request: Request, response: Response, store: Store, body: Job
     text, source = "", ""
     if isinstance(body, PolicyJobRequest):
         text, source = await run_in_threadpool(_policy_text, request, body)
+        if isinstance(body, SweepRequest) and is_sentence(source):
+            text, body = await run_in_threadpool(_with_choices, source, body)
         params = body.params if isinstance(body, BacktestRequest) else {}
         axes = body.axes if isinstance(body, SweepRequest) else {}
         workers: RuleWorkers = request.app.state.rule_workers
@@ -221,12 +224,26 @@ def _queued(request: Request, store: Store, body: JobRequest, text: str, source:
     return _queue(request).submit(Job(f"{order.kind}-{_digest(order, runs)}", order, request.state.holder.name))
 
 
+def _with_choices(sentences: str, body: SweepRequest) -> tuple[str, SweepRequest]:
+    """Return the rule file of sentences, and the request with the values to try that they have in braces."""
+    found = choices_in(sentences_in(sentences))
+    axes = {**found.values, **body.axes}
+    if not axes:
+        fix = "Write them in braces, such as {1, 2, 3} or {1..20}"
+        raise InvalidRequest("the sentence has no values to try", where="body.policy", got=sentences, fix=fix)
+    try:
+        swept = SweepRequest.model_validate(body.model_dump() | {"axes": axes})
+    except ValidationError as error:
+        raise InvalidRequest(error.errors()[0]["msg"], where="body.policy", got=sentences) from None
+    return rule_file_of(found.sentences, found.params), swept
+
+
 def _policy_text(request: Request, body: PolicyJobRequest) -> tuple[str, str]:
     if body.policy_text is not None:
         return body.policy_text, "policy"
     assert body.policy is not None
     if is_sentence(body.policy):
-        return rule_file_of(body.policy), body.policy
+        return rule_file_of(sentences_in(body.policy)), body.policy
     path = policy_named(body.policy, request.app.state.policies)
     return path.read_text(encoding="utf-8"), body.policy
 

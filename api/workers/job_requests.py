@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from ...replay.runs.objective import declared_objective
 from ...replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, risk_of
+from ...rules.policy_file.sentences import is_sentence
 from ...rules.readings.reading import Param
 from ...store.errors import TelemetryError, shortened
 from ..models import RequestModel
@@ -122,8 +123,16 @@ class SweepRequest(PolicyJobRequest):
 
     kind = "sweep"
 
-    axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(min_length=1, max_length=20)
-    """Values to try, by param."""
+    axes: dict[str, Annotated[list[Param], Field(min_length=1, max_length=10_000)]] = Field(
+        default_factory=dict, max_length=20
+    )
+    """Values to try, by param. Sentences have theirs in braces: `stop if loss > {3..10}`."""
+
+    @model_validator(mode="after")
+    def _values_to_try(self) -> SweepRequest:
+        if not self.axes and not is_sentence(self.policy or ""):
+            raise ValueError("give the values to try in 'axes'")
+        return self
 
     @model_validator(mode="after")
     def _numbers_fit_into_columns(self) -> SweepRequest:

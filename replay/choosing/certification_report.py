@@ -197,7 +197,7 @@ def _arming_lines(certificate: Certificate, out: str | None) -> Iterator[str]:
     """
     yield "The promise is for runs drawn like these: the same kinds of configuration, length and metrics."
     if out is None:
-        yield "--out FILE writes the certificate, with which a recorder says when a run is outside of it."
+        yield "--output FILE writes the certificate, with which a recorder says when a run is outside of it."
         return
     yield f"The certificate is in {out}. To arm it:"
     params = ", ".join(

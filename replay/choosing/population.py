@@ -254,7 +254,7 @@ def _known_facts(snapshot: Snapshot) -> tuple[RunInfo, int | None, frozenset[str
 
 
 def certified_policy(certificate: Certificate, source: str) -> Policy:
-    """Load a policy file with the certified params.
+    """Load a policy file, or sentences, with the certified params.
 
     Raises:
         TelemetryError: The file cannot be read.

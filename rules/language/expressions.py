@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..errors import ExpressionError, Fault
 from ..functions.operators import ALLOWED
-from ..habits import SIGNS
+from ..habits import SIGNS, TWO_WORDS
 
 MAX_RULE_LENGTH: Final = 10_000
 MAX_EXPRESSION_DEPTH: Final = 100
@@ -280,6 +280,10 @@ def _syntax_fault(text: str, error: SyntaxError, lead: int) -> Fault:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         statements = []
+    words = TWO_WORDS.search(_without_texts(text)) if not statements else None
+    if words is not None:
+        fix = "An operator after it is missing, or the quotes of a metric whose name has a blank."
+        return Fault(lead + words.start(), "not an expression", repr(words[0]), fix)
     if not statements:
         return Fault(min(offset, lead + len(text) - 1), f"not an expression, {error.msg}")
     second = statements[1] if len(statements) > 1 else statements[0]
@@ -295,7 +299,7 @@ def _foreign_sign(text: str, position: int) -> Fault | None:
     Args:
         position: Where Python stopped.
     """
-    masked = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    masked = _without_texts(text)
     found = [(match.start(), match[0], fix) for sign, fix in SIGNS if (match := sign.search(masked))]
     if not found and masked[position : position + 1] == "=":
         found.append((position, "=", "To compare, write ==."))
@@ -303,6 +307,11 @@ def _foreign_sign(text: str, position: int) -> Fault | None:
         return None
     start, sign, fix = min(found, key=lambda entry: entry[0])
     return Fault(start, "not an expression", repr(sign), fix)
+
+
+def _without_texts(text: str) -> str:
+    """Return the text with each text in it replaced by blanks."""
+    return _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
 
 
 def _faults(expression: Expression) -> Iterator[Fault]:

@@ -39,7 +39,7 @@ from .declarations import (
     StateDeclaration,
 )
 from .fields import FieldReader, Fields, Key, is_null
-from .operations import DEFAULT_OPERATION, meant_action
+from .operations import DEFAULT_OPERATION, WORDS, meant_action
 from .sentences import SentenceNode
 from .written_expressions import is_free, parse_message, read_rule
 
@@ -138,6 +138,7 @@ def _class(node: yaml.Node, where: str, declared: Declarations, reader: FieldRea
 
 
 _AT_EACH_STEP: Final = ("on_step_end",)
+_AT_EVALUATIONS: Final = ("on_evaluate",)
 
 #: The keys of a state.
 STATE_KEYS: Final[tuple[Key[Declarations], ...]] = (
@@ -198,6 +199,9 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
         values["patience"], values["hold"] = values["hold"], None
     if isinstance(node, SentenceNode):
         values["triggers"] = _triggers_of(node, values["rule"], values["operations"])
+        if node.unit == "evaluation" and values["triggers"] != _AT_EVALUATIONS:
+            fix = "Write the number of steps."
+            reader.refuse(fields["for"], f"{where}, for", "no evaluation is before an update", fix, shows=False)
     _check_together(fields, where, values, reader)
     if name is None or values["rule"] is None:
         return None
@@ -212,7 +216,7 @@ def _triggers_of(node: SentenceNode, rule: Rule | None, operations: tuple[str, .
         return BEFORE_UPDATE[-1:]
     names = {key.name for key in rule.bound.series if not key.is_derived} if rule else frozenset()
     is_evaluated = node.unit == "evaluation" or (names and all(map(is_evaluation, names)))
-    return ("on_evaluate",) if is_evaluated else ("on_step_end",)
+    return _AT_EVALUATIONS if is_evaluated else _AT_EACH_STEP
 
 
 def _check_together(fields: Fields, where: str, values: Mapping[str, Any], reader: FieldReader) -> None:
@@ -476,6 +480,7 @@ def _read_operations(node: yaml.Node, where: str, declared: Declarations, reader
         reference = reader.text(item, where)
         if reference is None:
             continue
+        reference = reference if reference in actions else WORDS.get(reference, reference)
         operation, _, action = reference.partition(".")
         if is_call(reference) or (reference in CALLS and operation not in actions):
             try:
@@ -575,7 +580,8 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key(
         "operations",
         _read_operations,
-        "list | What to order when it fires: `name.action`, or a [call](#operations-with-arguments). May be `[]`.",
+        "list | What to order when it fires: a [word](#operations), `name.action`, or a"
+        " [call](#operations-with-arguments). May be `[]`.",
         (),
         is_required=True,
     ),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import yaml
@@ -112,19 +113,38 @@ class Document:
             self._check(self.root)
 
     @classmethod
-    def of_lines(cls, lines: Sequence[str], source: str) -> Document:
-        """Return the document of a policy whose controllers are the texts of these lines."""
+    def of_lines(
+        cls,
+        lines: Sequence[str],
+        source: str,
+        meant: Iterable[tuple[str, Sequence[int]]] = (),
+        params: Mapping[str, object] = MappingProxyType({}),
+    ) -> Document:
+        """Return the document of a policy whose controllers are the texts of these lines.
+
+        Args:
+            lines: The text, line by line.
+            source: As for any document.
+            meant: What each line stands for, with the index in the line of each character; by default the line itself.
+            params: The policy's params.
+        """
         document = cls("", source)
         document._text = "\n".join(lines)
         items: list[yaml.Node] = []
         begin = 0
-        for line in lines:
-            items.append(PlacedScalar(line, range(begin, begin + len(line)), "str", document))
+        for line, (text, indices) in zip(lines, meant or ((line, range(len(line))) for line in lines), strict=True):
+            items.append(PlacedScalar(text, [begin + index for index in indices], "str", document))
             begin += len(line) + 1
         start = document.mark(0)
         controllers = yaml.SequenceNode(f"{_PREFIX}seq", items, start, start)
-        key = PlacedScalar("controllers", [0], "str", document)
-        document.root = yaml.MappingNode(f"{_PREFIX}map", [(key, controllers)], start, start)
+        top: list[tuple[yaml.Node, yaml.Node]] = [(PlacedScalar("controllers", [0], "str", document), controllers)]
+        if params:
+            values = yaml.compose(yaml.safe_dump(dict(params), sort_keys=False), Loader=yaml.SafeLoader)
+            assert isinstance(values, yaml.MappingNode)
+            for node in (values, *children(values)):
+                node.start_mark = node.end_mark = start
+            top.insert(0, (PlacedScalar("params", [0], "str", document), values))
+        document.root = yaml.MappingNode(f"{_PREFIX}map", top, start, start)
         return document
 
     def _composed(self) -> yaml.Node | None:

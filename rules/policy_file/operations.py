@@ -119,6 +119,16 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
 #: The operation that every policy has, unless it declares its own of that name.
 DEFAULT_OPERATION: Final = "hfcontrols"
 
+#: The operations that rules may call by a word.
+WORDS: Final[Mapping[str, str]] = {
+    "stop": "hfcontrols.should_training_stop",
+    "stop epoch": "hfcontrols.should_epoch_stop",
+    "save": "hfcontrols.should_save",
+    "evaluate": "hfcontrols.should_evaluate",
+    "log": "hfcontrols.should_log",
+    "skip": "batch.skip()",
+}
+
 
 def meant_action(operation: str, got: str, actions: Collection[str]) -> str:
     """Return a sentence that names the action that was meant, or else lists the operation's actions.

@@ -41,7 +41,7 @@ from .document import Document, Place, read_text
 from .fields import FieldReader, Fields, Key, is_null
 from .metrics import METRIC_CLASSES, Metric
 from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, Operation
-from .sentences import expand_sentences, full_form, is_sentence, sentences_in
+from .sentences import Choices, choices_in, expand_sentences, full_form, is_sentence, sentences_in
 from .written_expressions import read_define, read_ranges
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
@@ -195,14 +195,17 @@ def load_policy(rules: str | Path | Sequence[str], *, params: Mapping[str, Param
     Args:
         rules: The path of a file, UTF-8; the name of a shipped policy; or rules as sentences, such as
             ``stop if not isfinite(loss)``: one or several in a text, separated by semicolons, or a list of them.
-        params: Values that override those of the policy's params.
+        params: Values that override those of the policy's params, or take the place of the values to try in sentences.
 
     Raises:
         PolicyError: The file cannot be read, or anything in it is wrong. The error holds all problems.
     """
     if not isinstance(rules, (str, Path)) or is_sentence(str(rules)):
         texts = [str(rules)] if isinstance(rules, (str, Path)) else rules
-        return parse_sentences([each for text in texts for each in sentences_in(text)], params=params)
+        sentences = [each for text in texts for each in sentences_in(text)]
+        found = choices_in(sentences)
+        is_chosen = found.values.keys() <= (params or {}).keys()
+        return _parsed(sentences, found if is_chosen else None, params)
     path = policy_path(str(rules))
     return parse_policy(read_text(path), source=str(path), params=params)
 
@@ -221,14 +224,30 @@ def given_policy(rules: str | Path | Sequence[str] | Policy) -> Policy:
     return load_policy(rules)
 
 
-def parse_sentences(sentences: Sequence[str], *, params: Mapping[str, Param] | None = None) -> Policy:
-    """Check and compile rules that are written as sentences. The policy's text is their full form.
+def load_variants(rules: str | Path) -> tuple[Policy, Mapping[str, list[Param]]]:
+    """Read, check and compile a policy whose sentences may have values to try, such as ``{3..10}``.
+
+    Args:
+        rules: As ``load_policy`` takes them.
+
+    Returns:
+        The policy, with the first of the values of each param, and all values by param.
 
     Raises:
-        PolicyError: Anything in them is wrong. The places are lines and columns of the sentences.
+        PolicyError: As in ``load_policy``.
     """
+    if not is_sentence(str(rules)):
+        return load_policy(rules), {}
+    sentences = sentences_in(str(rules))
+    found = choices_in(sentences)
+    return _parsed(sentences, found, None), found.values
+
+
+def _parsed(sentences: Sequence[str], found: Choices | None, params: Mapping[str, Param] | None) -> Policy:
+    """Return the policy of sentences in their full form; values to try are params if given, and else are refused."""
     source = "; ".join(sentences)
-    document = Document.of_lines(sentences, source)
+    meant = [] if found is None else list(zip(found.sentences, found.indices, strict=True))
+    document = Document.of_lines(sentences, source, meant, {} if found is None else found.params)
     declared = read_declarations(document, {})
     text = full_form(document, [controller.triggers for controller in declared.controllers])
     return parse_policy(text, source=source, params=params)
@@ -308,7 +327,9 @@ def require_file(path: Path) -> Path:
     """
     if path.is_dir() or not path.exists():
         what = "no such file, and steptape ships no policy of that name"
-        raise TelemetryError(what, where=str(path), fix=suggestion(str(path), shipped_policies()))
+        known = suggestion(str(path), shipped_policies())
+        fix = "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'" if " " in str(path) else known
+        raise TelemetryError(what, where=str(path), fix=fix)
     return path
 
 

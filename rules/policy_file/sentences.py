@@ -7,39 +7,41 @@ so that the problems that readers of the full form find point into the sentence.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import yaml
 
+from ...store.metric_words import is_evaluation
+from ..errors import PolicyError, PolicyProblem, phrase, suggestion
+from ..habits import SENTENCE_ACTIONS
+from ..readings.reading import Param
 from .document import Document, PlacedScalar
 from .fields import FieldReader
+from .operations import WORDS
 
 FORM: Final = "Write ACTION [and ACTION] if CONDITION [for N steps] [once] [at most every N steps] [after N steps]."
-
-#: The actions that a sentence calls by a word, with the operation of each.
-WORDS: Final[Mapping[str, str]] = {
-    "stop": "hfcontrols.should_training_stop",
-    "stop epoch": "hfcontrols.should_epoch_stop",
-    "save": "hfcontrols.should_save",
-    "evaluate": "hfcontrols.should_evaluate",
-    "log": "hfcontrols.should_log",
-    "skip": "batch.skip()",
-}
 
 #: Seconds of the units of time, and the units of spans that a sentence counts in.
 _SECONDS: Final[Mapping[str, float]] = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _UNITS: Final = ("step", "evaluation")
 
 _IF: Final = re.compile(r"(?<!\S)if(?!\w)")
-_AND: Final = re.compile(r"\s+and\s+|\s*,\s*(?:and\s+)?")
+_AND: Final = re.compile(r"(?:^|\s+)and(?:\s+|$)|\s*,\s*(?:and\s+)?")
 _WARN: Final = re.compile(r"warn\s*(['\"])(.*)\1", re.DOTALL)
 _LR: Final = re.compile(r"lr\s*(?:x|\*|times)\s*(\S+?)(?:\s+for\s+(\S+)\s+steps?)?")
+#: A series: a name, a text, or a call with at most one call in it.
+_SERIES: Final = r"(?<![^\s(])(?P<series>-?(?:\"[^\"]*\"|'[^']*'|[^\s()\"']+)(?:\((?:[^()]|\([^()]*\))*\))?)"
 _NOT_IMPROVED: Final = re.compile(
-    r"(?P<series>[^\s(]+)\s+has\s+not\s+improved(?:\s+by\s+(?P<by>[\w.+-]+))?(?:\s+for\s+(?P<count>[\w.]+)\s+[a-z]+?s?(?!\w))?"
+    _SERIES + r"\s+has\s+not\s+improved(?:\s+by\s+(?P<by>[\w.+-]+))?"
+    r"(?:\s+for\s+(?P<count>[\w.+-]+)\s+(?P<unit>[a-z]+?)s?(?!\w))?"
 )
+#: A metric's name that is no name of the language.
+_SLASHED: Final = re.compile(r"[A-Za-z_][\w./-]*")
 
 #: What may follow the condition, as patterns of the end of a sentence.
 _AMOUNT: Final = r"(?P<amount>\S+)\s+(?P<unit>[a-z]+?)s?"
@@ -47,7 +49,7 @@ _CLAUSES: Final[Mapping[str, re.Pattern[str]]] = {
     "for": re.compile(rf"\s+for\s+{_AMOUNT}\s*$"),
     "once": re.compile(r"\s+once\s*$"),
     "at most every": re.compile(rf"\s+at\s+most\s+every\s+{_AMOUNT}\s*$"),
-    "after": re.compile(rf"\s+after\s+(?:(?P<percent>\d[\d.]*)\s*%|{_AMOUNT})\s*$"),
+    "after": re.compile(rf"\s+after\s+(?:(?P<percent>[\w.]+)\s*%|{_AMOUNT})\s*$"),
 }
 
 _TEXT_TAG: Final = "tag:yaml.org,2002:str"
@@ -81,16 +83,17 @@ def sentences_in(text: str) -> list[str]:
     >>> sentences_in("stop if loss > 3; save if improved(eval_loss)")
     ['stop if loss > 3', 'save if improved(eval_loss)']
     """
-    begin, found = 0, []
+    begin, found = 0, list[str]()
     for match in re.finditer(r"[;\n]|$", _masked(text)):
         found.append(text[begin : match.start()].strip())
         begin = match.end()
     return list(filter(None, found))
 
 
-def rule_file_of(text: str) -> str:
-    """Return the text of a rule file whose controllers are the sentences of a text, as they are."""
-    return yaml.safe_dump({"controllers": sentences_in(text)}, allow_unicode=True, width=math.inf)
+def rule_file_of(sentences: Sequence[str], params: Mapping[str, Param] | None = None) -> str:
+    """Return the text of a rule file whose controllers are these sentences, as they are."""
+    top = {"params": dict(params)} if params else {}
+    return _dumped({**top, "controllers": list(sentences)})
 
 
 def full_form(document: Document, triggers: Sequence[Sequence[str]]) -> str:
@@ -105,7 +108,11 @@ def full_form(document: Document, triggers: Sequence[Sequence[str]]) -> str:
     for node, own in zip(expand_sentences(fields["controllers"], reader).value, triggers, strict=True):
         entry = _plain(node)
         entries.append({"name": entry.pop("name"), "triggers": list(own), **entry})
-    return yaml.safe_dump({"controllers": entries}, sort_keys=False, allow_unicode=True, width=math.inf)
+    return _dumped({**{key: _plain(node) for key, node in fields.items()}, "controllers": entries})
+
+
+def _dumped(top: Mapping[str, object]) -> str:
+    return yaml.safe_dump(dict(top), sort_keys=False, allow_unicode=True, width=math.inf)
 
 
 def _plain(node: yaml.Node) -> Any:
@@ -119,13 +126,152 @@ def _plain(node: yaml.Node) -> Any:
 
 def _masked(text: str) -> str:
     """Return the text with everything in quotes and brackets replaced, character by character."""
-    masked, depth = list(_QUOTED.sub(lambda match: "_" * len(match[0]), text)), 0
+    masked, depth = list(_without_quoted(text)), 0
     for index, character in enumerate(masked):
         depth -= character in _CLOSING and depth > 0
         if depth:
             masked[index] = "_"
         depth += character in _OPENING
     return "".join(masked)
+
+
+def _without_quoted(text: str) -> str:
+    """Return the text with everything in quotes replaced, character by character."""
+    return _QUOTED.sub(lambda match: "_" * len(match[0]), text)
+
+
+# --- values to try --------------------------------------------------------------------------------------------------
+
+#: Most values of one range.
+_MOST_VALUES: Final = 10_000
+
+#: Values to try: ``{3..10}``, ``{3..10..2}``, ``{1.5, 2, 3}``. What follows ``in`` is a set.
+_CHOICE: Final = re.compile(r"(?<!\bin )\{([^{}:]*)\}")
+_UNIT_AFTER: Final = re.compile(r"\s*(%|steps?|evaluations?|epochs?|seconds?)(?!\w)")
+#: Names of params by what is before their values.
+_NAMES: Final[Mapping[str, str]] = {
+    "by": "min_gain",
+    **dict.fromkeys(("x", "*", "times"), "factor"),
+    **dict.fromkeys(("<", ">", "<=", ">=", "==", "!="), "limit"),
+}
+
+
+class Choices(NamedTuple):
+    """Sentences in which the name of a param is in the place of values to try.
+
+    Attributes:
+        sentences: Their texts.
+        indices: The index in the original sentence of each character of each text.
+        values: The values by param.
+    """
+
+    sentences: list[str]
+    indices: list[list[int]]
+    values: dict[str, list[Param]]
+
+    @property
+    def params(self) -> dict[str, Param]:
+        """The first value of each param."""
+        return {name: values[0] for name, values in self.values.items()}
+
+
+def choices_in(sentences: Sequence[str]) -> Choices:
+    """Give the values to try in sentences, which are in braces, a param each.
+
+    >>> choices_in(["stop if eval_loss has not improved for {3..6} evaluations"])[::2]
+    (['stop if eval_loss has not improved for for_evaluations evaluations'], {'for_evaluations': [3, 4, 5, 6]})
+
+    Raises:
+        PolicyError: Some braces have no values. The places are lines and columns of the sentences.
+    """
+    source = "; ".join(sentences)
+    taken = set(re.findall(r"\w+", source))
+    found = Choices([], [], {})
+    for line, sentence in enumerate(sentences, 1):
+        text, indices, begin = "", list[int](), 0
+        for match in _CHOICE.finditer(_without_quoted(sentence)):
+            name = _param_name(sentence[: match.start()], sentence[match.end() :], taken)
+            try:
+                found.values[name] = _values(match[1])
+            except ValueError as error:
+                message = phrase(str(error), repr(match[0]), "Write {3..10}, {3..10..2} or {1.5, 2, 3}.")
+                raise PolicyError([PolicyProblem(source, line, match.start() + 1, message)]) from None
+            text += sentence[begin : match.start()] + name
+            indices += [*range(begin, match.start()), *[match.start()] * len(name)]
+            begin = match.end()
+        found.sentences.append(text + sentence[begin:])
+        found.indices.append([*indices, *range(begin, len(sentence))])
+    return found
+
+
+def stepped(first: str, last: str, step: str) -> list[Param]:
+    """Return the numbers from the first on, in steps; the last one is included if the steps reach it.
+
+    Raises:
+        ValueError: They are no numbers, in no order, or more than 10,000.
+    """
+    try:
+        begin, end, by = Decimal(first), Decimal(last), Decimal(step)
+    except InvalidOperation:
+        raise ValueError("is of numbers") from None
+    if not (begin.is_finite() and end.is_finite() and by.is_finite() and by > 0 and begin <= end):
+        raise ValueError("has FIRST <= LAST and STEP > 0")
+    if (end - begin) / by >= _MOST_VALUES:
+        raise ValueError(f"has at most {_MOST_VALUES:,} values")
+    values = itertools.takewhile(lambda value: value <= end, (begin + by * count for count in itertools.count()))
+    return [_plain_number(str(value)) for value in values]
+
+
+def _values(text: str) -> list[Param]:
+    """Return the values in a pair of braces, each once.
+
+    Raises:
+        ValueError: There are none, or some are no numbers.
+    """
+    if ".." in text:
+        first, last, *step = text.split("..")
+        if len(step) > 1:
+            raise ValueError("a range has FIRST..LAST..STEP")
+        try:
+            return stepped(first.strip(), last.strip(), step[0].strip() if step else "1")
+        except ValueError as error:
+            raise ValueError(f"a range FIRST..LAST..STEP {error}") from None
+    try:
+        return list(dict.fromkeys(_plain_number(part.strip()) for part in text.split(",")))
+    except ValueError:
+        raise ValueError("values to try are numbers") from None
+
+
+def _plain_number(text: str) -> Param:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not math.isfinite(number):
+            raise
+        return number
+
+
+def _param_name(before: str, after: str, taken: set[str]) -> str:
+    """Return a name for values, made of the words around them, that no sentence has; and take it."""
+    word, unit = (before.split() or [""])[-1], _UNIT_AFTER.match(after)
+    name = _NAMES.get(word, "value")
+    if unit:
+        units = "percent" if unit[1] == "%" else f"{unit[1].removesuffix('s')}s"
+        name = f"{word.strip('_')}_{units}" if word.strip("_").isidentifier() else f"{units}_back"
+    return _free(name, taken)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken; and take it."""
+    free, number = name, 2
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    taken.add(free)
+    return free
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
@@ -193,15 +339,14 @@ def _is_text(node: yaml.Node | None) -> bool:
 def _expanded(node: yaml.ScalarNode, names: set[str], reader: FieldReader) -> SentenceNode | None:
     sentence = _Sentence(node, "rule", reader)
     found = _IF.search(sentence.masked)
-    if found is None:
-        sentence.refuse(0, "no 'if' in the rule", repr(sentence.text), FORM)
+    if not _is_sound(sentence) or found is None:
         return None
     before = len(reader.problems)
     rule, clauses, unit = _condition(sentence, found.end())
     orders = _orders(sentence, sentence.part(0, found.start()))
     if len(reader.problems) > before:
         return None
-    name = _free_name(sentence.text, names)
+    name = _free("_".join(re.findall(r"\w+", sentence.text))[:_LONGEST_NAME].rstrip("_"), names)
     whole = sentence.part(0, len(sentence.text))
     entries = {"name": sentence.scalar(whole, name), "rule": rule, **orders, **clauses}
     mapping = sentence.mapping(entries)
@@ -210,16 +355,28 @@ def _expanded(node: yaml.ScalarNode, names: set[str], reader: FieldReader) -> Se
     return entry
 
 
-def _free_name(text: str, names: set[str]) -> str:
-    """Return a name of the sentence's words that no other controller has, and take it."""
-    slug = "_".join(re.findall(r"\w+", text))[:_LONGEST_NAME].rstrip("_")
-    name, number = slug, 2
-    while name in names:
-        name, number = f"{slug}_{number}", number + 1
-    names.add(name)
-    return name
+def _is_sound(sentence: _Sentence) -> bool:
+    """Whether a text can be taken apart; refuse it otherwise."""
+    unquoted = _without_quoted(sentence.text)
+    quote, choice = re.search("[\"']", unquoted), _CHOICE.search(unquoted)
+    if len(sentence.text) > _LONGEST:
+        what, got = f"a sentence has at most {_LONGEST:,} characters", f"{len(sentence.text):,}"
+        sentence.refuse(0, what, got, "Write a controller with its keys.")
+    elif quote is not None:
+        got, fix = sentence.text[quote.start() :], "Write another one after the text."
+        sentence.refuse(quote.start(), "a quote is not closed", got, fix)
+    elif choice is not None:
+        what = "only 'sweep' and 'certify' of a sentence try several values"
+        sentence.refuse(choice.start(), what, repr(choice[0]), "Write one value.")
+    elif _IF.search(sentence.masked) is None:
+        sentence.refuse(0, "no 'if' in the rule", repr(sentence.text), FORM)
+    else:
+        return True
+    return False
 
 
+#: Most characters of a sentence, and of the name that is made of its words.
+_LONGEST: Final = 2_000
 _LONGEST_NAME: Final = 60
 
 
@@ -238,7 +395,7 @@ def _orders(sentence: _Sentence, part: _Part) -> dict[str, yaml.Node]:
             continue
         operation = _operation(action.text)
         if operation is None:
-            fix = f'Write {", ".join(WORDS)}, warn "text", lr x 0.5, or an operation such as lr.scale(0.5, over=50).'
+            fix = _meant(" ".join(action.text.split()))
             sentence.refuse(action.begin, "unknown action", repr(action.text), fix)
             continue
         operations.append(sentence.scalar(action, operation))
@@ -255,8 +412,19 @@ def _actions(sentence: _Sentence, part: _Part) -> Iterator[_Part]:
         if action.text:
             yield action
         else:
-            sentence.refuse(begin, "no action before 'if'", fix=FORM)
+            sentence.refuse(begin, "an action is missing" if part.text else "no action before 'if'", fix=FORM)
         begin = following
+
+
+def _meant(action: str) -> str:
+    """Return a sentence on what to write in place of an unknown action."""
+    first, _, rest = action.partition(" ")
+    if first in WORDS and rest in WORDS:
+        return f"Write '{first} and {rest}'."
+    if first in SENTENCE_ACTIONS and action not in SENTENCE_ACTIONS:
+        action = first
+    known = suggestion(action, WORDS, SENTENCE_ACTIONS)
+    return f'{known}, warn "text", lr x 0.5' if known.startswith("Known") else known
 
 
 def _operation(action: str) -> str | None:
@@ -277,7 +445,7 @@ def _operation(action: str) -> str | None:
 def _condition(sentence: _Sentence, begin: int) -> tuple[PlacedScalar, dict[str, yaml.Node], str]:
     """Return the rule of a sentence, the keys of the clauses after it, and the unit that the rule is counted in."""
     end, unit = len(sentence.text), ""
-    improvements = list(_NOT_IMPROVED.finditer(sentence.masked, begin))
+    improvements = list(_NOT_IMPROVED.finditer(sentence.text, begin))
     # What belongs to the words "has not improved" is no clause of the sentence.
     begin_of_clauses = improvements[-1].end() if improvements else begin
     entries: dict[str, yaml.Node] = {}
@@ -287,7 +455,7 @@ def _condition(sentence: _Sentence, begin: int) -> tuple[PlacedScalar, dict[str,
         name, match = found
         clause = sentence.part(match.start(), end)
         if name in entries or (name == "after" and least):
-            sentence.refuse(clause.begin, f"'{name}' occurs twice in one rule")
+            sentence.refuse(clause.begin, f"'{name}' occurs twice in one rule", fix="Leave one of them out.")
         elif name == "once":
             entries["once"] = sentence.scalar(clause, "true", "bool")
         elif name == "after":
@@ -315,13 +483,23 @@ def _span(sentence: _Sentence, match: re.Match[str], name: str) -> tuple[yaml.No
         return _number(sentence, amount), unit
     if unit in _UNITS:
         return sentence.mapping({f"{unit}s": _number(sentence, amount)}), unit
-    if unit in _SECONDS and re.fullmatch(_NUMBER, amount.text):
-        seconds = sentence.scalar(amount, f"{float(amount.text) * _SECONDS[unit]:g}", "float")
+    if unit == "second":
+        return sentence.mapping({"seconds": _number(sentence, amount)}), ""
+    if unit in _SECONDS and not re.fullmatch(_NUMBER, amount.text):
+        sentence.refuse(
+            amount.begin, f"'{name}' takes a number of {unit}s", repr(amount.text), "A param counts seconds."
+        )
+        return None, ""
+    if unit in _SECONDS:
+        seconds = sentence.scalar(amount, f"{float(amount.text) * _SECONDS[unit]:.12g}", "float")
         return sentence.mapping({"seconds": seconds}), ""
     fix = f"The units are {', '.join(f'{each}s' for each in (*_UNITS, *_SECONDS))}."
     sentence.refuse(match.start("unit"), f"unknown unit after '{name}'", repr(match["unit"]), fix)
     return None, ""
 
+
+#: The whole run, in percent.
+_WHOLE: Final = 100
 
 _NUMBER: Final = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 
@@ -337,8 +515,14 @@ def _read_start(
     sentence: _Sentence, clause: _Part, match: re.Match[str], entries: dict[str, yaml.Node], least: list[str]
 ) -> None:
     """Read ``after N steps`` into ``between``, and a share of the run or epochs into a further condition."""
-    if match["percent"]:
-        least.append(f"progress >= {float(match['percent']) / 100:g}")
+    share = match["percent"]
+    if share:
+        is_number = re.fullmatch(_NUMBER, share)
+        if is_number and float(share) > _WHOLE:
+            sentence.refuse(
+                match.start("percent"), "a share of the run is at most 100%", f"{share}%", "Write after 10%."
+            )
+        least.append(f"progress >= {float(share) / 100:.12g}" if is_number else f"progress >= {share} / 100")
     elif match["unit"] == "epoch":
         least.append(f"epoch >= {match['amount']}")
     elif match["unit"] == "step":
@@ -372,17 +556,41 @@ def _rule(sentence: _Sentence, part: _Part, improvements: list[re.Match[str]], l
     for match in improvements:
         add(sentence.text[begin : match.start()], begin)
         begin = match.start()
-        add("streak(not improved(" if match["count"] else "not improved(")
-        series = sentence.text[slice(*match.span("series"))]
-        is_bare = not (series.isidentifier() or series[0] in "\"'")
-        add('"' if is_bare else "")
+        series, is_counted = match["series"], _is_counted(sentence, match)
+        quote = '"' if _SLASHED.fullmatch(series) and not series.isidentifier() else ""
+        add("streak(not improved(" if is_counted else "not improved(")
+        add(quote)
         add(series, match.start("series"))
-        add('"' if is_bare else "")
-        add(f", by={match['by']})" if match["by"] else ")")
-        add(f") >= {match['count']}" if match["count"] else "")
+        add(quote)
+        if match["by"]:
+            add(", by=")
+            add(match["by"], match.start("by"))
+        add(")")
+        if is_counted:
+            add(") >= ")
+            add(match["count"], match.start("count"))
         begin = match.end()
     add(sentence.text[begin : part.end], begin)
     begin = part.begin
     for _ in least:
         add(")")
     return PlacedScalar(value, indices or sentence.indices[:1], "str", sentence.reader.document)
+
+
+def _is_counted(sentence: _Sentence, match: re.Match[str]) -> bool:
+    """Whether ``has not improved`` counts values; refuse what it cannot count."""
+    count, unit = match["count"], match["unit"]
+    if count is None:
+        return False
+    reader = sentence.reader
+    params = None if reader.document.root is None else reader.keys_of(reader.document.root).get("params")
+    known = {} if params is None else reader.keys_of(params)
+    if count not in known and (not count.isdecimal() or int(count) < 1):
+        what = "'has not improved for' takes a whole number from 1"
+        sentence.refuse(match.start("count"), what, repr(count), "A param with such a value can also be named here.")
+    elif unit not in _UNITS:
+        sentence.refuse(match.start("unit"), "it counts values", repr(f"{unit}s"), "Write evaluations, or steps.")
+    elif unit == "step" and is_evaluation(match["series"].strip("'\"")):
+        fix = "Write the number of evaluations."
+        sentence.refuse(match.start("unit"), f"{match['series']} has values at evaluations alone", "'steps'", fix)
+    return True
