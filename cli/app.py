@@ -48,6 +48,7 @@ GROUPS: Final = {
         "check": "List every error and warning in policy files.",
         "test": "Run the unit tests of policies.",
         "replay": "Print what a policy decides over one recorded run.",
+        "rules": "List the rule files that come with steptape, print one, or print the full form of a sentence.",
     },
     "Look": {
         "runs": "List the newest runs of a store, oldest first.",
@@ -129,6 +130,10 @@ EXAMPLES: Final = {
         "steptape replay overfitting digits --store runs",
         "steptape export digits --store runs | steptape replay policy.yaml - --json",
     ),
+    "rules": (
+        "steptape rules",
+        "steptape rules --expand 'stop if eval_loss has not improved for 5 evaluations'",
+    ),
     "runs": ("steptape runs", "steptape runs --store runs --json | jq -r .run_id"),
     "samples": ("steptape samples digits --store runs --step 300",),
     "seal": ("steptape seal --store runs",),
@@ -136,7 +141,7 @@ EXAMPLES: Final = {
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
     "sweep": (
         "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",
-        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5 --split families",
+        "steptape sweep 'stop if eval_loss has not improved for {2..10} evaluations' --store runs --split families",
     ),
     "tail": (
         "steptape tail digits --store runs",

@@ -46,7 +46,10 @@ RunsArgument = Annotated[
     typer.Argument(metavar="RUN...", help="Runs: each its id, name or NAME@N, or a path; by default all of the store."),
 ]
 PolicyArgument = Annotated[
-    str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")
+    str,
+    typer.Argument(
+        metavar="POLICY", help="A policy file, the name of a shipped policy, or sentences: 'stop if loss > 3'."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
@@ -477,6 +480,25 @@ class TestArguments(NamedTuple):
     """
 
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped policies.")]
+    as_json: JsonOption = False
+
+
+class RulesArguments(NamedTuple):
+    """List the rule files that come with steptape, print one, or print the full form of a sentence.
+
+    The full form is a rule file of the same digest. Every command that takes a policy takes the name of a shipped one
+    and sentences, too.
+    """
+
+    show: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Print this rule file: the name of a shipped one, or a file.")
+    ] = None
+    expand: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SENTENCE", help="Print the rule file that this sentence stands for; ';' separates several."
+        ),
+    ] = None
     as_json: JsonOption = False
 
 

@@ -17,6 +17,7 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Recorder
+from steptape.rules.policy_file.policy import load_variants, parse_policy, shipped_policies
 
 DATA = Path(__file__).parent / "data"
 
@@ -146,11 +147,56 @@ def test_a_sentence_is_checked_in_place_of_a_file() -> None:
     assert "    2 | stop if men(loss, 3) > 3\n      |         ^" in wrong.stdout
 
 
+def test_shipped_rule_files_are_listed_and_shown() -> None:
+    """Each has a summary; one is shown as it is."""
+    listed = [json.loads(line) for line in call(DATA, "rules", "--json").stdout.splitlines()]
+    shown = call(DATA, "rules", "--show", "nan_guard")
+
+    assert [each["name"] for each in listed] == list(shipped_policies())
+    assert all(each["summary"] for each in listed)
+    assert shown.stdout == shipped_policies()["nan_guard"].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "sentence", ["stop if eval_loss has not improved for 5 evaluations; save if loss < 1", "stop if loss > {3..10}"]
+)
+def test_the_full_form_of_a_sentence_is_a_rule_file_of_its_digest(sentence: str) -> None:
+    """It is printed whole; of values to try, it has the first."""
+    printed = call(DATA, "rules", "--expand", sentence)
+
+    assert printed.returncode == 0
+    assert parse_policy(printed.stdout).digest == load_variants(sentence)[0].digest
+
+
+def test_a_sweep_of_values_in_braces_is_that_of_the_full_form(run: Path, tmp_path: Path) -> None:
+    """The variants have the same params and results."""
+    sentence = "stop and save if eval_loss has not improved by {0.1, 0.5} for {1..2} evaluations"
+    (tmp_path / "full.yaml").write_text(call(DATA, "rules", "--expand", sentence).stdout)
+    by_sentence = call(DATA, "sweep", sentence, run, "--json")
+    settings = ["--set", "min_gain=0.1,0.5", "--set", "for_evaluations=1,2"]
+    by_file = call(DATA, "sweep", tmp_path / "full.yaml", run, *settings, "--json")
+
+    variants = [json.loads(line) for line in by_sentence.stdout.splitlines()]
+    assert len(variants) == 4
+    assert by_sentence.stdout == by_file.stdout
+
+
+def test_a_sweep_of_a_sentence_without_values_asks_for_them(run: Path) -> None:
+    """The message shows how to write them."""
+    result = call(DATA, "sweep", "stop if loss > 3", run)
+
+    assert result.returncode == 2
+    assert "in the sentence, such as {1, 2, 3} or {1..20}" in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["rules", "--show", "nan"], "steptape ships no policy of that name"),
+        (["rules", "--expand", "loss > 3"], "error: not a sentence; got 'loss > 3'"),
         (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no policy of that name"),
         (["check", "nowhere.yaml"], "no such file"),
+        (["check", "stop when loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),
         (["check", "--ignore", "everything", "loss_spike"], "everything"),
     ],
 )
