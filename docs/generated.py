@@ -1,8 +1,8 @@
 """Generates the reference pages of the command line, of the HTTP API and of metrics while mkdocs builds the site.
 
 The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue. The
-table of functions in LANGUAGE.md, which people also read without the site, comes from the rows of the readings:
-``python docs/generated.py`` writes it.
+tables of functions in LANGUAGE.md and LANGUAGE-REFERENCE.md, which people also read without the site, come from the
+rows of the readings: ``python docs/generated.py`` writes them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typer.cli import get_docs_for_click
 
 from steptape.cli.app import app
 from steptape.rules.metric_catalogue import CATALOGUE, CatalogueEntry, MetricSource
-from steptape.rules.readings.table import FUNCTIONS
+from steptape.rules.readings.table import CORE, FUNCTIONS
 
 _OPENAPI: Final = Path(__file__).parents[1] / "api" / "openapi.json"
 
-#: The reference of the rule language.
+#: The page of the rule language, with its core, and the reference, with everything else.
 LANGUAGE: Final = Path(__file__).parent / "reference" / "LANGUAGE.md"
+REFERENCE: Final = LANGUAGE.with_stem("LANGUAGE-REFERENCE")
 
 _FUNCTION_TABLE: Final = re.compile(r"(?<=\n\| function \| meaning \|\n\| --- \| --- \|\n)(\|.*\n)+")
 
@@ -128,9 +129,10 @@ def command_line() -> str:
     return _CLI_HEAD + "\n## " + commands
 
 
-def with_functions(page: str) -> str:
-    """Return the page with the table of functions that the language has."""
-    rows = "".join(f"| `{row.signature.replace('), ', ')`, `')}` | {row.meaning} |\n" for row in FUNCTIONS.values())
+def with_functions(page: str, is_core: bool) -> str:
+    """Return the page with the table of the functions in the core of the language, or of all others."""
+    shown = [row for name, row in FUNCTIONS.items() if (name in CORE) is is_core]
+    rows = "".join(f"| `{row.signature.replace('), ', ')`, `')}` | {row.meaning} |\n" for row in shown)
     return _FUNCTION_TABLE.sub(lambda _: rows, page, count=1)
 
 
@@ -267,4 +269,5 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    LANGUAGE.write_text(with_functions(LANGUAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in (LANGUAGE, REFERENCE):
+        path.write_text(with_functions(path.read_text(encoding="utf-8"), path is LANGUAGE), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The arithmetic of the rule language a second time, as docs/reference/LANGUAGE.md has it: values in, a number out."""
+"""The arithmetic of the rule language a second time, as the pages of the language have it: values in, a number out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule language a second time, written from docs/reference/LANGUAGE.md alone: expressions over whole histories.
+"""The rule language a second time, written from the pages of the language alone: expressions over whole histories.
 
 Slow and plain on purpose: every value is kept, and every function reads the history from its beginning. A ``World``
 goes in, with the histories as of one event; values come out. ``Undefined`` is the third result of a rule.

@@ -1,4 +1,4 @@
-"""The controller metrics a second time, as docs/reference/LANGUAGE.md describes them."""
+"""The controller metrics a second time, as the pages of the language describe them."""
 
 from __future__ import annotations
 

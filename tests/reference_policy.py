@@ -1,4 +1,4 @@
-"""Policies a second time, written from docs/reference/LANGUAGE.md alone: a file's text and events in, decisions out.
+"""Policies a second time, written from the pages of the language alone: a file's text and events in, decisions out.
 
 One object per controller keeps all that it ever answered and decided; nothing is compiled or forgotten.
 """

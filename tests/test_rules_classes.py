@@ -22,7 +22,7 @@ from steptape.rules.policy_file.operations import Operation, register_operation
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "LANGUAGE-REFERENCE.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

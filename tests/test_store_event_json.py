@@ -35,7 +35,7 @@ EVENTS = st.builds(
 )
 
 
-LANGUAGE = Path(__file__).parent.parent / "docs" / "reference" / "LANGUAGE.md"
+LANGUAGE = Path(__file__).parent.parent / "docs" / "reference" / "LANGUAGE-REFERENCE.md"
 #: Every trigger that the page lists.
 TRIGGERS = re.findall(
     r"^ *(on_\w+)", LANGUAGE.read_text().partition("## Triggers")[2].partition("\n## ")[0], re.MULTILINE

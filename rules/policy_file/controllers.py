@@ -559,12 +559,12 @@ _NAME: Final[Key[Declarations]] = Key("name", read_name, "text | The name in dec
 _FOR_EACH: Final[Key[Declarations]] = Key(
     "for_each",
     _read_each,
-    "text | A pattern such as `grad_norm/*`: one controller for each series that matches, see [Families](#families).",
+    "text | A pattern such as `grad_norm/*`: one controller for each series that matches.",
 )
 _ESCALATE: Final[Key[Declarations]] = Key(
     "escalate",
     _read_escalation,
-    "mapping | Operations in stages, in place of `operations`, see [Escalation](#escalation).",
+    "mapping | Operations in stages, in place of `operations`.",
 )
 
 #: The other keys of a controller.
@@ -572,25 +572,23 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key(
         "triggers",
         _read_asked,
-        "list | When to evaluate the rule: `on_<kind>`, see [Triggers](#triggers-and-the-order-of-events).",
+        "list | When to evaluate the rule: `on_<kind>`.",
         (),
         is_required=True,
     ),
-    Key("rule", _read_condition, "text | The condition, see [Rules](#rules).", is_required=True),
+    Key("rule", _read_condition, "text | The condition.", is_required=True),
     Key(
         "operations",
         _read_operations,
-        "list | What to order when it fires: a [word](#operations), `name.action`, or a"
-        " [call](#operations-with-arguments). May be `[]`.",
+        "list | What to order when it fires: a word, `name.action`, or a call. May be `[]`.",
         (),
         is_required=True,
     ),
-    Key("patience", _read_patience, "mapping | How often the rule must be true first, see [Patience](#patience)."),
+    Key("patience", _read_patience, "mapping | How often the rule must be true first."),
     Key(
         "for",
         _read_hold,
-        "number, or `{seconds: x}` | At how many results in a row the rule must be true, or how long, see"
-        " [Timing](#timing).",
+        "number, or `{seconds: x}` | At how many results in a row the rule must be true, or how long.",
         attribute="hold",
     ),
     Key(
@@ -608,21 +606,20 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key(
         "every",
         _read_every,
-        "`value` | Evaluate the rule only when the first series in it has a new value, see [Timing](#timing).",
+        "`value` | Evaluate the rule only when the first series in it has a new value.",
         False,
         attribute="awaits_value",
     ),
     Key(
         "requires",
         _read_requires,
-        "list | Metrics, or patterns of names, that must have had a value before the rule is evaluated, see"
-        " [Timing](#timing).",
+        "list | Metrics, or patterns of names, that must have had a value before the rule is evaluated.",
         (),
     ),
     Key(
         "clear",
         _read_condition,
-        "text | A second condition: after a decision nothing fires until it is true, see [Clear](#clear).",
+        "text | A second condition: after a decision nothing fires until it is true.",
     ),
     Key(
         "severity",
@@ -630,7 +627,7 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
         "text | `info`, `warning` or `critical`: recorded, and the logging level of the message.",
         "",
     ),
-    Key("message", _read_message, "text | The message of a decision, with [expressions in braces](#messages)."),
+    Key("message", _read_message, "text | The message of a decision, with expressions in braces."),
     Key(
         "mode",
         _read_is_shadow,

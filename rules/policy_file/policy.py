@@ -591,17 +591,16 @@ DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key(
         "controller_metrics",
         _read_metrics,
-        "list | Named values with a memory, see [Controller metrics](#controller-metrics).",
+        "list | Named values with a memory.",
     ),
     Key("operations", _read_operations, "list | Operations in addition to `hfcontrols`, which is always available."),
     Key(
         "define",
         read_define,
-        "mapping | Names for expressions, see [Definitions](#definitions), and for [admitted"
-        " values](#admitted-values).",
+        "mapping | Names for expressions, and for admitted values.",
     ),
-    Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`, see [Ranges](#ranges)."),
-    Key("states", read_states, "mapping | Classes into which the run is sorted, see [States](#states)."),
+    Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`."),
+    Key("states", read_states, "mapping | Classes into which the run is sorted."),
     Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which controllers can share."),
     Key("controllers", read_controllers, "list | The controllers. A file without any decides nothing."),
 )

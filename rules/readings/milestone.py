@@ -88,7 +88,7 @@ FUNCTIONS: Final = (
     Function(
         "milestone",
         'milestone(every=0.05), milestone(at=[0.25, 0.5], of="tokens")',
-        "Whether this event reaches another share of the run's declared length, see [Milestones](#milestones).",
+        "Whether this event reaches another share of the run's declared length.",
     ),
 )
 

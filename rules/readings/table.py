@@ -43,6 +43,14 @@ def _fold_or_window(call: Call) -> SeriesFold | Window | None:
     return None if length is None else window_of(call, call.keywords, (length,) if call.function.name == EMA else ())
 
 
+_CORE: Final = (
+    "mean sum min max std median slope detrended_std count argmin argmax ema peak trough initial improved streak lag"
+    " delta age len series times_fired steps_since fired_now previous milestone any_rank max_rank min_rank spread abs"
+    " clamp finite isfinite sqrt exp any all"
+)
+#: The functions that the page of the language has; its reference has the others.
+CORE: Final = frozenset(_CORE.split())
+
 #: What binds a call of a function of a series.
 OF_SERIES: Final[Mapping[str, Callable[[Call], SeriesReading | None]]] = MappingProxyType(
     {
