@@ -40,7 +40,7 @@ _CLI_HEAD: Final = """# Command line
 | `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs, or `s3://BUCKET/PREFIX`. |
 | `--store STORE` | The store to read; by default the one that `STEPTAPE_STORE` names, else the folder `runs`. |
 | `RUN` | The path of a run's folder, with a `/` in it; else a run's id, its name or `NAME@N` in the store. |
-| `POLICY` | A [policy](../reference/GLOSSARY.md#policy) file, or the name of a shipped policy. |
+| `POLICY` | A [rule file](../reference/GLOSSARY.md#rule-file), a shipped one's name, or sentences. |
 | `--json` | Print JSON instead of text. |
 | `--help` | Show the command's help, which is the text below. |
 
@@ -70,8 +70,8 @@ _HTTP_HEAD: Final = """# HTTP API
 _METRICS_HEAD: Final = """# Metrics of a watch
 
 [`rec.watch`](../how-to/watch-a-model.md) records the metrics whose source is *probe*. Those of *loop* are values that a
-loop records itself. Those of *rule* are expressions of the [rule language](LANGUAGE.md), which the policy `nano_train`
-defines.
+loop records itself. Those of *rule* are expressions of the [rule language](LANGUAGE.md), which the shipped rule
+file `nano_train` defines.
 
 `|g|` is the L2 norm of a gradient, and `|w|` that of a weight. In a name, `{block}` is the number of a block from 0,
 `{param}` the name of a parameter, `{site}` that of a normalisation layer, `{span}` that of a phase, `{k}` a number.

@@ -67,9 +67,9 @@ def test_every_documented_method_is_there_and_no_other() -> None:
     assert sorted(listed) == sorted(METHODS)
 
 
-def test_the_table_of_shipped_policies_names_them_all() -> None:
+def test_the_table_of_shipped_rules_names_them_all() -> None:
     """In order of their names."""
-    names = [name for cells in rows("Shipped policies") for name in re.findall(r"`(\w+)`", cells[0])]
+    names = [name for cells in rows("Shipped rules") for name in re.findall(r"`(\w+)`", cells[0])]
 
     assert names == list(shipped_policies())
 
@@ -98,7 +98,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     """The wording is that of the table."""
     limits = {cells[0]: cells[1] for cells in rows("Limits")}
 
-    assert limits["policy file"] == (
+    assert limits["rule file"] == (
         f"{document.MAX_BYTES >> 20} MiB and {document.MAX_NODES:,} values, both with aliases expanded, "
         f"and {document.MAX_DEPTH} levels"
     )
@@ -168,11 +168,11 @@ def test_the_first_policy_does_what_the_page_says() -> None:
 
 def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> None:
     """Nothing is undocumented."""
-    titles = ("Check a policy", "Check against recorded runs")
+    titles = ("Check a rule file", "Check against recorded runs")
     kinds = [cells[0].strip("`") for title in titles for cells in rows(title, HOW_TO)]
 
     assert set(kinds) == set(FindingCode)
-    assert {cells[0].strip("`"): " | ".join(cells[1:]) for cells in rows("Test a policy", HOW_TO)[1:]} == {
+    assert {cells[0].strip("`"): " | ".join(cells[1:]) for cells in rows("Test a rule file", HOW_TO)[1:]} == {
         f"tests[].{key.name}": key.doc for key in scenario_file.TEST_KEYS
     }
     limits = section("Limits of a test file", HOW_TO)

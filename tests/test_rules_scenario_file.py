@@ -189,6 +189,13 @@ def test_a_file_that_is_no_file_of_tests_is_refused(text: str, problem: str) -> 
     assert problem in "\n".join(problems(text))
 
 
+def test_an_operation_is_expected_by_its_word() -> None:
+    """The word that rules order it by."""
+    test = the("series: {loss: 4}\nexpect: [{step: 1, controller: loss_not_finite, operations: [stop]}]")
+
+    assert test.expected[0].operations == ("hfcontrols.should_training_stop",)
+
+
 def test_the_policy_is_looked_for_beside_the_file_first(tmp_path: Path) -> None:
     """A file with the name of a shipped policy wins; its problems are reported under its own name."""
     tests = tmp_path / "x.test.yaml"

@@ -25,6 +25,7 @@ from ..errors import PolicyError, kind_suggestion, suggestion
 from ..policy_file.controllers import is_trigger, trigger_advice
 from ..policy_file.document import Document, Place, read_text
 from ..policy_file.fields import FieldReader, Fields, Key, is_null
+from ..policy_file.operations import WORDS
 from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
 from ..readings.reading import Param
 from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, NotationError, Scenario, ScenarioSeries, parse_values
@@ -499,6 +500,7 @@ def _operations(
 
 def _as_ordered(operation: str | None, policy: Policy) -> str | None:
     """Return an operation as decisions name it."""
+    operation = WORDS.get(operation or "", operation)
     if operation is not None and is_call(operation):
         with suppress(InvalidCall):
             return str(parse_call(operation, policy.params))
@@ -508,7 +510,7 @@ def _as_ordered(operation: str | None, policy: Policy) -> str | None:
 # --- the tables ---------------------------------------------------------------------------------------------------
 
 _NAME: Final[Key[_Scope]] = Key("name", _read_text, "text | The name in messages, unique in the file.")
-_PARAMS: Final[Key[_Scope]] = Key("params", _read_params, "mapping | New values for params of the policy.")
+_PARAMS: Final[Key[_Scope]] = Key("params", _read_params, "mapping | New values for params of the rule file.")
 _LENGTH: Final[Key[_Scope]] = Key(
     "steps", _read_length, "whole number | The length of the run, if it is longer than the series."
 )
@@ -553,20 +555,20 @@ VERDICT_KEYS: Final[tuple[Key[_Scope], ...]] = (
         "expect",
         _read_expected,
         "list | The decisions, each with `step` (`51`, or `51-60` for one at each), `controller`, and optionally"
-        " `operations`, `trigger`, `message` and `member`. With `cleared: true`, a raised controller is cleared there.",
+        " `operations`, `trigger`, `message` and `member`. With `cleared: true`, a raised rule is cleared there.",
         (),
     ),
-    Key("silent", _read_controllers, "list | Controllers that must not fire.", frozenset()),
+    Key("silent", _read_controllers, "list | Rules that must not fire.", frozenset()),
     Key(
         "only",
         _read_controllers,
-        "list | Judge only these controllers and those that the test names elsewhere. Without it, all are judged.",
+        "list | Judge only these rules and those that the test names elsewhere. Without it, all are judged.",
         frozenset(),
     ),
     Key(
         "errors",
         _read_controllers,
-        "list | Controllers whose rule must fail. A rule that fails and is not listed fails the test.",
+        "list | Rules that must fail. One that fails and is not listed fails the test.",
         frozenset(),
     ),
     Key(
