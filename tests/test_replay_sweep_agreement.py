@@ -157,6 +157,9 @@ OPERATIONS = [
     "[hfcontrols.should_log]",
     "[hfcontrols.should_evaluate]",
     "[hfcontrols.should_evaluate, hfcontrols.should_training_stop]",
+    "[hfcontrols.should_epoch_stop]",
+    "[lr.reduce(0.5), hfcontrols.should_save]",
+    "[detail.set(2)]",
 ]
 
 

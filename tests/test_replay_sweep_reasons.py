@@ -56,6 +56,7 @@ BY_COLUMNS = {
     "mad": ("mad(loss, 3) > at", ""),
     "trough": ("trough(loss) > at", ""),
     "initial": ("initial(loss) > at", ""),
+    "improved": ("at > 0 and not improved(loss)", ""),
     "requires": ("loss > at", "requires: [loss]"),
     "every": ("loss > at", "every: value"),
     "fired_now": ('fired_now("plain") and at > 0', ""),
@@ -74,6 +75,8 @@ BY_COLUMNS = {
     "cos": ("cos(loss) > at", ""),
     "tanh": ("tanh(loss) > at", ""),
     "undefined": ("undefined > at", ""),
+    "steering": ("loss > at", "operations: [lr.reduce(0.5)]"),
+    "adjusting": ("loss > at", "operations: [detail.set(2)]"),
     "tokens_seen": ("tokens_seen > at", ""),
 }
 
@@ -82,7 +85,7 @@ def controller(name: str, rule: str, lines: str = "") -> str:
     """Return a controller of a policy."""
     triggers = "" if "triggers:" in lines else "  triggers: [on_step_end]\n"
     more = f"  {lines}\n" if lines else ""
-    orders = "" if "escalate:" in lines else "  operations: []\n"
+    orders = "" if "escalate:" in lines or "operations:" in lines else "  operations: []\n"
     return f"- name: {name}\n{triggers}  rule: |-\n    {rule}\n{orders}{more}"
 
 

@@ -9,12 +9,13 @@ they see what happened at earlier events, and of controllers above them also wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from ...rules.effects import Effect
 from ...rules.engine.gates import FiringGate, FiringLimits, SpanTimer
 from ...rules.language.clock import RESET_ON_FAILURE, Clock, StepWindow
 from ...rules.policy_file.declarations import Controller
@@ -23,6 +24,7 @@ from ...rules.readings.past_decisions import Past
 from ...rules.readings.reading import Param, SeriesKey
 from ...rules.readings.vectors import Ints, Truths, Vector
 from ...store.events import BEFORE_STREAM, PLAN, Event
+from ..runs.run_result import DIVERTING
 from .stream import Stream
 from .terms import Term
 
@@ -40,6 +42,30 @@ OF_FIRINGS: Final = frozenset({"fired", "times_fired", "steps_since", "fired_now
 OF_TRUTH: Final = frozenset({"fired", "holding", "true_now", "fired_now"})
 
 
+class Orders(NamedTuple):
+    """What a decision does to a run.
+
+    Attributes:
+        stops, saves, evaluates: Whether it ends the run, asks for a checkpoint, and asks for an evaluation.
+        diverts: Whether the training goes another way after it, which no record shows.
+    """
+
+    stops: bool
+    saves: bool
+    evaluates: bool
+    diverts: bool
+
+    @classmethod
+    def of(cls, effects: Set[Effect]) -> Orders:
+        """Return what the effects of its operations come to."""
+        return cls(
+            Effect.STOP in effects,
+            Effect.SAVE in effects,
+            Effect.EVALUATE in effects,
+            not DIVERTING.isdisjoint(effects),
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Watcher:
     """One controller of a variant's policy.
@@ -48,17 +74,13 @@ class Watcher:
         declaration: The controller.
         condition: Its rule; None if it has no exact columnar form.
         reason: Why it has none.
-        stops: Whether its decisions end the run.
-        saves: Whether they ask for a checkpoint.
-        evaluates: Whether they ask for an evaluation.
+        orders: What its decisions order.
     """
 
     declaration: Controller
     condition: Term | None
     reason: str
-    stops: bool
-    saves: bool
-    evaluates: bool
+    orders: Orders
 
 
 class Asking(NamedTuple):

@@ -15,11 +15,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.checks.possible_firings import limiting_params
-from ...rules.effects import Effect
+from ...rules.engine.decisions import Decision, Outcome
+from ...rules.engine.engine import Engine
+from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import NotColumnar, Param
 from ...rules.readings.vectors import Ints, Truths, Vector, both
+from ...store.events import BEFORE_STREAM
+from ...store.own_process import collection_paused
 from ..runs.event_stream import EventStream
-from ..runs.replaying import replay_events
+from ..runs.replaying import observed_in
 from ..runs.run_result import effects_of
 from .conditions import Conditions
 from .metric_values import MetricValues
@@ -27,6 +31,7 @@ from .rule_firings import (
     OF_ANSWERS,
     Answers,
     AskedPast,
+    Orders,
     SharedRule,
     SharedRules,
     VariantController,
@@ -71,21 +76,19 @@ class SweptController:
 
 @dataclass(frozen=True, eq=False)
 class Watches:
-    """Watches as columns, each of shape (watches,).
+    """Watches as columns, each of shape (watches,) but for the orders.
 
     Attributes:
         source: Number of the answers that a watch reads.
         needed: Number of true answers in a row that make one decision.
         is_once: Whether it decides at most once.
-        stops, saves, evaluates: Whether a decision ends the run, asks for a checkpoint, and asks for an evaluation.
+        orders: Whether a decision does each of ``Orders``; shape (watches, orders).
     """
 
     source: Ints
     needed: Ints
     is_once: Truths
-    stops: Truths
-    saves: Truths
-    evaluates: Truths
+    orders: Truths
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +210,7 @@ def _columns(watches: Sequence[SweptController], questions: dict[SharedRule, int
         source,
         needed,
         is_once,
-        np.array([watch.asked.watcher.stops for watch in watches], np.bool_),
-        np.array([watch.asked.watcher.saves for watch in watches], np.bool_),
-        np.array([watch.asked.watcher.evaluates for watch in watches], np.bool_),
+        np.array([watch.asked.watcher.orders for watch in watches], np.bool_).reshape(-1, len(Orders._fields)),
     )
 
 
@@ -274,7 +275,7 @@ class FiringsOfVariants:
     def stops(self) -> Ints:
         """The event at which each variant first asks to stop; the number of events for never. Shape (variants,)."""
         stops = np.full(self._variants, self._never)
-        asking = self.watches.stops[self.watch_of]
+        asking = self._orders("stops")[self.watch_of]
         np.minimum.at(stops, self.variant_of[asking], self.firsts[self.watch_of[asking]])
         return stops
 
@@ -283,13 +284,13 @@ class FiringsOfVariants:
         counts = np.bincount(self.variant_of, self._counts_until(endings[self.variant_of]), minlength=self._variants)
         return counts.astype(np.int64)
 
-    def asking(self, asks: Truths) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the events at which some watches fire, ascending and distinct, and the variants that have these.
+    def asking(self, order: str) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the events at which watches fire that order something, and the variants that have these.
 
         Args:
-            asks: Whether each watch is one of them, such as ``watches.saves``.
+            order: What they order: a field of ``Orders``.
         """
-        asking = np.flatnonzero(asks[self.watch_of])
+        asking = np.flatnonzero(self._orders(order)[self.watch_of])
         watches: dict[int, list[int]] = {}
         for variant, watch in zip(self.variant_of[asking].tolist(), self.watch_of[asking].tolist(), strict=True):
             watches.setdefault(variant, []).append(watch)
@@ -300,6 +301,10 @@ class FiringsOfVariants:
             parts = [self._listed(watch) for watch in group]
             events = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
             yield events, np.array(same, np.int64)
+
+    def _orders(self, order: str) -> Truths:
+        found: Truths = self.watches.orders[:, Orders._fields.index(order)]
+        return found
 
     def _listed(self, watch: int) -> Ints:
         """Return the events at which a watch fires, ascending."""
@@ -361,15 +366,13 @@ class Firings(NamedTuple):
 
     Attributes:
         controller, trigger: The controller and its trigger.
-        stops, saves, evaluates: Whether a firing ends the run, asks for a checkpoint, and asks for an evaluation.
+        orders: What it orders.
         events: Indices of the events at which it fires, ascending.
     """
 
     controller: str
     trigger: str
-    stops: bool
-    saves: bool
-    evaluates: bool
+    orders: Orders
     events: Ints
 
 
@@ -456,7 +459,7 @@ class RunFirings:
                 self._gated[key] = gated_firings(self._stream, watches)
             listed = self._gated[key]
         return [
-            Firings(watcher.declaration.name, trigger, watcher.stops, watcher.saves, watcher.evaluates, events)
+            Firings(watcher.declaration.name, trigger, watcher.orders, events)
             for (watcher, trigger, _), events in zip(group, listed, strict=True)
         ]
 
@@ -512,17 +515,21 @@ class RunFirings:
         key = (id(structure), names, *[(name, variant.params[name]) for name in told])
         if key not in self._engine:
             policy = variant.policy()
-            replayed = replay_events(policy, self.events, self._stream.plan)
-            found: dict[tuple[str, str, bool, bool, bool], list[int]] = {}
-            for judged in replayed.decisions:
-                outcome = judged.outcome
-                if names is None or outcome.controller in names:
-                    effects = effects_of(policy, outcome)
-                    orders = Effect.STOP in effects, Effect.SAVE in effects, Effect.EVALUATE in effects
-                    place = (outcome.controller, outcome.trigger, *orders)
-                    found.setdefault(place, []).append(judged.event_index)
+            found: dict[tuple[str, str, Orders], list[int]] = {}
+            for index, outcome in self._outcomes(policy if names is None else policy.part(names)):
+                if isinstance(outcome, Decision):
+                    place = (outcome.controller, outcome.trigger, Orders.of(effects_of(policy, outcome)))
+                    found.setdefault(place, []).append(index)
             self._engine[key] = [Firings(*place, np.array(events, np.int64)) for place, events in found.items()]
         return self._engine[key]
+
+    def _outcomes(self, policy: Policy) -> Iterator[tuple[int, Outcome]]:
+        """Yield the outcomes of a policy by the event engine, each with the index of its event."""
+        with collection_paused():
+            engine = Engine(policy, self._stream.plan, self.events.plans)
+            yield from ((BEFORE_STREAM, outcome) for outcome in engine.start())
+            for index, _, outcomes in observed_in(engine, self.events):
+                yield from ((index, outcome) for outcome in outcomes)
 
 
 class _Sources:
@@ -559,9 +566,9 @@ class _Sources:
             np.append(self._source, [source for _, source, _ in self._engine]).astype(np.int64),
             np.append(columns.needed, np.ones(added, np.int64)),
             np.append(columns.is_once, np.zeros(added, np.bool_)),
-            np.append(columns.stops, [each.stops for _, _, each in self._engine]).astype(np.bool_),
-            np.append(columns.saves, [each.saves for _, _, each in self._engine]).astype(np.bool_),
-            np.append(columns.evaluates, [each.evaluates for _, _, each in self._engine]).astype(np.bool_),
+            np.array([*columns.orders, *(each.orders for _, _, each in self._engine)], np.bool_).reshape(
+                -1, len(Orders._fields)
+            ),
         )
         return FiringsOfVariants(
             self.answers,

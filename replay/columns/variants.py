@@ -30,6 +30,7 @@ from .rule_firings import (
     OF_FIRINGS,
     OF_TRUTH,
     AskedPast,
+    Orders,
     SharedRules,
     VariantController,
     Watcher,
@@ -139,11 +140,6 @@ def _inner_names(policy: Policy) -> set[str]:
     return names
 
 
-#: Effects whose outcome columns can compute: they end a run, or leave it as it was.
-_KNOWN_EFFECTS: Final = frozenset(
-    {Effect.STOP, Effect.SAVE, Effect.EVALUATE, Effect.LOG, Effect.MESSAGE, Effect.NOTIFY}
-)
-
 #: Keys of a controller that columns do not evaluate, each with whether a controller has it.
 _ENGINE_KEYS: Final[Mapping[str, Callable[[Controller], bool]]] = {
     "clear": lambda controller: controller.clear is not None,
@@ -163,8 +159,6 @@ class Structure:
         engine_names: Names of the controllers that the event engine decides: those without columnar form, those that
             share a cooldown with them, and those that they ask about.
         engine_params: The params that these read.
-        steers: Effects of its controllers whose outcome no record shows; empty if they only end runs or leave them as
-            is.
     """
 
     policy: Policy
@@ -172,7 +166,6 @@ class Structure:
     groups: tuple[tuple[Watcher, ...], ...]
     engine_names: frozenset[str]
     engine_params: tuple[str, ...]
-    steers: str
 
 
 #: Takes a controller's index, and a part of one of its rules; see ``reading_of``.
@@ -200,10 +193,8 @@ class StructureCompiler:
         params = {
             node.id for rule in inner for node in rule.references if isinstance(node, ast.Name)
         } & policy.params.keys()
-        every = set().union(*(effects_of_controller(policy, controller) for controller in policy.controllers))
-        steers = ", ".join(sorted(every - _KNOWN_EFFECTS))
         groups = _groups([watcher for watcher in watchers if watcher.declaration.name not in engine_names])
-        return Structure(policy, watchers, groups, engine_names, tuple(sorted(params)), steers)
+        return Structure(policy, watchers, groups, engine_names, tuple(sorted(params)))
 
     def reader(self, policy: Policy) -> Reader:
         """Return a function that compiles parts of the rules of a policy."""
@@ -304,8 +295,7 @@ class _Watchers:
     def _shared(self, index: int, controller: Controller, condition: Term | None, reason: str) -> Watcher:
         """Return the watcher of an equal controller at this place of another structure, or else a new one."""
         effects = effects_of_controller(self._policy, controller)
-        orders = Effect.STOP in effects, Effect.SAVE in effects, Effect.EVALUATE in effects
-        made = Watcher(controller, condition, reason, *orders)
+        made = Watcher(controller, condition, reason, Orders.of(effects))
         # The text of a message does not affect when it is sent. A rule with other windows has another condition.
         key = (index, dataclasses.replace(controller, message=None), condition)
         return made if condition is None else self._known.setdefault(key, made)

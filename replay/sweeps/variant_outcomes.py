@@ -89,7 +89,7 @@ def sweep_stream(
     swept, places = RunFirings(columns, read), StreamAppearances(stream, background.plan, background.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
         places = StreamAppearances(swept.events, background.plan, background.nan_filtered)
-    asks = any(watcher.saves for structure in structures for watcher in structure.watchers)
+    asks = any(watcher.orders.saves for structure in structures for watcher in structure.watchers)
     scores = _Scores(
         columns,
         objective,
@@ -226,7 +226,7 @@ class _Scores:
     def _saves_until(self, firings: FiringsOfVariants, endings: Ints) -> Ints:
         """Return for each variant the number of the set of steps at which it asks for checkpoints by its ending."""
         found = np.zeros(len(endings), np.int64)
-        for asked, variants in firings.asking(firings.watches.saves):
+        for asked, variants in firings.asking("saves"):
             counts = np.searchsorted(asked, endings[variants], side="right")
             for count in np.unique(counts).tolist():
                 steps = np.unique(self._stream.steps[asked[:count]])
@@ -240,16 +240,20 @@ class _Scores:
     def _censored_from(self, batch: VariantBatch, firings: FiringsOfVariants) -> Ints:
         """Return the event after which the record does not show each variant's run; the number of events for none.
 
-        There it first asks for an evaluation that the record lacks, and one of its rules reads evaluations.
+        There it first changes the training other than by ending it, or asks for an evaluation that the record lacks and
+        one of its rules reads.
         """
         found = np.full(len(batch.variants), len(self._stream))
-        for asked, variants in firings.asking(firings.watches.evaluates):
+        for asked, variants in firings.asking("evaluates"):
             steps = self._stream.steps[asked].tolist()
             lacks = (at for at, step in zip(asked.tolist(), steps, strict=True) if self._lacks_evaluation(step))
             found[variants] = next(lacks, len(self._stream))
         for number in np.flatnonzero(found < len(self._stream)).tolist():
             if not self._reads_evaluations(batch.variants[number].structure):
                 found[number] = len(self._stream)
+        for asked, variants in firings.asking("diverts"):
+            if len(asked):
+                found[variants] = np.minimum(found[variants], asked[0])
         return found
 
     def _lacks_evaluation(self, step: int) -> bool:
@@ -265,7 +269,6 @@ class _Scores:
 
 def _reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> str:
     """Return why the event engine has to judge the whole run; empty if columns suffice."""
-    steers = {structure.steers for structure in structures} - {""}
     if any(event.kind == "decision" for event in stream.recorded):
         return "it was recorded with live rules"
     if stream.facts.mentions_late_values:
@@ -276,13 +279,13 @@ def _reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> 
         return "its import could not place some of its evaluations"
     if PLAN in stream.coded_kinds[1]:
         return "its loop declared some of its plan late"
-    acting = (watcher for each in structures for watcher in each.watchers if watcher.stops or watcher.saves)
+    acting = (watcher for each in structures for watcher in each.watchers if any(watcher.orders))
     if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
-        return "rules stop or save before its first event"
-    asks = any(watcher.evaluates for each in structures for watcher in each.watchers)
+        return "rules act before its first event"
+    asks = any(watcher.orders.evaluates for each in structures for watcher in each.watchers)
     if asks and any(_reads_families(structure.policy) for structure in structures):
         return "rules order an evaluation and read a family of series"
-    return f"rules order {', '.join(sorted(steers))}" if steers else ""
+    return ""
 
 
 def _reads_families(policy: Policy) -> bool:

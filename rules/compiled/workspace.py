@@ -347,8 +347,10 @@ class Workspace:
         self.variables.update(self._reading(self.series))
         self.families = {key: self._family(key, keys) for key, keys in families.items()}
         for (reading, _), (name, code, is_stable) in names.arguments.items():
-            self.variables[name] = MemberReading(reading, code, is_stable=is_stable)
-            self.families[reading.key].follow(self.variables[name])
+            # A part of a policy reads some of its families.
+            if reading.key in self.families:
+                self.variables[name] = MemberReading(reading, code, is_stable=is_stable)
+                self.families[reading.key].follow(self.variables[name])
 
     def past_name(self, controller: str) -> str:
         """Return the generated name of the past decisions of a controller."""

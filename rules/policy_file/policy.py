@@ -7,7 +7,7 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -172,6 +172,28 @@ class Policy:
             if is_it and trigger in controller.triggers:
                 return controller.trigger_log_level
         return "DEBUG"
+
+    def part(self, names: Collection[str]) -> Policy:
+        """Return the controllers of some names, with what they read, to decide what they decide here.
+
+        Args:
+            names: The names, with those of the controllers that they ask about or share a cooldown with.
+        """
+        controllers = tuple(each for each in self.controllers if each.name in names)
+        states = tuple(state for state in self.states if any(state in each.states for each in controllers))
+        admitted = tuple(series for series in self.admitted if any(series in each.admitted for each in controllers))
+        read = {metric for each in controllers for rule in each.bound_rules for metric in rule.metrics}
+        blueprint = draw_blueprint(controllers, states, admitted, self.blueprint.names)
+        needs = {key: self.blueprint.needs[key] for key in blueprint.needs}
+        return replace(
+            self,
+            digest=f"{self.digest}: {sorted(names)}",
+            metrics=tuple(metric for metric in self.metrics if metric.name in read),
+            states=states,
+            admitted=admitted,
+            controllers=controllers,
+            blueprint=replace(blueprint, needs=needs),
+        )
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Policy) else NotImplemented
