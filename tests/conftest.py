@@ -294,3 +294,30 @@ def bucket(
     digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()
     yield Place(object_service, f"bucket-{digest[:12]}")
     object_service.fault = None
+
+
+@pytest.fixture(scope="module")
+def url(store: Path) -> Iterator[str]:
+    """A server over the runs of the file's fixture ``store``; the folder around them holds its rule files."""
+    from served_page import serving
+
+    with serving(store, policies_path=store.parent) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium. A file has its own: while one runs, no other test of the process can run an event loop."""
+    from browsing import chromium
+
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+    """A function that opens pages: ``open_page("/runs/digits", width=390)``; the browser may report no error."""
+    from browsing import pages
+
+    with pages(browser, url) as opened:
+        yield opened

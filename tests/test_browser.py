@@ -6,12 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, holds, pages, when
+from browsing import NEEDS_CHROMIUM, holds, when
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 from waiting import PATIENCE_S, until
 
@@ -78,27 +78,6 @@ def record_steered_run(runs: Path, rules: Path) -> None:
         for step in range(10):
             rate(0.1)
             rec.step(loss=4.0 if step == 4 else 1.0)
-
-
-@pytest.fixture(scope="module")
-def url(store: Path) -> Iterator[str]:
-    """A server over these runs."""
-    with serving(store, policies_path=store.parent) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens pages: ``open_page("/runs/digits", width=390)``; the browser may report no error."""
-    with pages(browser, url) as opened:
-        yield opened
 
 
 def run_id(store: Path, name: str) -> str:

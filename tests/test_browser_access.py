@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
-from served_page import POLICY, record_run, serving
+from browsing import NEEDS_CHROMIUM, pages, when
+from served_page import POLICY, record_run
 
 from steptape import Recorder
 
@@ -39,8 +39,8 @@ VIEWS = {
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over runs with and without rules, one with a family, one without a step, and a folder that is no run."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs with and without rules, one with a family, one without a step, and a folder that is no run."""
     folder = tmp_path_factory.mktemp("access")
     (folder / "guard.yaml").write_text(POLICY)
     store = folder / "runs"
@@ -52,15 +52,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     Recorder(store, name="no-steps", quiet=True).close()
     (store / "20260101T000000-aaaaaa").mkdir()
     (store / "20260101T000000-aaaaaa" / "run.json").write_text("no JSON")
-    with serving(store, policies_path=folder) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
+    return store
 
 
 @pytest.fixture

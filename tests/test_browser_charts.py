@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
+from browsing import NEEDS_CHROMIUM, when
 from served_page import POLICY, SPIKE, loss_at, record_run, serving
 
 from steptape import Recorder
@@ -45,30 +45,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-@pytest.fixture(scope="module")
-def url(store: Path) -> Iterator[str]:
-    """A server over these runs."""
-    with serving(store, policies_path=store.parent) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens a page; no script may fail, and the browser may report no error."""
-    with pages(browser, url) as opened:
+def open_page(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that opens a page without the health of its run."""
 
-        def opened_alone(path: str, *, files: dict[str, str] | None = None, **more: Any) -> Any:
-            # Health replays rules in a worker at each visit, and the server refuses visits when all workers are taken.
-            return opened(path, files={"**/runs/*/health": "", **(files or {})}, wait_until="commit", **more)
+    def open_alone(path: str, *, files: dict[str, str] | None = None, **more: Any) -> Any:
+        # Health replays rules in a worker at each visit, and the server refuses visits when all workers are taken.
+        return open_page(path, files={"**/runs/*/health": "", **(files or {})}, wait_until="commit", **more)
 
-        yield opened_alone
+    return open_alone
 
 
 def plot(title: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
-from served_page import serving
+from browsing import NEEDS_CHROMIUM, pages, when
 
 from steptape import Recorder
 
@@ -34,9 +33,9 @@ def record_three(store: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over three runs, one of many metrics, and wild ones."""
-    store = tmp_path_factory.mktemp("compared")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, one of many metrics, and wild ones."""
+    store = tmp_path_factory.mktemp("compared") / "runs"
     record_three(store)
     with Recorder(store, name="many", quiet=True) as rec:
         for step in range(1, 4):
@@ -44,22 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Recorder(store, name=HOSTILE, config={HOSTILE: HOSTILE}, quiet=True) as rec:
         for step in range(1, 5):
             rec.step({HOSTILE: 1e300 * (-1) ** step, "train/loss": math.nan, "lr": 1.0})
-    with serving(store) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens a path; no script may fail, and the browser may report no error."""
-    with pages(browser, url) as opened:
-        yield opened
+    return store
 
 
 def drawn(page: Any, metric: str, count: int) -> list[str]:

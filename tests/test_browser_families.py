@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
-from served_page import record_phases, serving
+from browsing import NEEDS_CHROMIUM, when
+from served_page import record_phases
 
 from steptape import Recorder
 
@@ -57,31 +57,22 @@ def record_many(store: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over a run of blocks, one with many series, one with phases, and a plain one."""
-    store = tmp_path_factory.mktemp("families")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of blocks, one with many series, one with phases, and a plain one."""
+    store = tmp_path_factory.mktemp("families") / "runs"
     record_blocks(store)
     record_many(store)
     record_phases(store)
     with Recorder(store, name="plain") as rec:
         for step in range(1, 101):
             rec.step({"loss": 1 / step, "lr": 0.1, "acc_top1": 0.5, "acc_top5": 0.8})
-    with serving(store) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
+    return store
 
 
 @pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens the page of a run; no script may fail, and the browser may report no error."""
-    with pages(browser, url) as opened:
-        yield lambda run, **more: opened(f"/runs/{run}", **more)
+def open_page(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that opens the page of a run."""
+    return lambda run, **more: open_page(f"/runs/{run}", **more)
 
 
 def plot(title: str) -> str:

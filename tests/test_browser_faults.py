@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
+from browsing import NEEDS_CHROMIUM, pages, when
 from served_page import serving
 
 from steptape import Recorder, open_store
@@ -61,27 +61,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rec.step(loss=1e300 * (-1) ** step)
     record_loud(store, folder / "loud.yaml")
     return store
-
-
-@pytest.fixture(scope="module")
-def url(store: Path) -> Iterator[str]:
-    """A server over these runs."""
-    with serving(store) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens pages of this server; no script may fail."""
-    with pages(browser, url) as opened:
-        yield opened
 
 
 def test_a_page_of_100_000_metrics_opens_and_finds_one(browser: Any, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
-from served_page import serving
+from browsing import NEEDS_CHROMIUM, when
 
 from steptape import Recorder
 
@@ -30,8 +30,8 @@ def norm_of(block: int, step: int) -> float:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server over a run with a family, one NaN, one decision, a histogram and a vector, and over wild values."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a family, one NaN, one decision, a histogram and a vector, and over wild values."""
     folder = tmp_path_factory.mktemp("heat")
     (folder / "once.yaml").write_text(
         f"controllers: [{{name: once, triggers: [on_step_end], rule: step == {FIRED_STEP},"
@@ -57,28 +57,19 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 | {f"lost/<b>{block}": math.nan for block in range(BLOCKS)}
                 | {f"one/{k}": 1.0 for k in range(4)}
             )
-    with serving(store) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as browser:
-        yield browser
+    return store
 
 
 @pytest.fixture
-def open_heat(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens the page of a run with its families as heat maps; the browser may report no error."""
-    with pages(browser, url) as opened:
+def open_heat(open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that opens the page of a run with its families as heat maps."""
 
-        def opened_heat(run: str = "blocks", *, ratio: float = 1, **more: Any) -> Any:
-            page = opened(f"/runs/{run}?family=heat", device_scale_factor=ratio, **more)
-            page.wait_for_selector("figure .map canvas")
-            return page
+    def open_heat(run: str = "blocks", *, ratio: float = 1, **more: Any) -> Any:
+        page = open_page(f"/runs/{run}?family=heat", device_scale_factor=ratio, **more)
+        page.wait_for_selector("figure .map canvas")
+        return page
 
-        yield opened_heat
+    return open_heat
 
 
 def press(page: Any, *keys: str) -> str:

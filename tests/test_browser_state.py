@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages
-from served_page import serving
+from browsing import NEEDS_CHROMIUM
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -15,14 +15,9 @@ DEFAULTS = '{text: "", count: 3, least: null, log: false, many: ["a"]}'
 
 
 @pytest.fixture(scope="module")
-def open_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """A function that opens a page of an empty store: the script is loaded into it."""
-    with (
-        serving(tmp_path_factory.mktemp("state")) as url,
-        chromium() as browser,
-        pages(browser, url) as open_page,
-    ):
-        yield open_page
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without runs: the script is loaded into a page of it."""
+    return tmp_path_factory.mktemp("state")
 
 
 def run(page: Any, script: str) -> Any:

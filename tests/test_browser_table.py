@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, chromium, pages, when
+from browsing import NEEDS_CHROMIUM, pages, when
 from served_page import serving
 
 from api_serving import begin, step
@@ -58,27 +58,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if rec.step(loss=math.nan if step == 9 else 1.0).should_stop:
                 break
     return runs
-
-
-@pytest.fixture(scope="module")
-def url(store: Path) -> Iterator[str]:
-    """A server over these runs."""
-    with serving(store) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
-    """A function that opens pages of this server; no script may fail."""
-    with pages(browser, url) as opened:
-        yield opened
 
 
 @pytest.fixture
