@@ -144,11 +144,28 @@ def test_tables_have_the_chosen_columns_after_their_own(client: httpx.Client) ->
 def test_fields_of_the_store_are_listed_for_completion(client: httpx.Client) -> None:
     """Facts of every run come first, then keys, those of the most runs first."""
     items = {item["name"]: item for item in get(client, "/fields")["items"]}
+    about = {"kind": "run", "runs": 2, "values": []}
 
     assert next(iter(items)) == "name"
-    assert items["group"] == {"name": "group", "kind": "run", "type": "text", "runs": 2, "values": ["paper"]}
-    assert items["lr"] == {"name": "lr", "kind": "config", "type": "number", "runs": 2, "values": []}
+    assert items["group"] == about | {"name": "group", "type": "text", "values": ["paper"], "columns": ["group"]}
+    assert items["lr"] == about | {"name": "lr", "kind": "config", "type": "number", "columns": ["config.lr"]}
     assert items["optimizer.name"]["values"] == ["AdamW"]
+
+
+def test_fields_are_searched_by_a_part_of_their_names(client: httpx.Client) -> None:
+    """Those that begin with it come first. Of a metric, three values are columns."""
+    answer = get(client, "/fields", text="LO", limit=1)
+
+    assert answer["items"][0]["name"] == "loss"
+    assert answer["items"][0]["columns"] == ["metric.loss", "min(loss)", "max(loss)"]
+    assert len(answer["items"]) == 1
+    assert answer["found"] >= 1
+
+
+def test_what_is_wrong_with_a_question_is_said_as_one_types_it(client: httpx.Client) -> None:
+    """Without an answer of runs."""
+    assert get(client, "/fields", where="lr<")["fault"].startswith("where:4: a value is missing")
+    assert get(client, "/fields", where="lr<1")["fault"] is None
 
 
 @pytest.mark.parametrize("sort", ["steps", "-steps", "name", "-group", "lr", "-lr", "-started", "id", "planned_steps"])

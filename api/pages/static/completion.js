@@ -24,13 +24,13 @@ const quoted = (text) => (/^[^\s,=<>"'][^\s,]*$/.test(text) ? text : `"${text.re
 /** The choices for what is being typed: text to insert, and what it is. */
 async function choicesFor(token, isQuestion) {
   if (token.field) {
-    const { fields } = await ask(address("/fields", { text: token.field }));
-    const values = fields.find((one) => one.name === token.field)?.values ?? [];
+    const { items } = await ask(address("/api/v1/fields", { text: token.field, limit: LISTED }));
+    const values = items.find((one) => one.name === token.field)?.values ?? [];
     return values.filter((text) => text.toLowerCase().startsWith(token.text.toLowerCase())).map((text) => ({ insert: `${quoted(text)} `, text, more: "" }));
   }
   if (!token.text) return [];
-  const { fields } = await ask(address("/fields", { text: token.text }));
-  return fields.map(({ name, kind, type, runs }) => {
+  const { items } = await ask(address("/api/v1/fields", { text: token.text, limit: LISTED }));
+  return items.map(({ name, kind, type, runs }) => {
     const sign = !isQuestion ? "" : type === "text" || type === "texts" || type === "moment" ? ":" : "<";
     return { insert: name + sign, text: name, more: kind === "run" ? "" : `${kind}, ${runs} runs` };
   });

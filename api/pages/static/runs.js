@@ -119,7 +119,7 @@ async function watch() {
 /** Ask the question once it can be read; until then, what is wrong with it stands below. */
 const question = gathered(async () => {
   const where = search.value;
-  const { fault } = await ask(address("/fields", { where, text: "" })).catch(() => ({ fault: null }));
+  const { fault } = await ask(address("/api/v1/fields", { where, limit: 1 })).catch(() => ({ fault: null }));
   if (where !== search.value) return;
   if (fault) document.getElementById("fault").textContent = fault;
   else if (where === read().where) document.getElementById("fault").textContent = "";

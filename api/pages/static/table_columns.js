@@ -7,6 +7,9 @@ const WIDTHS = "steptape-column-widths";
 
 const NARROWEST = 40;
 
+/** Most fields that a search lists. */
+const LISTED = 50;
+
 const sheet = new CSSStyleSheet();
 document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
 
@@ -156,10 +159,10 @@ export function showColumns() {
 }
 
 const search = gathered(async () => {
-  const { fields, found } = await ask(address("/fields", { text: find.value })).catch(() => ({ fields: [], found: 0 }));
+  const { items, found } = await ask(address("/api/v1/fields", { text: find.value, limit: LISTED })).catch(() => ({ items: [], found: 0 }));
   const shown = new Set(names());
   document.getElementById("found-fields").replaceChildren(
-    ...fields.map(({ name, kind, runs, columns }) =>
+    ...items.map(({ name, kind, runs, columns }) =>
       element(
         "li",
         {},
@@ -169,7 +172,7 @@ const search = gathered(async () => {
         element("span", { class: "faint" }, kind === "run" ? "" : counted(runs, "run")),
       ),
     ),
-    found > fields.length ? element("li", { class: "faint" }, `and ${counted(found - fields.length, "more field")}: type a part of the name`) : "",
+    found > items.length ? element("li", { class: "faint" }, `and ${counted(found - items.length, "more field")}: type a part of the name`) : "",
   );
 }, 150);
 
