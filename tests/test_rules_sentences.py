@@ -32,6 +32,18 @@ EXPANSIONS = {
         "[hfcontrols.should_training_stop]",
         "",
     ),
+    "stop if accuracy has not improved for 3 evaluations": (
+        "[on_evaluate]",
+        "streak(not improved(accuracy)) >= 3",
+        "[hfcontrols.should_training_stop]",
+        "",
+    ),
+    "skip if eval_loss has not improved for 3 evaluations": (
+        "[on_pre_optimizer_step]",
+        "streak(not improved(eval_loss)) >= 3",
+        "['batch.skip()']",
+        "",
+    ),
     "stop if eval/loss has not improved by 0.01 for 5 evaluations": (
         "[on_evaluate]",
         'streak(not improved("eval/loss", by=0.01)) >= 5',

@@ -199,7 +199,7 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
         values["patience"], values["hold"] = values["hold"], None
     if isinstance(node, SentenceNode):
         values["triggers"] = _triggers_of(node, values["rule"], values["operations"])
-        if node.unit == "evaluation" and values["triggers"] != _AT_EVALUATIONS:
+        if node.unit == "evaluation" and "for" in fields and values["triggers"] != _AT_EVALUATIONS:
             fix = "Write the number of steps."
             reader.refuse(fields["for"], f"{where}, for", "no evaluation is before an update", fix, shows=False)
     _check_together(fields, where, values, reader)

@@ -444,8 +444,9 @@ def _operation(action: str) -> str | None:
 
 def _condition(sentence: _Sentence, begin: int) -> tuple[PlacedScalar, dict[str, yaml.Node], str]:
     """Return the rule of a sentence, the keys of the clauses after it, and the unit that the rule is counted in."""
-    end, unit = len(sentence.text), ""
+    end = len(sentence.text)
     improvements = list(_NOT_IMPROVED.finditer(sentence.text, begin))
+    unit = next((match["unit"] for match in improvements if match["unit"] == "evaluation"), "")
     # What belongs to the words "has not improved" is no clause of the sentence.
     begin_of_clauses = improvements[-1].end() if improvements else begin
     entries: dict[str, yaml.Node] = {}
@@ -463,7 +464,7 @@ def _condition(sentence: _Sentence, begin: int) -> tuple[PlacedScalar, dict[str,
         else:
             span, counted = _span(sentence, match, name)
             entries |= {} if span is None else {"for" if name == "for" else "cooldown": span}
-            unit = counted if name == "for" else unit
+            unit = (counted if name == "for" else "") or unit
         end = match.start()
         found = _last_clause(sentence.masked, begin_of_clauses, end)
     return _rule(sentence, sentence.part(begin, end), improvements, least), entries, unit
