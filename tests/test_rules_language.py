@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from steptape.rules.readings.reading import MAX_WINDOW
 from steptape.rules.readings.table import CORE, FUNCTIONS
 from steptape.rules.scenarios import file as scenario_file
 from steptape.rules.scenarios import scenario
+from steptape.rules.scenarios.file import parse_tests
+from steptape.rules.scenarios.run import result_lines, run_test
 from steptape.store.events import INIT_END, LOOP_KINDS, Event
 from steptape.store.plan import Plan
 
@@ -149,21 +152,48 @@ def test_every_policy_on_the_page_loads(block: str) -> None:
     assert parse_policy(block).digest
 
 
-def test_the_first_policy_does_what_the_page_says() -> None:
-    """A fifth high loss in a row saves and stops; a third NaN in a row stops without saving."""
-    engine = Engine(parse_policy(BLOCKS[0]))
-    losses = [1.0] * 50 + [20.0] * 5 + [float("nan")] * 3
+#: What the rule files of the page do, by the name of a rule in each: a test as `steptape test` takes it.
+PAGE_TESTS = {
+    "loss_spike": """
+        series: {loss: 2.0x30 9.0x5 nanx3}
+        expect:
+          - {step: 35, controller: loss_spike, operations: [save, stop], message: "loss 9.00, usually 2.82"}
+          - {step: 38, controller: stop_if_not_isfinite_loss_for_3_steps}
+        after_stop: go_on""",
+    "loss_high": """
+        series: {loss: 1.0x200 9.0x3 1.5 1.0x3 9.0x2}
+        expect:
+          - {step: 201, controller: loss_high, operations: [], message: "loss 9.00"}
+          - {step: 205, controller: loss_high, cleared: true}
+          - {step: 208, controller: loss_high}""",
+    "some_block_is_large": """
+        series: {act_rms/0: 1.0x60, act_rms/1: 1.0x59 5.0}
+        expect:
+          - {step: 60, controller: some_block_is_large, message: "act_rms/1 has the largest activations, 5.0"}""",
+    "block_grows": """
+        series: {act_rms/0: 1.0x1001 2.0x2, act_rms/1: 1.0x1003}
+        expect: [{step: 1002, controller: block_grows, member: act_rms/0}]
+        only: [block_grows]""",
+    "settled": """
+        series: {loss: 9.0 1.0x20 2.0x700}
+        expect:
+          - {step: 21, controller: settled, message: "converging since step 21"}
+          - {step: 40, controller: settled}
+          - {step: 622, controller: long_plateau}
+        after_stop: go_on""",
+}
 
-    fired = {
-        step: outcome.operations  # type: ignore[union-attr]
-        for step, loss in enumerate(losses)
-        for outcome in engine.observe(Event("step_end", step=step, metrics={"loss": loss}))
-    }
 
-    assert fired == {
-        54: ("hfcontrols.should_save", "hfcontrols.should_training_stop"),
-        57: ("hfcontrols.should_training_stop",),
-    }
+@pytest.mark.parametrize("name", PAGE_TESTS)
+def test_the_rules_of_the_page_do_what_it_says(name: str) -> None:
+    """Each test states all decisions that the file makes."""
+    block = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if f"name: {name}" in block)
+    body = textwrap.indent(textwrap.dedent(PAGE_TESTS[name]), "    ")
+    (test,) = parse_tests(f"policy: p.yaml\ntests:\n  - name: t{body}\n", policies={"p.yaml": parse_policy(block)})
+
+    result = run_test(test)
+
+    assert result.passes, "\n".join(result_lines(result))
 
 
 def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> None:
