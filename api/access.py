@@ -136,7 +136,7 @@ def policy_named(name: str, folder: Path | None) -> Path:
     known = policies_known(folder)
     if name not in known:
         raise PolicyNotFound(
-            "no policy of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}"
+            "no rule file of the server has this name", got=name, fix=f"Available: {', '.join(sorted(known))}"
         )
     return known[name]
 

@@ -96,11 +96,11 @@ def create_app(
 
     Raises:
         StoreNotFound: There is no such folder.
-        TelemetryError: There is no such folder of policies, or the root path is none.
+        TelemetryError: There is no such folder of rule files, or the root path is none.
     """
     store = open_store(local_folder(store_path).absolute())
     if policies_path is not None and not Path(policies_path).is_dir():
-        raise TelemetryError("no such folder of policies", where=str(policies_path))
+        raise TelemetryError("no such folder of rule files", where=str(policies_path))
     app = _Application(
         title="steptape",
         summary="The recorded training runs of one store",

@@ -142,7 +142,7 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     NotARun: Sort(404, "not-a-run", "Not a run"),
     MetricNotFound: Sort(404, "metric-not-found", "No such metric"),
     StepNotFound: Sort(404, "step-not-found", "No such step"),
-    PolicyNotFound: Sort(404, "policy-not-found", "No such policy"),
+    PolicyNotFound: Sort(404, "policy-not-found", "No such rule file"),
     JobNotFound: Sort(404, "job-not-found", "No such job"),
     NotRunning: Sort(409, "run-not-running", "The run is not running"),
     JobNotDone: Sort(409, "job-not-done", "The job has no result"),

@@ -30,24 +30,24 @@ _QUERY_INTERRUPTED: Final = "Query interrupted"
 #: The commands by the groups of ``--help``, with their summaries: first sentences of the docstrings of their arguments.
 GROUPS: Final = {
     "Record and import": {
-        "demo": "Train a small model, backtest two policies on it, train under them, and compare.",
+        "demo": "Train a small model, backtest two rule files on it, train under them, and compare.",
         "import": "Import past runs from the logs of other tools.",
         "note": "Note something about runs: a text, another name, tags, the archive.",
         "ask": "Ask a running run to stop, or for a checkpoint or an evaluation.",
     },
     "Judge": {
         "recommend": "Say which rule is worth arming, what it saves and what it risks.",
-        "backtest": "Report what a policy would have saved and cost on recorded runs.",
-        "sweep": "Backtest every combination of a policy's params.",
-        "certify": "Choose the variant of a policy that saves most while it keeps a stated risk.",
-        "diff": "Compare the behaviour of two policies on recorded runs.",
+        "backtest": "Report what a rule file would have saved and cost on recorded runs.",
+        "sweep": "Backtest every combination of a rule file's params.",
+        "certify": "Choose the variant of a rule file that saves most while it keeps a stated risk.",
+        "diff": "Compare the behaviour of two rule files on recorded runs.",
         "compare": "Say whether runs B are better than runs A: keep, discard or not yet.",
         "verify": "Prove that recorded and replayed decisions agree.",
     },
     "Rules": {
-        "check": "List every error and warning in policy files.",
-        "test": "Run the unit tests of policies.",
-        "replay": "Print what a policy decides over one recorded run.",
+        "check": "List every error and warning in rule files.",
+        "test": "Run the unit tests of rule files.",
+        "replay": "Print what a rule file decides over one recorded run.",
         "rules": "List the rule files that come with steptape, print one, or print the full form of a sentence.",
     },
     "Look": {
@@ -90,21 +90,21 @@ EXAMPLES: Final = {
     ),
     "backtest": (
         "steptape backtest overfitting --store runs",
-        "steptape backtest policy.yaml digits --store runs --set spike=2.5 --html report.html",
+        "steptape backtest rules.yaml digits --store runs --set spike=2.5 --html report.html",
         "steptape backtest loss_spike --history logs --rename train/loss=loss",
     ),
     "certify": (
-        "steptape certify policy.yaml --store runs --set patience=1:20:1 --risk 'regret > 1%' --at-most 10%",
+        "steptape certify rules.yaml --store runs --set patience=1:20:1 --risk 'regret > 1%' --at-most 10%",
         "steptape certify --check certificate.json --store runs",
     ),
-    "check": ("steptape check policy.yaml --store runs",),
+    "check": ("steptape check rules.yaml --store runs",),
     "compare": (
         "steptape compare base wider --store runs",
         "steptape compare group=base config.lr=0.003 --store runs --at step=1000 --at-most-tries 20 --min-effect 1%",
     ),
     "delete": ("steptape delete --store runs --older-than 90d", "steptape delete digits --store runs"),
     "demo": ("steptape demo", "steptape demo --store digits --torch"),
-    "diff": ("steptape diff policy.yaml policy.yaml --set-new spike=2.5 --store runs",),
+    "diff": ("steptape diff rules.yaml rules.yaml --set-new spike=2.5 --store runs",),
     "docs": ("steptape docs",),
     "doctor": ("steptape doctor --store runs", "steptape doctor runs/20260102T030405-5ea1ed --json"),
     "export": (
@@ -128,7 +128,7 @@ EXAMPLES: Final = {
     ),
     "replay": (
         "steptape replay overfitting digits --store runs",
-        "steptape export digits --store runs | steptape replay policy.yaml - --json",
+        "steptape export digits --store runs | steptape replay rules.yaml - --json",
     ),
     "rules": (
         "steptape rules",
@@ -137,17 +137,17 @@ EXAMPLES: Final = {
     "runs": ("steptape runs", "steptape runs --store runs --json | jq -r .run_id"),
     "samples": ("steptape samples digits --store runs --step 300",),
     "seal": ("steptape seal --store runs",),
-    "serve": ("steptape serve runs", "steptape serve runs --policies policies --port 0"),
+    "serve": ("steptape serve runs", "steptape serve runs --rules-folder rules --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
     "sweep": (
-        "steptape sweep policy.yaml --store runs --set spike=1.5:5:0.5",
+        "steptape sweep rules.yaml --store runs --set spike=1.5:5:0.5",
         "steptape sweep 'stop if eval_loss has not improved for {2..10} evaluations' --store runs --split families",
     ),
     "tail": (
         "steptape tail digits --store runs",
         "steptape tail digits --store runs --kind decision --json | jq .attrs.controller",
     ),
-    "test": ("steptape test policy.test.yaml", "steptape test loss_spike"),
+    "test": ("steptape test rules.test.yaml", "steptape test loss_spike"),
     "verify": ("steptape verify digits --store runs", "steptape verify --store runs"),
 }
 
@@ -269,9 +269,9 @@ def steptape(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Record training runs, replay policies over them, and prove that live and replayed decisions agree.
+    """Record training runs, replay rule files over them, and prove that live and replayed decisions agree.
 
-    A policy is a YAML file of rules that watch a run and order operations, such as a checkpoint or a stop.
+    A rule file is a YAML file of rules that watch a run and order operations, such as a checkpoint or a stop.
     """
 
 

@@ -47,12 +47,10 @@ RunsArgument = Annotated[
 ]
 PolicyArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="POLICY", help="A policy file, the name of a shipped policy, or sentences: 'stop if loss > 3'."
-    ),
+    typer.Argument(metavar="RULES", help="A rule file, the name of a shipped one, or sentences: 'stop if loss > 3'."),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the policy; repeatable.")
+    list[str] | None, typer.Option("--set", metavar="PARAM=VALUE", help="Set a param of the rule file; repeatable.")
 ]
 ValuesOption = Annotated[
     list[str] | None,
@@ -71,7 +69,7 @@ RenameOption = Annotated[
     typer.Option(
         "--rename",
         metavar="OLD=NEW",
-        help="Rename a metric as policies call it, such as val_loss=eval_loss; repeatable.",
+        help="Rename a metric as rules call it, such as val_loss=eval_loss; repeatable.",
     ),
 ]
 #: The same where a policy says which metrics are lacking.
@@ -80,7 +78,7 @@ RuleRenameOption = Annotated[
     typer.Option(
         "--rename",
         metavar="OLD=NEW|auto",
-        help="Rename a metric as policies call it, such as val_loss=eval_loss; 'auto' takes each nearest name that is "
+        help="Rename a metric as rules call it, such as val_loss=eval_loss; 'auto' takes each nearest name that is "
         "the only one. Repeatable.",
     ),
 ]
@@ -160,7 +158,7 @@ _GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group
 
 
 class RunsOptions(NamedTuple):
-    """The arguments that choose the runs on which policies are judged."""
+    """The arguments that choose the runs on which rule files are judged."""
 
     runs: RunsArgument = None
     store: StoreOption = None
@@ -184,7 +182,7 @@ class JudgingOptions(NamedTuple):
 
 
 class ReplayingOptions(NamedTuple):
-    """The options of commands that judge what policies would have done to runs."""
+    """The options of commands that judge what rule files would have done to runs."""
 
     judging: JudgingOptions = JudgingOptions()
     saves: SavesOption = "keep"
@@ -228,15 +226,15 @@ class RiskOptions(NamedTuple):
 
 
 class BacktestArguments(NamedTuple):
-    """Report what a policy would have saved and cost on recorded runs.
+    """Report what a rule file would have saved and cost on recorded runs.
 
-    Replays the policy over the named runs, over all runs of the store, or over the logs at --history. The cost is
+    Replays the rule file over the named runs, over all runs of the store, or over the logs at --history. The cost is
     regret: how much worse the best evaluation before a stop is than the best of the whole run.
     """
 
     policy: Annotated[
         str,
-        typer.Argument(metavar="POLICY", help="A policy file, the name of a shipped policy, or baseline:NAME."),
+        typer.Argument(metavar="RULES", help="A rule file, the name of a shipped one, or baseline:NAME."),
     ]
     chosen: RunsOptions = RunsOptions()
     replaying: ReplayingOptions = ReplayingOptions()
@@ -265,7 +263,7 @@ class BacktestArguments(NamedTuple):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A certificate of this policy, by default the one beside it: its own risk judges the stops. "
+            help="A certificate of this rule file, by default the one beside it: its own risk judges the stops. "
             "Says which runs it does not cover.",
         ),
     ] = None
@@ -273,7 +271,7 @@ class BacktestArguments(NamedTuple):
 
 
 class SweepArguments(NamedTuple):
-    """Backtest every combination of a policy's params.
+    """Backtest every combination of a rule file's params.
 
     A variant is one combination. Prints the best trade-offs, most steps saved first: the variants for which no other
     saves more steps at no more mean regret. Regret is how much worse the best evaluation before a stop is than the
@@ -300,7 +298,7 @@ class SweepArguments(NamedTuple):
 
 
 class CertifyArguments(NamedTuple):
-    """Choose the variant of a policy that saves most while it keeps a stated risk.
+    """Choose the variant of a rule file that saves most while it keeps a stated risk.
 
     Every combination of the values is a variant. It is tested on all runs; each family counts as one. The chosen one
     keeps the limit on runs like these with the stated confidence, however many variants were tried.
@@ -310,8 +308,8 @@ class CertifyArguments(NamedTuple):
     policy: Annotated[
         str | None,
         typer.Argument(
-            metavar="POLICY",
-            help="A policy file, or the name of a shipped policy. With --check, the certificate's own if left out.",
+            metavar="RULES",
+            help="A rule file, or the name of a shipped one. With --check, the certificate's own if left out.",
         ),
     ] = None
     chosen: RunsOptions = RunsOptions()
@@ -325,7 +323,7 @@ class CertifyArguments(NamedTuple):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Check a certificate: is its policy unchanged, and with RUN or --store, are its logs?",
+            help="Check a certificate: is its rule file unchanged, and with RUN or --store, are its logs?",
         ),
     ] = None
     as_json: JsonOption = False
@@ -371,14 +369,14 @@ class RecommendArguments(NamedTuple):
 
 
 class DiffArguments(NamedTuple):
-    """Compare the behaviour of two policies on recorded runs.
+    """Compare the behaviour of two rule files on recorded runs.
 
     Prints the changes per run and in total, as Markdown for a pull request. Behaviour is which operations are ordered,
     and when: renaming or rewriting a controller is no change. Exit status 1 when the behaviour changes in any run.
     """
 
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A policy file, or the name of a shipped policy.")]
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The policy to compare with it.")]
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A rule file, or the name of a shipped one.")]
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The rule file to compare with it.")]
     runs: RunsArgument = None
     store: StoreOption = None
     judging: JudgingOptions = JudgingOptions()
@@ -437,8 +435,8 @@ class CompareArguments(NamedTuple):
 class VerifyArguments(NamedTuple):
     """Prove that recorded and replayed decisions agree.
 
-    Replays the policy that each run was recorded with, and checks the digests that were taken at its end. An outcome is
-    a decision, a rule error or a rule warning.
+    Replays the rule file that each run was recorded with, and checks the digests that were taken at its end. An
+    outcome is a decision, a rule error or a rule warning.
     Exit status 1 when they differ, 2 when a run cannot be opened.
     """
 
@@ -448,18 +446,18 @@ class VerifyArguments(NamedTuple):
 
 
 class CheckArguments(NamedTuple):
-    """List every error and warning in policy files.
+    """List every error and warning in rule files.
 
     Prints each error and warning as path:line:column: message, with the line and a caret below. With folders of
     runs, or --store STORE for all of its runs, also checks the rules against these runs: metrics that were never
     recorded, and windows and patience that are longer than the runs. Says how many of the runs lack a metric that
-    others have, and in how many the policy could not fire, whatever their values.
-    Exit status 1 when there is an error or a warning, 2 when a policy file or a run cannot be opened.
+    others have, and in how many the rules could not fire, whatever their values.
+    Exit status 1 when there is an error or a warning, 2 when a rule file or a run cannot be opened.
     """
 
     policies: Annotated[
         list[str],
-        typer.Argument(metavar="POLICY... [RUN...]", help="Policy files, or shipped policies' names; folders of runs."),
+        typer.Argument(metavar="RULES... [RUN...]", help="Rule files, or the names of shipped ones; folders of runs."),
     ]
     store: StoreOption = None
     settings: SetOption = None
@@ -473,21 +471,21 @@ class CheckArguments(NamedTuple):
 
 
 class TestArguments(NamedTuple):
-    """Run the unit tests of policies.
+    """Run the unit tests of rule files.
 
-    A test file names a policy, series of values in a short notation, and the expected decisions. "Check and test rules"
-    in the documents describes it. Exit status 1 when a test fails, 2 when a file or its policy does not load.
+    A test file names a rule file, series of values in a short notation, and the expected decisions. The documents
+    describe it in "Check and test rules". Exit status 1 when a test fails, 2 when one of the files does not load.
     """
 
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped policies.")]
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Test files, or names of shipped rule files.")]
     as_json: JsonOption = False
 
 
 class RulesArguments(NamedTuple):
     """List the rule files that come with steptape, print one, or print the full form of a sentence.
 
-    The full form is a rule file of the same digest. Every command that takes a policy takes the name of a shipped one
-    and sentences, too.
+    The full form is a rule file of the same digest. Every command that takes a rule file takes the name of a shipped
+    one and sentences, too.
     """
 
     show: Annotated[
@@ -503,15 +501,15 @@ class RulesArguments(NamedTuple):
 
 
 class ReplayArguments(NamedTuple):
-    """Print what a policy decides over one recorded run.
+    """Print what a rule file decides over one recorded run.
 
     With --json, prints one decision, rule error or rule warning per line. Its event_index counts the events of rank 0
     from 0. It skips events that a resume rolled back, and the recorded decisions, errors and warnings of live rules.
 
-    With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the policy's
+    With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the rule file's
     reductions, and the used one. The losses are those of the record, so all after the first change is censored.
 
-    With --experts, prints what LLEP would have made of the recorded tokens of experts, by the policy's metric of class
+    With --experts, prints what LLEP would have made of the recorded tokens of experts, by the file's metric of class
     LlepPlan: for each layer, or for each combination of params if --set gives several values, as in threshold=1,1.3,2.
     over and active are shares of the dispatches: with a load ratio of at least the threshold, and with a plan in use.
     ratio, chunks, experts and sticky are mean load ratios: in place, after a plan in chunks, after that plan with whole
@@ -527,7 +525,7 @@ class ReplayArguments(NamedTuple):
     store: StoreOption = None
     settings: SetOption = None
     has_rates: Annotated[
-        bool, typer.Option("--lr", help="Print the learning rates that the policy would have set instead.")
+        bool, typer.Option("--lr", help="Print the learning rates that the rules would have set instead.")
     ] = False
     has_experts: Annotated[
         bool, typer.Option("--experts", help="Print what LLEP would have made of the experts' tokens instead.")
@@ -570,17 +568,17 @@ class ShowArguments(NamedTuple):
 class HealthArguments(NamedTuple):
     """Print what is wrong with a run, one line for each group of metrics.
 
-    Replays a policy over the run. A rule fires now if it has fired, and was true at each evaluation since: an ended run
+    Replays a rule file over the run. A rule fires now if it has fired, and was true at each evaluation since: a run
     keeps the state of its end. A group whose metrics the run lacks is not evaluable, and the line names them. Any
     metric whose newest value is NaN or infinite is critical, whatever its name. Causes and actions follow, from the
-    policy's controllers whose names begin with diagnosis_.
-    Exit status 1 when a group is critical or has a warning, 3 when no group of the policy could be evaluated.
+    rule file's controllers whose names begin with diagnosis_.
+    Exit status 1 when a group is critical or has a warning, 3 when no group of the rules could be evaluated.
     """
 
     run: RunArgument
     store: StoreOption = None
     policy: Annotated[
-        str, typer.Option("--policy", metavar="POLICY", help="A policy file, or the name of a shipped policy.")
+        str, typer.Option("--rules", metavar="RULES", help="A rule file, or the name of a shipped one.")
     ] = "nano_train"
     settings: SetOption = None
     renames: RuleRenameOption = None
@@ -666,8 +664,8 @@ class ServeArguments(NamedTuple):
     root_path: Annotated[
         str, typer.Option(metavar="PATH", help="Path under which a reverse proxy serves this server, as /steptape.")
     ] = ""
-    policies: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of policy files that clients can use by name.")
+    rules_folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of rule files that clients can use by name.")
     ] = None
     log_level: LogLevelOption = "warning"
     log_format: LogFormatOption = "text"
@@ -681,7 +679,7 @@ class DocsArguments(NamedTuple):
 
 
 class DemoArguments(NamedTuple):
-    """Train a small model, backtest two policies on it, train under them, and compare.
+    """Train a small model, backtest two rule files on it, train under them, and compare.
 
     Writes its runs to the store. Exit status 1 when a run under rules differs from its backtest or from its replay.
     """

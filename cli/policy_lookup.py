@@ -1,4 +1,4 @@
-"""Resolves the policies that command lines name, and the settings of their params."""
+"""Resolves the rule files that command lines name, and the settings of their params."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..store.errors import TelemetryError
 
 
 def policy_named(name: str, settings: Iterable[str] | None) -> Policy:
-    """Load the policy of this name, or rules as sentences, with some params replaced by ``PARAM=VALUE`` settings."""
+    """Load the rule file of this name, or rules as sentences, with some params replaced by ``PARAM=VALUE`` settings."""
     return load_policy(rules_named(name), params=params_of(settings))
 
 
 def rules_named(name: str) -> str | Path:
-    """Return rules as sentences as they are, and the path of a file or of a shipped policy otherwise."""
+    """Return rules as sentences as they are, and the path of a file or of a shipped rule file otherwise."""
     return name if is_sentence(name) else openable(policy_path(name))
 
 
@@ -27,7 +27,7 @@ def openable(path: Path) -> Path:
     """Return the path of a rule file, or of a pipe that carries one, if it can be opened.
 
     Raises:
-        TelemetryError: It cannot be opened. For a missing file the error suggests shipped policies.
+        TelemetryError: It cannot be opened. For a missing file the error suggests shipped rule files.
     """
     if not os.access(require_file(path), os.R_OK):
         raise TelemetryError("cannot be read (permission denied)", where=str(path))

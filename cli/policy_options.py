@@ -1,4 +1,4 @@
-"""Turns the options that commands about policies share into objectives, renames, pools and values of params."""
+"""Turns the options that commands about rule files share into objectives, renames, pools and values of params."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def renames_of(renames: Iterable[str] | None) -> dict[str, str]:
 
 
 def renames_over(renames: Sequence[str] | None, policies: Iterable[Policy], runs: Sequence[Run]) -> dict[str, str]:
-    """Return the renames of ``--rename``, with those that its ``auto`` finds for policies on runs. Print the found."""
+    """Return the renames of ``--rename``, with those that its ``auto`` finds. Print the found."""
     found = renames_of(rename for rename in renames or () if rename != _AUTO)
     for old, new in idle_renames(runs, tuple(found.items())):
         complain(f"--rename {old}={new}: no run recorded {old}; they have {new}")
@@ -130,7 +130,7 @@ class Replaying(Judging):
 
 
 class Variants(NamedTuple):
-    """A policy, the params to vary with their values, and the runs to replay the variants over."""
+    """A rule file, the params to vary with their values, and the runs to replay the variants over."""
 
     policy: Policy
     axes: dict[str, list[Param]]
@@ -138,10 +138,10 @@ class Variants(NamedTuple):
 
 
 def variants_asked(policy: str, settings: Sequence[str] | None, options: RunsOptions, out: Path | None) -> Variants:
-    """Load a policy, the values to try and the runs. Print problems with other runs on stderr.
+    """Load a rule file, the values to try and the runs. Print problems with other runs on stderr.
 
     Args:
-        policy: The policy, as the user named it.
+        policy: The rule file, as the user named it.
         settings: The values of ``--set``.
         options: Which runs.
         out: The file to write; None for none. It is checked before the runs are read.

@@ -40,7 +40,7 @@ _CLI_HEAD: Final = """# Command line
 | `STORE` | A [store](../reference/GLOSSARY.md#store): a folder of runs, or `s3://BUCKET/PREFIX`. |
 | `--store STORE` | The store to read; by default the one that `STEPTAPE_STORE` names, else the folder `runs`. |
 | `RUN` | The path of a run's folder, with a `/` in it; else a run's id, its name or `NAME@N` in the store. |
-| `POLICY` | A [rule file](../reference/GLOSSARY.md#rule-file), a shipped one's name, or sentences. |
+| `RULES` | A [rule file](../reference/GLOSSARY.md#rule-file), a shipped one's name, or sentences. |
 | `--json` | Print JSON instead of text. |
 | `--help` | Show the command's help, which is the text below. |
 

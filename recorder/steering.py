@@ -216,7 +216,7 @@ def _warn_of(policy: Policy) -> None:
     try:
         findings = findings_of(policy)
     except Exception:  # The policy has loaded: no failure of its lint may keep a training from beginning.
-        logger.exception("the policy could not be checked")
+        logger.exception("the rules could not be checked")
         return
     for finding in findings:
         if finding.code is not FindingCode.NAN_GUARD:

@@ -78,7 +78,7 @@ class PolicyError(TelemetryError):
 
     def __init__(self, problems: Iterable[PolicyProblem]) -> None:
         self.problems = tuple(sorted(set(problems)))
-        super().__init__("the policy does not load")
+        super().__init__("the rule file does not load")
 
     def __reduce__(self) -> tuple[type[PolicyError], tuple[tuple[PolicyProblem, ...]]]:
         return PolicyError, (self.problems,)

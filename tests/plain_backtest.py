@@ -85,7 +85,7 @@ class Judged:
 
     @property
     def share_saved(self) -> float | None:
-        """The share of its steps that would have been saved; None where the policy could not fire, or of no step."""
+        """The share of its steps that would have been saved; None where the rules could not fire, or of no step."""
         of = self.numbers
         return 1 - of.steps_left / of.steps if self.could_fire and of.steps else None
 

@@ -173,7 +173,7 @@ def disagreement(text: str, plan: Plan, events: Sequence[Event], told: Sequence[
 
 
 def record(store: Path, text: str, plan: Plan, events: Sequence[Event], cut: int | None = None) -> Run:
-    """Record events by a real recorder under the policy; resume it at the cut, after some steps in vain."""
+    """Record events by a real recorder under the rules; resume it at the cut, after some steps in vain."""
     policy = parse_policy(text)
     given = Plan(plan.total_steps, plan.total_epochs, world_size=1)
     with Recorder(store, rules=policy, plan=given) as rec:

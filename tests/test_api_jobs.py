@@ -414,7 +414,7 @@ def test_a_job_that_cannot_be_is_refused_before_it_is_queued(
         ({"least": [0.1, "low", 0.3]}, ["axis 'least', value 'low': param 'least': an override must be a number"]),
         ({"least": [0.1], "wait": [1, 2.5, 3]}, ["axis 'wait', value 2.5: "]),
         ({"least": ["a", "b"], "wait": [True]}, ["axis 'least', value 'a'", "axis 'least', value 'b'", "axis 'wait'"]),
-        ({"lest": [1, 2]}, ["axis 'lest', value 1: params: the policy has no such param"]),
+        ({"lest": [1, 2]}, ["axis 'lest', value 1: params: the rule file has no such param"]),
         ({"least": [*map(str, range(100))]}, ["axis 'least', value '"] * 20),
     ],
 )

@@ -200,7 +200,7 @@ def test_tests_of_rules_read_no_file(client: httpx.Client, tmp_path: Path) -> No
 
     assert answer.json()["ok"] is False
     assert "opensesame" not in answer.text
-    assert answer.json()["problems"][0]["message"].startswith("policy: unknown policy")
+    assert answer.json()["problems"][0]["message"].startswith("policy: unknown rule file")
 
 
 @pytest.mark.parametrize("body", [b"x" * 20_000, (b"x" * 100 for _ in range(1000))], ids=["declared", "chunked"])

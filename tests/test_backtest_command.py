@@ -44,7 +44,7 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
     said = steptape(*command)
     document = steptape(*command, "--json")
 
-    assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to replay the policy over\n")
+    assert (said.returncode, said.stdout) == (0, f"no runs in {tmp_path}, so nothing to replay the rule file over\n")
     assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
 
 
@@ -73,7 +73,7 @@ def test_html_is_written_beside_what_is_printed(backtest: Callable[..., str], tm
     assert page.startswith("<!doctype html>")
     assert "Lightning EarlyStopping" in page
     assert "What these runs test" in page
-    assert "The policy would have stopped 1 of 2 runs." in printed
+    assert "The rules would have stopped 1 of 2 runs." in printed
     assert printed.endswith(f"The HTML report is in {tmp_path / 'report.html'}.\n")
 
 
@@ -112,8 +112,8 @@ def test_saves_says_what_becomes_of_the_loop_s_own_checkpoints(
         return result.stdout
 
     printed = cli("backtest", *asked, "--html", tmp_path / "report.html")
-    whose = f"The policy's checkpoints {'come on top of' if handling == 'keep' else 'replace'} the loop's own."
-    assert f"The loop saved 2 checkpoints; under the policy it would have saved {checkpoints}. {whose}" in printed
+    whose = f"The rules' checkpoints {'come on top of' if handling == 'keep' else 'replace'} the loop's own."
+    assert f"The loop saved 2 checkpoints; under the rules it would have saved {checkpoints}. {whose}" in printed
     assert whose.replace("'", "&#39;") in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert json.loads(cli("backtest", *asked, "--json"))["runs"][0]["predicted"]["checkpoints"] == checkpoints
     swept = json.loads(cli("sweep", *asked, "--set", "high=2", "--json"))
@@ -160,7 +160,7 @@ def test_the_answer_is_first_and_the_table_of_many_runs_is_bounded(
 
     assert lines[0].startswith("Do not arm it. ")
     assert lines[rest - 10].startswith("run-0 ")
-    assert any(line.startswith("The policy would have stopped 1 of 32 runs.") for line in lines[rest:])
+    assert any(line.startswith("The rules would have stopped 1 of 32 runs.") for line in lines[rest:])
 
 
 def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> None:
@@ -172,7 +172,7 @@ def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> N
 
     assert strict["policy"]["params"] == {"alpha": 1}
     assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
-    assert "not a policy file" in backtest(policy="baseline:oracle", status=2)
+    assert "not a rule file" in backtest(policy="baseline:oracle", status=2)
     assert "no such baseline" in backtest(policy="baseline:hugging", status=2)
 
 
@@ -243,4 +243,4 @@ def test_evaluations_that_a_policy_would_add_are_not_called_saved(
 
     said = steptape("backtest", policy, "--store", store_path).stdout
 
-    assert "Cut off: 0 of 6 steps (0%). The policy asks for 6 evaluations more than the 0 recorded." in said
+    assert "Cut off: 0 of 6 steps (0%). The rules ask for 6 evaluations more than the 0 recorded." in said

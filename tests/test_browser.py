@@ -271,7 +271,7 @@ def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: 
 
     assert (first, second) == (1, 0)
     assert "spike = 100" in popup.value.inner_text("body")
-    assert "The policy's checkpoints replace the loop's own." in popup.value.inner_text("body")
+    assert "The rules' checkpoints replace the loop's own." in popup.value.inner_text("body")
 
 
 def test_the_comparison_with_simpler_policies_is_one_more_click(open_page: Callable[..., Any]) -> None:
@@ -281,9 +281,9 @@ def test_the_comparison_with_simpler_policies_is_one_more_click(open_page: Calla
     page.wait_for_selector("#report[data-done]")
     before = page.locator("#report summary").all_inner_texts()
     page.click("#compare", timeout=30_000)
-    page.wait_for_selector("#report summary:has-text('Comparison with simpler policies')", timeout=30_000)
+    page.wait_for_selector("#report summary:has-text('Comparison with simpler rules')", timeout=30_000)
 
-    assert "Comparison with simpler policies" not in before
+    assert "Comparison with simpler rules" not in before
     assert page.locator("#report details[open] tbody tr").count() > 1
 
 

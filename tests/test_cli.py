@@ -624,7 +624,7 @@ def test_an_empty_store_is_told_of(tmp_path: Path) -> None:
 
 def test_a_policy_that_there_is_not_may_be_another_one(live: Run) -> None:
     """A shipped policy is suggested."""
-    said = "loss_spik: no such file, and steptape ships no policy of that name. Did you mean 'loss_spike'?"
+    said = "loss_spik: no such file, and steptape ships no rules of that name. Did you mean 'loss_spike'?"
     for command in (("replay", "loss_spik", live.folder), ("check", "loss_spik")):
         result = call(*command)
 

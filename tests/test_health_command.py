@@ -104,7 +104,7 @@ def test_the_page_of_a_run_that_cannot_be_judged_says_so(client: httpx.Client) -
 
     assert (found["state"], found["nearest"]["loss"]) == ("not evaluable", "train/loss")
     assert (
-        "Not evaluable: no rule of the policy found the metrics that it reads. Nearest: train/loss, val loss." in part
+        "Not evaluable: no rule of the file found the metrics that it reads. Nearest: train/loss, val loss." in part
     )
 
 
@@ -122,11 +122,11 @@ def test_json_holds_every_rule_with_its_values_and_bounds(store: Path) -> None:
 def test_another_policy_and_another_threshold_judge(store: Path) -> None:
     """The bounds that the command line sets count."""
     loose = call("exploding", "--store", store, "--set", "norm_bad=1e6", "--set", "norm_high=1e6")
-    other = call("plain", "--store", store, "--policy", "nan_guard")
+    other = call("plain", "--store", store, "--rules", "nan_guard")
 
     assert loose.returncode == 0
     assert other.returncode == 0
-    assert "nobody" in call("plain", "--store", store, "--policy", "nobody").stderr
+    assert "nobody" in call("plain", "--store", store, "--rules", "nobody").stderr
 
 
 def test_a_run_that_is_not_there_cannot_be_opened(store: Path) -> None:

@@ -192,9 +192,9 @@ def test_a_sweep_of_a_sentence_without_values_asks_for_them(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rules", "--show", "nan"], "steptape ships no policy of that name"),
+        (["rules", "--show", "nan"], "steptape ships no rules of that name"),
         (["rules", "--expand", "loss > 3"], "error: not a sentence; got 'loss > 3'"),
-        (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no policy of that name"),
+        (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no rules of that name"),
         (["check", "nowhere.yaml"], "no such file"),
         (["check", "stop when loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),
         (["check", "--ignore", "everything", "loss_spike"], "everything"),

@@ -459,7 +459,7 @@ def test_shipped_policies_are_taken_by_name(tmp_path: Path) -> None:
 
 def test_a_misspelt_policy_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
     """Nothing is written."""
-    with pytest.raises(TelemetryError, match=r"steptape ships no policy of that name\. Did you mean 'loss_spike'"):
+    with pytest.raises(TelemetryError, match=r"steptape ships no rules of that name\. Did you mean 'loss_spike'"):
         Recorder(tmp_path / "runs", rules="los_spike")
 
     assert not (tmp_path / "runs").exists()

@@ -193,7 +193,7 @@ def test_a_certificate_says_that_plans_were_assumed(late: Path, store_record: Ca
 def test_health_evaluates_a_rule_on_an_assumed_plan(late: Path, store_record: Callable[..., Path]) -> None:
     """Without, the rule is not evaluable."""
     run = store_record(recorded(), sealed=True, steps=4)
-    told = ("health", run, "--policy", late, "--json")
+    told = ("health", run, "--rules", late, "--json")
 
     without, given = (json.loads(call(*told, *more).stdout) for more in ((), ("--plan", "last")))
 

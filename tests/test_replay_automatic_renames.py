@@ -162,7 +162,7 @@ def test_other_commands_that_judge_runs_by_rules_take_it_too(command: tuple[str,
         "sweep": ("sweep", "overfitting", "--set", values, "--store", store),
         "diff": ("diff", "overfitting", "overfitting", "--store", store),
         "check": ("check", "overfitting", "--store", store),
-        "health": ("health", run.parent, "--policy", "overfitting"),
+        "health": ("health", run.parent, "--rules", "overfitting"),
     }[name]
 
     found = call(*told, "--rename", "auto")

@@ -1,4 +1,4 @@
-"""The order of tests follows from the policy and the params alone; otherwise variants stand alone."""
+"""The order of tests follows from the rule file and the params alone; otherwise variants stand alone."""
 
 from __future__ import annotations
 

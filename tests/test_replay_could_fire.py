@@ -201,7 +201,7 @@ def test_a_controller_that_could_not_fire_is_counted_among_the_runs_in_which_the
     runs = [store_record(steps(*[1.0] * 30), run_id=f"no-eval-{n}", sealed=True) for n in range(3)]
     runs += [store_record(training(evaluations=20), run_id="whole", sealed=True)]
     report = backtest(load_policy(shipped_policies()["overfitting"]), map(open_run, runs))
-    said = "The policy could fire in all 4 runs: stop_not_finite in 4, stop_overfitting in 1, stop_eval_not_finite in 1"
+    said = "The rules could fire in all 4 runs: stop_not_finite in 4, stop_overfitting in 1, stop_eval_not_finite in 1"
 
     assert verdict(summarize(report))[0] == f"{said}."
 
@@ -288,7 +288,7 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
     paragraphs, lines = verdict(summarize(report)), summary_lines(summarize(report))
     said = " ".join(paragraphs)
 
-    assert said.startswith("The policy could fire in 10 of 24 runs. It would have stopped 8 of these. ")
+    assert said.startswith("The rules could fire in 10 of 24 runs. They would have stopped 8 of these. ")
     assert (
         "In all 8 of them, by a median of 6 later evaluations of eval_loss, training on would not have given a model "
         "more than 1% better (regret 0)." in said
@@ -304,7 +304,7 @@ def test_the_report_counts_the_runs_in_which_the_policy_could_fire_first(report:
 
 
 def test_the_json_of_a_run_has_the_reason(report: Backtest) -> None:
-    """It is null for a run in which the policy could fire; regret lists the run as left out."""
+    """It is null for a run in which the rules could fire; regret lists the run as left out."""
     found = report_json(summarize(report))
     reasons = {run["run_id"]: run["could_not_fire"] for run in found["runs"]}
     left_out = {run["run_id"]: run["reason"] for run in found["excluded_from_regret"]}
@@ -344,7 +344,7 @@ def test_a_diff_is_over_the_runs_in_which_either_policy_could_fire(mixed: list[R
 
     assert diff_json(found)["aggregate"]["could_fire"] == {"old": 15, "new": 15}
     assert found.mean(lambda run: run.steps).runs == 15
-    assert any("The old policy could fire in 15 and the new one in 15 of 24 runs" in line for line in diff_lines(found))
+    assert any("The old rules could fire in 15 and the new one in 15 of 24 runs" in line for line in diff_lines(found))
 
 
 @pytest.mark.usefixtures("mixed")
@@ -384,7 +384,7 @@ def test_a_series_that_ends_before_half_of_the_run_is_told(store_record: Recorde
     report = backtest(policy("loss > 2"), map(open_run, runs))
 
     assert verdict(summarize(report))[0] == (
-        "The policy could fire in both runs: stop in 2 (1 of them only in the first 15%)."
+        "The rules could fire in both runs: stop in 2 (1 of them only in the first 15%)."
     )
     said = "'loss' ends at step 3 of 20: rules that read it saw no newer value"
     assert [said in result.notes for result in report.results] == [False, True]

@@ -54,7 +54,7 @@ controllers:
 
 
 def health(folder: Path, *steps: Mapping[str, float], absent: Mapping[str, str] | None = None) -> HealthSummary:
-    """Return the health of a run with these updates under the policy above."""
+    """Return the health of a run with these updates under the rules above."""
     with Recorder(folder, quiet=True) as rec:
         if absent is not None:
             rec.annotate("what probes cannot observe", absent=absent)

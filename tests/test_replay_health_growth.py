@@ -239,7 +239,7 @@ def test_lists_show_the_health_that_was_last_judged(tmp_path: Path) -> None:
     assert (before, judged, listed_health(tmp_path)) == (None, "critical", None)
 
 
-@pytest.mark.parametrize("changed", [["--policy", "loss_spike"], ["--set", "norm_high=1"]])
+@pytest.mark.parametrize("changed", [["--rules", "loss_spike"], ["--set", "norm_high=1"]])
 def test_lists_show_no_health_by_other_rules(tmp_path: Path, changed: list[str]) -> None:
     """A column has one meaning."""
     with Recorder(tmp_path, name="run", quiet=True) as rec:

@@ -156,7 +156,7 @@ def test_a_note_that_many_runs_share_but_for_its_numbers_names_one_of_them_after
 
     where = "ends at step 3 of 20, before its plan: savings are a lower bound"
     note = lines.index(f"4 runs, such as trial 4: {where}.")
-    assert lines.index("The policy would have stopped none of 4 runs.") < note
+    assert lines.index("The rules would have stopped none of 4 runs.") < note
     assert sum("before its plan" in line for line in lines) == 1
 
 
@@ -198,5 +198,5 @@ def test_the_report_sums_leads_up(policy: Policy, record: Callable[..., Run]) ->
         "lead_steps": {"median": -0.5, "p90": 5},
         "lead_s": {"median": -1.0, "p90": 10.0},
     }
-    said = "A person acted in 3 runs (interrupted or annotated it). The policy acts earlier in 1;"
+    said = "A person acted in 3 runs (interrupted or annotated it). The rules act earlier in 1;"
     assert any(said in line for line in summary_lines(summarize(report)))

@@ -228,7 +228,7 @@ def test_a_scale_of_nothing_is_none() -> None:
 def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Backtest) -> None:
     """Runs not judged are in the first sentences, and a decision's row has rule, values and label."""
     text = Page(report_page(summarize(report))).text.replace("\xa0", " ")
-    verdict = "The policy would have stopped 1 of 2 runs."
+    verdict = "The rules would have stopped 1 of 2 runs."
 
     assert text.index(verdict) < text.index("1 run could not be judged") < text.index("Steps cut off against")
     assert "loss = 3" in text

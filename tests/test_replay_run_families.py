@@ -401,12 +401,12 @@ def test_the_verdict_has_the_runs_outside_a_large_family(policy: Policy, record:
     total = report_json(summarize(report))["aggregate"]
 
     assert verdict(summarize(report)) == [
-        "The policy could fire in all 10 runs.",
+        "The rules could fire in all 10 runs.",
         "8 of 10 runs are one family (group 'one'). They are not independent: count them as one case. "
         "--family KEY tells families otherwise.",
-        "In these 8 runs it would have stopped 8. In all 8 of them, by a median of 3 later evaluations of eval_loss, "
+        "In these 8 runs they would have stopped 8. In all 8 of them, by a median of 3 later evaluations of eval_loss, "
         "training on would not have given a model more than 1% better (regret 0). These save 24 of 40 steps (60%).",
-        "In the other 2 runs it would have stopped 2. In both of them, by a median of 3 later evaluations "
+        "In the other 2 runs they would have stopped 2. In both of them, by a median of 3 later evaluations "
         "of eval_loss, training on would have given a model more than 1% better: "
         "worst regret 533.33% (eval_loss 1.9 instead of 0.3 in other-0). "
         "Their compute up to the stop is lost: 4 of 10 steps (40%).",
@@ -433,7 +433,7 @@ def test_the_verdict_tells_savings_that_cost_nothing_from_those_that_cost_or_can
     stops = total["stops_by_cost"]
 
     assert verdict(summarize(report)) == [
-        "The policy would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
+        "The rules would have stopped each of the 5 runs. In 1 of them, by 3 later evaluations of eval_loss, training "
         "on would not have given a model more than 1% better (regret 0).",
         "In 1 of them it would: regret 533.33% (eval_loss 1.9 instead of 0.3 in dear).",
         "2 of them cannot be judged (1 unfinished or ended early, 1 with fewer than 5 evaluations).",

@@ -231,7 +231,7 @@ def policies(draw: st.DrawFn, *, is_plain: bool = False) -> str:
 
 
 def engine_firings(variant: Variant, events: Sequence[Event]) -> list[tuple[int, str, str]]:
-    """Return the event engine's decisions under the policy of a variant."""
+    """Return the event engine's decisions under the rules of a variant."""
     replayed = replay_events(variant.policy(), events, PLAN)
     return sorted((j.event_index, j.outcome.controller, j.outcome.trigger) for j in replayed.decisions)
 

@@ -46,7 +46,7 @@ CERTIFICATE = Certificate(
     CertifiedPolicy("policy.yaml", POLICY.digest, {"patience": 8}, SEMANTICS_VERSION),
     CertifiedRisk("regret > 1%", 0.1, 0.9, 0.01, None, True, False, ("eval_loss:min",), (), {}, "keep", False),
     VariantTests(
-        {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "from the policy", 2, 2, 1, 0.1
+        {"patience": (1, 8)}, "fixed sequence along patience, greatest first", "from the rule file", 2, 2, 1, 0.1
     ),
     CertifiedEvidence(0, 0.0, 0.0994, 0.0985, 0.25, 1, 0),
     CertifiedPopulation(

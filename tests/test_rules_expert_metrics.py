@@ -179,7 +179,7 @@ def holder(counts: Sequence[int], is_late: bool) -> Any:
 
 
 def record(folder: Path, *, is_late: bool = False, resumes: bool = False) -> Path:
-    """Record 40 steps of two layers under the policy, with a crash after step 25 and a resume from 17."""
+    """Record 40 steps of two layers under the rules, with a crash after step 25 and a resume from 17."""
     policy = parse_policy(policy_text("P: 4, refresh: 7, threshold: 1.5"))
     state: Mapping[str, Any] | None = None
     with Recorder(folder, rules=policy, quiet=True) as rec:

@@ -142,7 +142,7 @@ def test_params_can_be_overridden_and_count_for_the_digest() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"spik": 3.0}, "p.yaml:5:3: params: the policy has no such param; got 'spik'. Did you mean 'spike'?"),
+        ({"spik": 3.0}, "p.yaml:5:3: params: the rule file has no such param; got 'spik'. Did you mean 'spike'?"),
         ({"spike": "3"}, "p.yaml:5:3: param 'spike': an override must be a number, as in the file; got '3'"),
         ({"strict": 1}, "p.yaml:5:3: param 'strict': an override must be true or false, as in the file; got 1"),
         ({"label": True}, "p.yaml:5:3: param 'label': an override must be text, as in the file; got True"),

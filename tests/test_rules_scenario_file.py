@@ -71,12 +71,12 @@ tests:
         "Write NAME@10 (evaluations, every 10 steps), NAME@log or NAME@log:5.",
         "12:14: test 'a', events: unknown key; got 'sav'. Did you mean 'save'?",
         "14:16: test 'a', expect, step: must be a step or a range of steps; got '51-40'. Write 51, or 51-60.",
-        "14:35: test 'a', expect: the policy has no such controller; got 'loss_spik'. Did you mean 'loss_spike'?",
+        "14:35: test 'a', expect: the rule file has no such controller; got 'loss_spik'. Did you mean 'loss_spike'?",
         "15:57: test 'a', expect, operations: controller 'loss_spike' does not order this; "
         "got 'hfcontrols.should_save'. Known here: note.should_log",
         "15:91: test 'a', expect, trigger: not an allowed value; got 'on_step'. Did you mean 'on_step_end'?",
         "16:9: test 'a', expect: 'step' is missing",
-        "17:31: test 'a', silent: the policy has no such controller; got 'nobody'. "
+        "17:31: test 'a', silent: the rule file has no such controller; got 'nobody'. "
         "Known here: loss_not_finite, loss_spike, loss_stays_high",
         "18:17: test 'a', after_stop: not an allowed value; got 'continue'. Known here: end, go_on",
         "19:5: test 'a': needs 'expect' or 'silent'. Write 'expect: []' if nothing should fire.",
@@ -93,7 +93,7 @@ tests:
         ("series: {loss@1000000: 1x9}\nexpect: []", "a run of more than 1,000,000 steps"),
         ("series: {loss@step_end: 1, loss: 2}\nexpect: []", "'loss' is already given for step_end events"),
         ("series: {loss: 1}\nparams: {spike: x}\nexpect: []", "an override must be a number, as in the file"),
-        ("series: {loss: 1}\nparams: {window: 0}\nexpect: []", "5:13: test 't', params: the policy does not load with"),
+        ("series: {loss: 1}\nparams: {window: 0}\nexpect: []", "5:13: test 't', params: the rule file does not load with"),
         ("series: {loss: 1}\nstep_s: -1\nexpect: []", "5:13: test 't', step_s: must be a number of seconds"),
         ("series: {loss: 1}\nstep_s: .nan\nexpect: []", "must be a number of seconds"),
         ("series: {loss: 1}\nplan: {total_steps: many}\nexpect: []", "must be a whole number"),
@@ -172,9 +172,9 @@ def test_a_file_may_not_ask_for_more_than_fits_into_memory() -> None:
     [
         ("", "1:1: the file is empty. A test file needs 'policy:' and 'tests:'."),
         ("tests: []", "1:1: 'policy' is missing"),
-        ("policy: loss_spikes\ntests: []", "1:9: policy: neither a file in this folder nor a shipped policy"),
+        ("policy: loss_spikes\ntests: []", "1:9: policy: neither a file in this folder nor a shipped rule file"),
         ("policy: [a]\ntests: []", "1:9: policy: must be text"),
-        ('policy: "a\\0b"\ntests: []', "neither a file in this folder nor a shipped policy"),
+        ('policy: "a\\0b"\ntests: []', "neither a file in this folder nor a shipped rule file"),
         ("- a", "must be a mapping"),
         (
             HEAD + "  - {name: a, steps: 10000000, expect: []}\n",

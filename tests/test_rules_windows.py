@@ -249,11 +249,11 @@ def test_a_long_run_keeps_no_more_than_its_windows_by_steps_need() -> None:
         ('mean(loss, 5, half="old")', 'not a half of a window; got \'"old"\'. Write half="older" or half="recent".'),
         (
             "quantile(loss, 5)",
-            "'q' must be a number from 0 to 1, known when the policy loads; got 'quantile(loss, 5)'. Write q=0.9.",
+            "'q' must be a number from 0 to 1, known when the rule file loads; got 'quantile(loss, 5)'. Write q=0.9.",
         ),
         (
             "quantile(loss, 5, 95)",
-            "'q' must be a number from 0 to 1, known when the policy loads; got '95'. Write q=0.95.",
+            "'q' must be a number from 0 to 1, known when the rule file loads; got '95'. Write q=0.95.",
         ),
         (
             "ema(loss)",

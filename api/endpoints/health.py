@@ -29,7 +29,7 @@ class AlarmItem(Model):
     values: JsonObject
     """What the rule read where it fired."""
     bounds: JsonObject
-    """The params of the policy among these."""
+    """The params of the rule file among these."""
 
 
 class RuleHealthItem(Model):
@@ -71,7 +71,7 @@ class RunHealth(Model):
     policy: str
     digest: str
     state: HealthState
-    """"not evaluable" if no rule of the policy could be evaluated but diagnoses."""
+    """"not evaluable" if no rule of the rule file could be evaluated but diagnoses."""
     sentence: str
     nearest: dict[str, str]
     """The recorded metrics that measure what rules lack, by the name that rules read."""
@@ -86,7 +86,7 @@ async def read_run_health(
     request: Request,
     run: RequestedRun,
     policy: Annotated[
-        str, Query(max_length=200, description="The policy that judges: one that `GET /policies` lists.")
+        str, Query(max_length=200, description="The rule file that judges: one that `GET /policies` lists.")
     ] = DEFAULT_POLICY,
 ) -> RunHealth:
     """Return the state of each group of metrics under a policy, as `steptape health --json` does.

@@ -82,7 +82,7 @@ def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) ->
 
 @router.get("/policies/{name}", summary="One rule file with its text", response_model=PolicyDetail)
 def read_policy(
-    request: Request, name: Annotated[str, InPath(max_length=200, description="The policy's name.")]
+    request: Request, name: Annotated[str, InPath(max_length=200, description="The rule file's name.")]
 ) -> Response:
     """Return a policy and its text."""
     path = policy_named(name, request.app.state.policies)

@@ -79,10 +79,10 @@ class JudgingJobRequest(JobRequest):
 
 
 class PolicyJobRequest(JudgingJobRequest):
-    """The fields of a job request about a policy."""
+    """The fields of a job request about a rule file."""
 
     policy: str | None = Field(default=None, max_length=2_000)
-    """Name of a policy that `GET /policies` lists, or rules as sentences, such as `stop if not isfinite(loss)`."""
+    """Name of a rule file that `GET /policies` lists, or rules as sentences, such as `stop if not isfinite(loss)`."""
     policy_text: str | None = Field(default=None, max_length=200_000)
     """Alternatively, the text of a rule file, YAML."""
     renames: dict[_Metric, _Metric] = Field(default_factory=dict, max_length=100)
@@ -105,7 +105,7 @@ class BacktestRequest(PolicyJobRequest):
     kind = "backtest"
 
     params: dict[str, Param] = Field(default_factory=dict, max_length=100)
-    """Values that replace the policy's own."""
+    """Values that replace the rule file's own."""
     delay_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Further updates between the decision to stop and the stop. Late values delay the decision anyway."""
     tolerance_steps: int = Field(default=0, ge=0, le=1_000_000_000)
@@ -113,7 +113,7 @@ class BacktestRequest(PolicyJobRequest):
     cost_per_hour: float | None = Field(default=None, ge=0)
     """Cost of one rank for one hour."""
     baselines: list[str] = Field(default_factory=list, max_length=100)
-    """Simpler policies to compare with, by name; `all` for every one."""
+    """Simpler rules to compare with, by name; `all` for every one."""
     coverage: bool = False
     """Whether to report which clauses were ever true."""
 

@@ -1,4 +1,4 @@
-"""``steptape backtest``: reports what a policy would have saved and cost, as a table, JSON or an HTML page."""
+"""``steptape backtest``: reports what a rule file would have saved and cost, as a table, JSON or an HTML page."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STRANGE: Final = 5
 
 
 def backtest(asked: BacktestArguments) -> None:
-    """Report what a policy would have saved and cost on recorded runs."""
+    """Report what a rule file would have saved and cost on recorded runs."""
     replaying = replaying_of(asked.replaying)
     if asked.html is not None:
         check_output(asked.html)
@@ -51,7 +51,7 @@ def backtest(asked: BacktestArguments) -> None:
     certified = None if any(asked.risk) else _certificate(asked, loaded)
     chosen = runs_asked(asked.chosen)
     if not chosen and not asked.as_json and asked.html is None:
-        say(f"no runs in {open_store_named(asked.chosen.store).address}, so nothing to replay the policy over")
+        say(f"no runs in {open_store_named(asked.chosen.store).address}, so nothing to replay the rule file over")
         return
     replaying["renames"] = renames_over(asked.replaying.judging.renames, [loaded], chosen)
     labelled = _labels(asked, chosen)
@@ -106,12 +106,12 @@ def _labels(asked: BacktestArguments, chosen: list[Run]) -> IncidentLabels | Non
 
 
 def _certificate(asked: BacktestArguments, policy: Policy) -> Certificate | None:
-    """Return the certificate that was named, else the one beside the rule file; None if there is none of this policy.
+    """Return the certificate that was named, else the one beside the rule file; None if it has none.
 
     ``steptape recommend`` writes it there: judged by another risk than it promises, a rule would seem not to keep it.
 
     Raises:
-        TelemetryError: The certificate that was named is not of this policy.
+        TelemetryError: The certificate that was named is not of this rule file.
     """
     if asked.certificate is not None:
         return _certificate_of(asked.certificate, policy)
@@ -127,7 +127,7 @@ def _certificate(asked: BacktestArguments, policy: Policy) -> Certificate | None
 
 
 def _certificate_of(path: Path, policy: Policy) -> Certificate:
-    """Read a certificate, and check that it is of this policy.
+    """Read a certificate, and check that it is of this rule file.
 
     Raises:
         TelemetryError: It is not.
@@ -165,7 +165,7 @@ def _how_to_check(asked: BacktestArguments) -> str:
 
 
 def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:
-    """Load a rule file, a shipped policy, or a baseline.
+    """Load a rule file, a shipped rule file, or a baseline.
 
     A baseline watches the preferred objective, or ``eval_loss`` if none is declared.
     """

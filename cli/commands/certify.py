@@ -1,4 +1,4 @@
-"""``steptape certify``: chooses the thriftiest variant of a policy whose risk is below a limit, with a confidence."""
+"""``steptape certify``: chooses the thriftiest variant of a rule file that keeps a risk limit, with a confidence."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..tries import counted_try
 
 
 def certify(asked: CertifyArguments) -> None:
-    """Choose the variant of a policy that saves most while it keeps a stated risk."""
+    """Choose the variant of a rule file that saves most while it keeps a stated risk."""
     if asked.check is not None:
         _check(asked, asked.check)
         return
     if asked.policy is None:
-        raise typer.BadParameter("name a POLICY")
+        raise typer.BadParameter("name RULES")
     limited, wanted = risk_asked(asked.risk), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.output)
@@ -82,6 +82,6 @@ def _check(asked: CertifyArguments, path: Path) -> None:
         if changes:
             say("The certificate does not hold any more. Certify again.")
         else:
-            say(f"The certificate holds: unchanged are the policy {source} and {logs}.")
+            say(f"The certificate holds: unchanged are the rule file {source} and {logs}.")
     if changes:
         raise typer.Exit(FINDINGS)

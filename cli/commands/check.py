@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 def check(asked: CheckArguments) -> None:
-    """List every error and warning in policy files."""
+    """List every error and warning in rule files."""
     names = [name for name in asked.policies if not _is_run(name)]
     keys = [name for name in asked.policies if _is_run(name)]
     if not names:
-        raise typer.BadParameter("name a POLICY")
+        raise typer.BadParameter("name RULES")
     runs: list[Run] = []
     status = 0
     if keys or asked.store is not None:
@@ -107,7 +107,7 @@ def _lacked_line(series: LackedSeries, runs: int) -> str:
 
 
 def _reach_lines(reach: FiringReach) -> Iterator[str]:
-    """Yield in how many runs the policy could fire, if not in all, and why it could not in the others."""
+    """Yield in how many runs the rules could fire, if not in all, and why it could not in the others."""
     runs = counted(reach.runs, "run", ",")
     if reach.could_fire < reach.runs:
         yield f"could fire in {reach.could_fire or 'none'} of {runs}"
@@ -153,7 +153,7 @@ def _text(path: Path) -> str:
 
 
 def run_tests(asked: TestArguments) -> None:
-    """Run the unit tests of policies."""
+    """Run the unit tests of rule files."""
     status = 0
     for name in asked.files:
         try:

@@ -1,4 +1,4 @@
-"""``steptape demo``: trains without rules, backtests policies on that run, trains again under them, and compares.
+"""``steptape demo``: trains without rules, backtests rule files on that run, trains again under them, and compares.
 
 Every number that it prints is read back from the store.
 """
@@ -53,7 +53,7 @@ class Example(Protocol):
 
 
 def demo(asked: DemoArguments) -> None:
-    """Train a small model, backtest two policies on it, train under them, and compare."""
+    """Train a small model, backtest two rule files on it, train under them, and compare."""
     try:
         example = import_module("...examples.digits" if asked.with_torch else "...examples.clusters", __package__)
     except ImportError as error:
@@ -83,7 +83,7 @@ def run_demo(store: Path, example: Example) -> bool:
     steps = baseline.info.last.steps
     say(f"   {steps} steps, {len(list((baseline.folder / 'checkpoints').iterdir()))} checkpoints in {baseline.folder}")
 
-    say("\n2. Backtests: what two policies would have done to that run, if only they ordered checkpoints.")
+    say("\n2. Backtests: what two rule files would have done to that run, if only they ordered checkpoints.")
     results: dict[str, BacktestResult] = {}
     for name in POLICIES:
         say(f"\n   {name}:\n")

@@ -17,7 +17,7 @@ from ..streams import FINDINGS
 
 
 def diff(asked: DiffArguments) -> None:
-    """Compare the behaviour of two policies on recorded runs."""
+    """Compare the behaviour of two rule files on recorded runs."""
     judging = judging_of(asked.judging)
     policies = policy_named(asked.old, asked.old_settings), policy_named(asked.new, asked.new_settings)
     chosen, problems = runs_chosen(asked.runs, asked.store)

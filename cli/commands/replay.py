@@ -1,4 +1,4 @@
-"""``steptape replay``: prints the decisions of a policy over one run."""
+"""``steptape replay``: prints the decisions of a rule file over one run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ACCOUNT: Final = {
 
 
 def replay(asked: ReplayArguments) -> None:
-    """Print what a policy decides over one recorded run."""
+    """Print what a rule file decides over one recorded run."""
     if asked.has_experts:
         _print_accounts(
             asked.policy, events_named(asked.source, asked.store), asked.settings or (), as_json=asked.as_json

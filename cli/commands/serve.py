@@ -24,7 +24,7 @@ def serve(asked: ServeArguments) -> None:
         port=asked.port,
         tokens_path=asked.tokens,
         allowed_hosts=asked.allowed_hosts or (),
-        policies_path=asked.policies,
+        policies_path=asked.rules_folder,
         quota_bytes=None if asked.quota is None else int(asked.quota * 1e9),
         root_path=asked.root_path,
         log_level=LogLevel(asked.log_level or LogLevel.WARNING),

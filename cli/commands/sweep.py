@@ -19,7 +19,7 @@ _FEWEST_FOLDS: Final = 2
 
 
 def sweep(asked: SweepArguments) -> None:
-    """Backtest every combination of a policy's params."""
+    """Backtest every combination of a rule file's params."""
     replaying = replaying_of(asked.replaying)
     split = None if asked.split is None else _split_of(asked.split)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.html)

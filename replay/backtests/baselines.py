@@ -173,7 +173,7 @@ def baselines_named(names: Iterable[str]) -> list[Baseline]:
 def baseline_policy(
     baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
 ) -> Policy:
-    """Return a baseline's policy that reads the objective: its value if lower is better, else its negative.
+    """Return a baseline's rule file that reads the objective: its value if lower is better, else its negative.
 
     Args:
         baseline: The baseline.
@@ -182,10 +182,10 @@ def baseline_policy(
 
     Raises:
         PolicyError: It has no such param.
-        ValueError: It is not a policy, or is not defined for such an objective.
+        ValueError: It is not a rule file, or is not defined for such an objective.
     """
     if baseline.path is None:
-        raise ValueError("it is not a policy file")
+        raise ValueError("it is not a rule file")
     text = baseline.path.read_text(encoding="utf-8")
     if objective is None and baseline.reads_merit:
         raise ValueError(NO_MERIT)

@@ -55,9 +55,9 @@ def order_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> OrderOfTest
         return _singly(axes, "there is one variant")
     ends = {name: end for name in varied if (end := conservative_end(policy, name, axes[name])) is not None}
     if not ends:
-        return _singly(axes, f"the policy does not say which values of {' and '.join(varied)} are conservative")
+        return _singly(axes, f"the rule file does not say which values of {' and '.join(varied)} are conservative")
     along = max(ends, key=lambda name: len(axes[name]))
-    return _along(along, ends[along], axes, "from the policy")
+    return _along(along, ends[along], axes, "from the rule file")
 
 
 def _singly(axes: Mapping[str, Sequence[Param]], why: str) -> OrderOfTests:

@@ -280,7 +280,7 @@ def _changes_of_policy(certificate: Certificate, source: str) -> Iterator[str]:
     except (PolicyError, TelemetryError) as error:
         found = f"it does not load with the certified params: {error}"
     if found:
-        yield f"the policy {source}: {found}"
+        yield f"the rule file {source}: {found}"
 
 
 def _changes_of_logs(certificate: Certificate, runs: Sequence[Run] | None) -> Iterator[str]:

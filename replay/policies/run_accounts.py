@@ -271,7 +271,7 @@ def _plan_of(policy: Policy) -> LlepPlan:
     declared = [metric for metric in policy.metrics if metric.class_name == LlepPlan.__name__]
     if len(declared) != 1:
         what = "needs one controller metric of class LlepPlan"
-        raise TelemetryError(what, where=policy.source, got=len(declared), fix="The shipped policy 'llep' has one")
+        raise TelemetryError(what, where=policy.source, got=len(declared), fix="The shipped rule file 'llep' has one")
     return LlepPlan(declared[0].arguments, Plan())
 
 

@@ -57,9 +57,9 @@ def rule_of(risk: Risk, confidence: float) -> str:
     sure = f"with {percent_words(confidence)} confidence"
     return (
         f"A run loses if {risk.lost_words}. The share of such runs in each family is averaged over the families: each "
-        f"counts as one. Do not arm: the policy loses more than it saves, {sure} {risk.exceeded_words}, or nothing was "
+        f"counts as one. Do not arm: the rules lose more than they save, {sure} {risk.exceeded_words}, or nothing was "
         f"saved before its stops. Arm: {sure} {risk.kept_words('it')}, where a stop of unknown cost counts as a loss "
-        "and nobody chose the policy by these runs, or a certificate says so and these runs do not contradict it. "
+        "and nobody chose the rules by these runs, or a certificate says so and these runs do not contradict it. "
         f"Not enough runs: neither follows, or fewer than {FEWEST_STOPPED} families were stopped. Nothing to judge: it "
         "stopped none. Cannot judge: it could fire in none, or no record shows what its decisions cost."
     )
@@ -255,7 +255,7 @@ class _Case:
 
     def _by_certificate(self, certificate: Certificate, saves: str) -> tuple[Arm, str]:
         if why := certificate.why_other_policy(self._policy):
-            return Arm.NOT_ENOUGH, f"Its certificate is another policy's: {why}."
+            return Arm.NOT_ENOUGH, f"Its certificate is another rule file's: {why}."
         outside = sum(bool(self._choice.outside.get(result.run_id)) for result in self._results)
         if outside:
             return Arm.NOT_ENOUGH, f"Its certificate does not cover {outside:,} of {_these(len(self._results))}."
@@ -378,7 +378,7 @@ def _families(count: int, are_runs: bool) -> str:
 def _why_unknown(runs: Sequence[ScoredRun]) -> str:
     """Return why nobody knows what stops cost, the commonest reason first."""
     reasons = Counter(
-        "the log does not show the run under the policy"
+        "the log does not show the run under the rules"
         if run.result.predicted is None
         else "the run is unfinished or was ended early"
         if run.result.right_censored

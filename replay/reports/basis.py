@@ -39,7 +39,7 @@ FAMILY_WORDS: Final = (
 
 #: The line below that table, for the headings that are too short to be clear.
 FAMILY_LEGEND: Final = (
-    "runs: those in which the policy could fire. cut off: mean share of a run's steps. judged: stops whose cost is "
+    "runs: those in which the rules could fire. cut off: mean share of a run's steps. judged: stops whose cost is "
     "known. lost: those of them that spoiled their run, as for the bars."
 )
 

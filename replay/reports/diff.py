@@ -453,7 +453,7 @@ def _footnotes(difference: PolicyDiff) -> list[str]:
         notes.append(f"- {PLANS_BY_LENGTH}")
     able, runs = (_able(difference.old), _able(difference.new)), counted(len(difference.runs), "run", ",")
     if min(able) < len(difference.runs):
-        could = f"The old policy could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
+        could = f"The old rules could fire in {able[0]:,} and the new one in {able[1]:,} of {runs}"
         notes.append(f"- {could}; means are over the runs in which either could.")
     if bounds := sum(run.is_bound for run in difference.runs):
         are = "that is" if bounds == 1 else "that are"

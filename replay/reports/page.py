@@ -231,7 +231,7 @@ def _left_out_sentence(result: BacktestResult) -> str:
         verb = "is another log" if len(backtest.repeated) == 1 else "are other logs"
         parts.append(f"{counted(len(backtest.repeated), 'run', ',')} {verb} of a training that is counted once")
     if unable:
-        parts.append(f"the policy could not fire in {counted(len(unable), 'run', ',')}, left out of every number")
+        parts.append(f"the rules could not fire in {counted(len(unable), 'run', ',')}, left out of every number")
     if left:
         without = {result.run_id for result in backtest.results if result.objective is None}
         lacking = sum(run.run_id in without for run in left)

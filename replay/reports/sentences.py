@@ -53,8 +53,8 @@ CLAUSE: Final = "A clause is one of the conditions that a rule joins by 'and', '
 #: Which checkpoints a run under a policy has.
 SAVES: Final = MappingProxyType(
     {
-        Saves.KEEP: "The policy's checkpoints come on top of the loop's own.",
-        Saves.REPLACE: "The policy's checkpoints replace the loop's own.",
+        Saves.KEEP: "The rules' checkpoints come on top of the loop's own.",
+        Saves.REPLACE: "The rules' checkpoints replace the loop's own.",
     }
 )
 
@@ -74,7 +74,7 @@ NOTES: Final = MappingProxyType(
 _OF_BASELINES: Final = MappingProxyType(
     {
         "oracle": "The oracle stops each run at its best evaluation, which no rule can know in time.",
-        "random": "Random stops come at random steps, at the policy's rate of stops per step.",
+        "random": "Random stops come at random steps, at the rules' rate of stops per step.",
         "asha": (
             "ASHA stops a run whose 1st, 4th, 16th, ... evaluation is worse than that of the best quarter before it."
         ),
@@ -131,10 +131,10 @@ def _dependence(totals: BacktestTotals) -> str:
 
 
 def could_fire(totals: BacktestTotals) -> str:
-    """Say in how many runs the policy could fire, and each controller where they differ in that."""
+    """Say in how many runs the rules could fire, and each controller where they differ in that."""
     able = totals.could_fire
     of = all_of(totals.runs) if able == totals.runs > 1 else f"{able or 'none'} of {totals.runs:,}"
-    said = f"The policy could fire in {of} {'run' if totals.runs == 1 else 'runs'}"
+    said = f"The rules could fire in {of} {'run' if totals.runs == 1 else 'runs'}"
     if not _is_limited(totals) or not able:
         return said
     ordered = sorted(totals.by_controller, key=lambda one: -one.could_fire)
@@ -179,10 +179,10 @@ def _together(totals: BacktestTotals, risk: Risk) -> Iterator[str]:
     stopped = "each" if totals.stopped == totals.could_fire > 1 else totals.stopped or "none"
     if is_part or _is_limited(totals):
         yield f"{could_fire(totals)}."
-        said = f"It would have stopped {stopped} of {'these' if is_part else 'them'}"
+        said = f"They would have stopped {stopped} of {'these' if is_part else 'them'}"
     else:
         the = "the " if stopped == "each" else ""
-        said = f"The policy would have stopped {stopped} of {the}{counted(totals.runs, 'run', ',')}"
+        said = f"The rules would have stopped {stopped} of {the}{counted(totals.runs, 'run', ',')}"
     first, *others = [f"{said}{_by_controller(totals)}.", *_stop_sentences(totals, None, risk)]
     yield f"{first} {others[0]}" if others else first
     yield from others[1:]
@@ -191,9 +191,9 @@ def _together(totals: BacktestTotals, risk: Risk) -> Iterator[str]:
 def _apart(result: BacktestResult) -> Iterator[str]:
     """Yield the same for the largest family, and for the other runs."""
     for where, (part, ledger) in zip(("In these", "In the other"), result.largest_apart, strict=True):
-        said = f"{where} {part.runs:,} runs it would have stopped {part.stopped or 'none'}."
+        said = f"{where} {part.runs:,} runs they would have stopped {part.stopped or 'none'}."
         if part.runs == 1:
-            said = f"It would {'' if part.stopped else 'not '}have stopped the other run."
+            said = f"They would {'' if part.stopped else 'not '}have stopped the other run."
         yield " ".join([said, *_stop_sentences(part, ledger, result.backtest.settings.risk)])
 
 
@@ -304,7 +304,7 @@ def _unknown(result: BacktestResult) -> Iterator[str]:
             "known of what comes after."
         )
     if others := totals.not_known - totals.changed:
-        yield f"The outcome of {counted(others, 'run', ',')} is unknown: no log shows the run under the policy."
+        yield f"The outcome of {counted(others, 'run', ',')} is unknown: no log shows the run under the rules."
     if totals.excluded:
         yield f"{counted(totals.excluded, 'run', ',')} could not be judged."
 
@@ -378,7 +378,7 @@ def _cut_line(totals: BacktestTotals) -> str:
     evaluations, fewer = totals.evaluations, totals.evaluations_saved or 0
     if fewer < 0:
         more = f"{counted(-fewer, 'evaluation', ',')} more than the {evaluations:,} recorded"
-        return f"Cut off: {saved}. The policy asks for {more}."
+        return f"Cut off: {saved}. The rules ask for {more}."
     lost = ", those of lost runs included" if totals.stops_by_cost[Fate.LOST].stopped else ""
     return f"Cut off: {saved}, {fewer:,} of {counted(evaluations, 'evaluation', ',')}{lost}."
 
@@ -390,14 +390,14 @@ def _checkpoints_line(totals: BacktestTotals, backtest: Backtest) -> str:
     change = f"frees {size(less)} of" if less >= 0 else f"adds {size(-less)} to"
     sizes = f" ({change} {size(known)})" if known else ""
     loops = f"The loop saved {counted(recorded, 'checkpoint', ',')}"
-    kept = f"{loops}; under the policy it would have saved {predicted:,}{sizes}."
+    kept = f"{loops}; under the rules it would have saved {predicted:,}{sizes}."
     if backtest.policy.asks_for_checkpoints:
         kept += f" {SAVES[backtest.settings.saves]}"
     restored = recorded - totals.checkpoints_never_restored
     is_now = predicted - (totals.checkpoints_never_restored_predicted or 0)
     if not restored and not is_now:
         return f"{kept} None of them was ever restored."
-    return f"{kept} Resumes restored {restored:,} of the loop's and {is_now:,} of the policy's."
+    return f"{kept} Resumes restored {restored:,} of the loop's and {is_now:,} of the rules."
 
 
 def _cost_lines(totals: BacktestTotals, backtest: Backtest) -> Iterator[str]:
@@ -447,7 +447,7 @@ def _comparison_lines(result: BacktestResult) -> Iterator[str]:
     if baselines and (same := same_runs_sentence(rows, result.totals.could_fire)):
         yield same
     if any(row.policy_less_this is not None and row.policy_less_this.share_saved.low is not None for row in baselines):
-        yield "Δ: the policy minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
+        yield "Δ: the rules minus the baseline, in percentage points; * marks a 95% interval that excludes 0."
     yield from baseline_notes(rows)
 
 
@@ -520,7 +520,7 @@ def _detection_lines(found: DetectionScores) -> Iterator[str]:
     precision = "undefined: no alarms" if found.precision is None else f"{found.precision:.0%}"
     chance = "" if found.chance_precision is None else f"; random alarms: {found.chance_precision:.1%}"
     yield (
-        f"The policy found {found.found} of {counted(found.incidents, 'labelled incident')} in "
+        f"The rules found {found.found} of {counted(found.incidents, 'labelled incident')} in "
         f"{counted(found.runs, 'run')} (recall {recall}). "
         f"{found.true_alarms} of {counted(found.alarms, 'alarm')} were true (precision {precision}{chance})."
     )
@@ -533,7 +533,7 @@ def _human_line(found: HumanLead) -> str:
     lead = found.lead_steps
     by = "" if lead is None else f"; its median lead is {lead.median:g} steps"
     runs = counted(found.runs, "run", ",")
-    return f"A person acted in {runs} (interrupted or annotated it). The policy acts earlier in {found.earlier}{by}."
+    return f"A person acted in {runs} (interrupted or annotated it). The rules act earlier in {found.earlier}{by}."
 
 
 def _coverage_lines(coverage: Sequence[ControllerCoverage]) -> Iterator[str]:

@@ -326,7 +326,7 @@ def _why_without_regret(result: RunResult) -> str:
     if result.could_not_fire:
         return f"could not fire: {result.could_not_fire}"
     if result.predicted is None:
-        return "censored: the record does not show how this policy's run would have continued"
+        return "censored: the record does not show how the run would have continued"
     if result.right_censored:
         return result.right_censored
     if result.objective is None:
@@ -338,7 +338,7 @@ def _why_without_regret(result: RunResult) -> str:
     if result.recorded.best is None:
         return "each of its evaluations is NaN"
     if result.predicted.best is None:
-        return "the policy would have stopped it before its first evaluation"
+        return "the rules would have stopped it before its first evaluation"
     if result.relative_regret is None:
         return "its best evaluation is too near zero to divide by"
     return ""
@@ -557,7 +557,7 @@ def _comparison(backtest: Backtest, runs: Sequence[ScoredRun], *, has_losses: bo
         for field, value_of in fields.items()
     }
     families = [result.family for result in results]
-    title, digest = backtest.policy.name or "this policy", backtest.policy.digest
+    title, digest = backtest.policy.name or "this rule file", backtest.policy.digest
     shares = {
         name: _lost_shares(own, table[_STOPPED][name], results) if has_losses else None for name, own in scores.items()
     }

@@ -34,7 +34,7 @@ _BAR: Final = 40
 #: The line below that table, for the headings that are too short to be clear.
 TABLE_LEGEND: Final = (
     "of: recorded steps. cut off: their share after the stop. lost: spent up to a stop that spoils the run. "
-    "saves: checkpoints recorded→under the policy. deploy: regret of evaluations with a checkpoint."
+    "saves: checkpoints recorded→under the rules. deploy: regret of evaluations with a checkpoint."
 )
 
 #: Headings of the table that ``comparison_rows`` fills.

@@ -438,7 +438,7 @@ def _notes(
         unplaced = ", ".join(map(repr, sorted(replayed.unplaced)))
         yield f"nothing says at which step {unplaced} was logged: import the log with --steps-per-epoch N"
     elif not replayed.is_point and replayed.horizon is not None:
-        unknown = "the record does not show how this policy's run would have continued"
+        unknown = "the record does not show how the run would have continued"
         yield f"{CENSORED} after step {replayed.horizon.step}: {unknown}"
     yield from _notes_of_approximations(replayed)
     if replayed.counting:

@@ -258,7 +258,7 @@ def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
     policy = parse_policy(recorded.text, source=recorded.source, params=recorded.params)
     if policy.digest != recorded.digest:
         raise TelemetryError(
-            "the stored policy does not match its recorded digest",
+            "the stored rule file does not match its recorded digest",
             where=str(folder / "run.json"),
             got=policy.digest,
             fix=f"Recorded: {recorded.digest}",

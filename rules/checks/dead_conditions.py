@@ -374,7 +374,7 @@ def _declared(policy: Policy) -> dict[str, Range]:
         low, high = (RuleVerdicts(end, Dead()).ranges.of(end.expression.tree) or ANY for end in ends)
         said = between(low.sure_low, high.sure_high)
         if low.sure_low <= high.sure_high and not said.is_any:
-            found[name] = said.because(f"the policy says that '{name}' is {_span(said)}")
+            found[name] = said.because(f"the rule file says that '{name}' is {_span(said)}")
     return found
 
 
@@ -409,7 +409,7 @@ def dead_classes(policy: Policy, dead: Dead) -> Iterator[tuple[str, Rule, str]]:
 
 _USED: Final = SeriesKey("lr.used")
 _SCHEDULED: Final = SeriesKey("lr.scheduled")
-_ALONE: Final = "nothing but this policy changes the rate"
+_ALONE: Final = "nothing but this rule file changes the rate"
 _FALLING: Final = "the schedule does not rise during an override"
 
 
@@ -468,9 +468,9 @@ def compared_rates(
     else:
         return None
     if share == 1:
-        why, assumed = "no operation of this policy takes 'lr.used' below 'lr.scheduled'", [_ALONE]
+        why, assumed = "no operation of this rule file takes 'lr.used' below 'lr.scheduled'", [_ALONE]
     else:
-        why = f"the operations of this policy leave 'lr.used' at {share:g} of 'lr.scheduled' or more"
+        why = f"the operations of this rule file leave 'lr.used' at {share:g} of 'lr.scheduled' or more"
         assumed = [_ALONE, _FALLING]
     return SteeredRate(Verdict(verdict.may_hold, verdict.may_fail, assumed=frozenset(assumed)), why)
 

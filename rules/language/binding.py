@@ -580,7 +580,7 @@ def _bind_share(node: ast.expr, scope: NameScope, found: _Meanings) -> float | N
     _bind(node, scope, found)
     if value is not None and 0 <= value <= 1:
         return float(value)
-    found.refuse(node, "'q' must be a number from 0 to 1, known when the policy loads", "Write q=0.9.")
+    found.refuse(node, "'q' must be a number from 0 to 1, known when the rule file loads", "Write q=0.9.")
     return None
 
 

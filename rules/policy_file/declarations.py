@@ -430,10 +430,10 @@ def require_semantics(attempt: Attempt, folder: Path) -> None:
     """Refuse an attempt of a run whose rules had other semantics: they may decide otherwise today.
 
     Raises:
-        UnsupportedVersion: Its policy was recorded under another version.
+        UnsupportedVersion: Its rule file was recorded under another version.
     """
     if attempt.policy is not None:
-        where = f"{folder}, policy of attempt {attempt.attempt}"
+        where = f"{folder}, rule file of attempt {attempt.attempt}"
         require_version("rule semantics", attempt.policy.semantics_version, SEMANTICS_VERSION, where=where)
 
 

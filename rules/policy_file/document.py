@@ -306,7 +306,7 @@ def _objection(node: yaml.Node) -> str:
             if node.tag.startswith(_PREFIX)
             else "Put a text that begins with '!' in quotes, and write 'not' for '!'."
         )
-        return phrase("tag not allowed; a policy is plain data", repr(node.tag.replace(_PREFIX, "!!")), fix)
+        return phrase("tag not allowed; a rule file is plain data", repr(node.tag.replace(_PREFIX, "!!")), fix)
     if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
         return phrase("a lone surrogate is not valid text", ascii(node.value))
     return ""

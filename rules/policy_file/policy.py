@@ -345,10 +345,10 @@ def require_file(path: Path) -> Path:
     """Return the path of a rule file, or of a pipe that carries one.
 
     Raises:
-        TelemetryError: There is none. The error suggests shipped policies.
+        TelemetryError: There is none. The error suggests shipped rule files.
     """
     if path.is_dir() or not path.exists():
-        what = "no such file, and steptape ships no policy of that name"
+        what = "no such file, and steptape ships no rules of that name"
         known = suggestion(str(path), shipped_policies())
         fix = "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'" if " " in str(path) else known
         raise TelemetryError(what, where=str(path), fix=fix)
@@ -415,7 +415,7 @@ def _declared(root: yaml.Node | None, overrides: Mapping[str, object], reader: F
         reader.refuse_at(Place(1, 1), "", "the file is empty", None, "Declare rules under 'controllers:'.")
         return Declarations()
     if not isinstance(root, yaml.MappingNode):
-        reader.refuse(root, "", "a policy must be a mapping", "Its top level holds keys such as 'controllers:'.")
+        reader.refuse(root, "", "a rule file must be a mapping", "Its top level holds keys such as 'controllers:'.")
         return Declarations()
     named = [key.value for key, _ in root.value if isinstance(key, yaml.ScalarNode)]
     known = (*(key.name for key in DOCUMENT_KEYS), *(key for key in named if key.startswith(_FREE_KEYS)))
@@ -483,7 +483,7 @@ def _read_params(node: yaml.Node, where: str, declared: Declarations, reader: Fi
 
 def _override(params: dict[str, Param], name: str, given: object, place: Place, reader: FieldReader) -> None:
     if name not in params:
-        reader.refuse_at(place, "params", "the policy has no such param", repr(name), suggestion(name, params))
+        reader.refuse_at(place, "params", "the rule file has no such param", repr(name), suggestion(name, params))
         return
     value = _plain_param(given)
     if value is None or _type_name(value) != _type_name(params[name]):

@@ -168,7 +168,7 @@ class Call:
         fix = self._name_fix(node) or (
             _whole_fix(1)
             if extent is Extent.VALUES
-            else f"It is the number of {extent} to look back: above 0, and known when the policy loads."
+            else f"It is the number of {extent} to look back: above 0, and known when the rule file loads."
         )
         if self.function.name in ("min", "max"):
             name, other = map(self.faults.segment, (self.node.args[0], node))

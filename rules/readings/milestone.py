@@ -205,7 +205,7 @@ def _share_of_run(node: ast.expr, scope: CallScope, faults: Faults) -> Fraction 
         fix = f"It is above 0 and at most 1. Write {float(value / 100):g} for {float(value):g} percent."
     elif value is not None and value > 1:
         fix = f"It is above 0 and at most 1. For a step write step == {float(value):g}."
-    faults.refuse(node, "not a share of the run, known when the policy loads", fix)
+    faults.refuse(node, "not a share of the run, known when the rule file loads", fix)
     return None
 
 

@@ -466,7 +466,7 @@ def _share(call: Call, node: ast.expr | None, name: str) -> float | None:
     if value is not None and 0 <= value <= 1:
         return float(value)
     share = value / 100 if value is not None and 1 < value <= 100 else 0.9
-    what = f"'{name}' must be a number from 0 to 1, known when the policy loads"
+    what = f"'{name}' must be a number from 0 to 1, known when the rule file loads"
     call.faults.refuse(call.node if node is None else node, what, f"Write {name}={share}.")
     return None
 

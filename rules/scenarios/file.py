@@ -185,14 +185,14 @@ def _policy(node: yaml.Node, policies: Mapping[str, Policy] | None, reader: Fiel
         return None
     if policies is not None:
         if name not in policies:
-            reader.refuse(node, "policy", "unknown policy", suggestion(name, policies))
+            reader.refuse(node, "policy", "unknown rule file", suggestion(name, policies))
         return policies.get(name)
     path = Path(reader.document.source).parent / name
     if not _is_file(path):
         shipped = shipped_policies()
         if name not in shipped:
             fix = suggestion(name, shipped) if shipped else ""
-            reader.refuse(node, "policy", "neither a file in this folder nor a shipped policy", fix)
+            reader.refuse(node, "policy", "neither a file in this folder nor a shipped rule file", fix)
             return None
         path = shipped[name]
     return load_policy(path)
@@ -248,7 +248,7 @@ def _read_params(node: yaml.Node, where: str, scope: _Scope, reader: FieldReader
     try:
         return parse_policy(policy.text, source=policy.source, params=given)
     except PolicyError as error:
-        what = "the policy does not load with these params"
+        what = "the rule file does not load with these params"
         reader.refuse_at(reader.document.place(node), where, f"{what}: {error.problems[0]}", None, "")
         return policy
 
@@ -432,7 +432,7 @@ def _controller(node: yaml.Node, where: str, policy: Policy, reader: FieldReader
     name = reader.text(node, where)
     known = [controller.name for controller in policy.controllers]
     if name is not None and name not in known:
-        reader.refuse(node, where, "the policy has no such controller", suggestion(name, known))
+        reader.refuse(node, where, "the rule file has no such controller", suggestion(name, known))
         return None
     return name
 

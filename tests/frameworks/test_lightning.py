@@ -628,7 +628,7 @@ def test_what_the_recorder_refuses_ends_the_training_at_its_start(tmp_path: Path
 
 def test_the_logger_shares_the_recorder_of_its_callback(tmp_path: Path) -> None:
     """What modules log are ``log`` events; a validation's values are in its ``evaluate`` event alone."""
-    tape = SteptapeLogger(tmp_path / "runs", rules=policy(tmp_path, rule("step == 20")))
+    tape = SteptapeLogger(tmp_path / "runs", rules=["stop if step == 20"])
     trainer = tiny_trainer(tmp_path, [tape.callback()], logger=tape)
     tape.log_hyperparams({"note": "first"})
     trainer.fit(tiny_module(), loader(), loader(4))

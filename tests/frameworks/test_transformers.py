@@ -335,11 +335,11 @@ def test_a_run_that_is_gone_cannot_be_resumed_and_a_new_one_begins(
     assert "cannot be resumed" in caplog.text
 
 
-@pytest.mark.parametrize("given_as", [Path, load_policy])
+@pytest.mark.parametrize("given_as", [Path, load_policy, lambda _: ["stop if step >= 17"]])
 def test_a_callback_that_the_trainer_restores_continues_to_record(
-    tmp_path: Path, given_as: Callable[[Path], Path | Policy]
+    tmp_path: Path, given_as: Callable[[Path], Path | Policy | list[str]]
 ) -> None:
-    """It is a new object, which the attached trainer feeds. It has the rules again, given as a file or as an object."""
+    """It is a new object, which the attached trainer feeds. It has the rules again: a file, an object or sentences."""
     policy = given_as(policy_file(tmp_path, STOP_AT_7.replace("7", "17")))
     trained(tmp_path, SteptapeCallback(tmp_path / "runs", policy), num_train_epochs=1)
     callback = SteptapeCallback(tmp_path / "runs", policy)

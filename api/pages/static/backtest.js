@@ -221,9 +221,9 @@ function comparisonTable() {
       ? [row.title, row.reason, "", "", "", ""]
       : [row.name === "policy" ? element("b", {}, row.title) : row.title, `${Number(row.stopped.toPrecision(3))} of ${row.runs}`, percent(row.share_saved.mean), ...costs(row)],
   );
-  if (rows.length < 2) return element("p", {}, element("button", { type: "button", id: "compare" }, "Compare with simpler policies"));
+  if (rows.length < 2) return element("p", {}, element("button", { type: "button", id: "compare" }, "Compare with simpler rules"));
   const words = "All rows are over the same runs: those that every row scores. The oracle stops at the best evaluation, which no rule can know in advance. A rung is a step at which ASHA compares runs.";
-  return element("details", { open: "" }, element("summary", {}, "Comparison with simpler policies"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
+  return element("details", { open: "" }, element("summary", {}, "Comparison with simpler rules"), element("p", { class: "faint legend" }, words), table(["", "stops", "steps saved", "regret", "median regret", "deployable regret"], rows));
 }
 
 /** Regrets of a row; a dash where it stops runs and none of them can be judged. */
