@@ -103,9 +103,7 @@ def test_the_page_of_a_run_that_cannot_be_judged_says_so(client: httpx.Client) -
     part, found = client.get("/runs/alien/health").text, client.get("/api/v1/runs/alien/health").json()
 
     assert (found["state"], found["nearest"]["loss"]) == ("not evaluable", "train/loss")
-    assert (
-        "Not evaluable: no rule of the file found the metrics that it reads. Nearest: train/loss, val loss." in part
-    )
+    assert "Not evaluable: no rule of the file found the metrics that it reads. Nearest: train/loss, val loss." in part
 
 
 def test_json_holds_every_rule_with_its_values_and_bounds(store: Path) -> None:

@@ -93,7 +93,7 @@ tests:
         ("series: {loss@1000000: 1x9}\nexpect: []", "a run of more than 1,000,000 steps"),
         ("series: {loss@step_end: 1, loss: 2}\nexpect: []", "'loss' is already given for step_end events"),
         ("series: {loss: 1}\nparams: {spike: x}\nexpect: []", "an override must be a number, as in the file"),
-        ("series: {loss: 1}\nparams: {window: 0}\nexpect: []", "5:13: test 't', params: the rule file does not load with"),
+        ("series: {loss: 1}\nparams: {window: 0}\nexpect: []", "5:13: test 't', params: the rule file does not load"),
         ("series: {loss: 1}\nstep_s: -1\nexpect: []", "5:13: test 't', step_s: must be a number of seconds"),
         ("series: {loss: 1}\nstep_s: .nan\nexpect: []", "must be a number of seconds"),
         ("series: {loss: 1}\nplan: {total_steps: many}\nexpect: []", "must be a whole number"),
