@@ -95,7 +95,7 @@ controllers:
         ("", "1:1: the file is empty. Declare rules under 'controllers:'."),
         ("# only a comment\n", "1:1: the file is empty. Declare rules under 'controllers:'."),
         ("- a\n", "1:1: a rule file must be a mapping; got a list. Its top level holds keys such as 'controllers:'."),
-        ("policy\n", "1:1: a rule file must be a mapping; got 'policy'. Its top level holds keys"),
+        ("text\n", "1:1: a rule file must be a mapping; got 'text'. Its top level holds keys such as 'controllers:'."),
         ("a: [b\n", "2:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
         (
             "a: b\n  c: d\n",
