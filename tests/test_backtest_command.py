@@ -142,7 +142,7 @@ def test_the_tables_fit_a_terminal_of_a_hundred_columns(
         store_record(events, run_id=f"long-{number}", name=f"{name}{number}", status="failed")
 
     parts = backtest("--baseline", "all").split("\n\n")
-    runs, comparison = (next(part for part in parts if f"\n{row}" in part) for row in ("run-1 ", "this policy "))
+    runs, comparison = (next(part for part in parts if f"\n{row}" in part) for row in ("run-1 ", "these rules "))
     tables = [line for line in (runs + "\n" + comparison).splitlines() if not line.startswith("of: ")]
 
     assert max(len(line.rstrip()) for line in tables) <= 100

@@ -8,6 +8,7 @@ import pytest
 
 from steptape.rules.errors import PolicyError
 from steptape.rules.scenarios.file import ScenarioTest, load_tests, parse_tests
+from steptape.rules.scenarios.run import run_test
 
 HEAD = "policy: loss_spike\ntests:\n"
 
@@ -205,6 +206,21 @@ def test_the_policy_is_looked_for_beside_the_file_first(tmp_path: Path) -> None:
 
     with pytest.raises(PolicyError, match=r"loss_spike:1:14: controllers: must be a list"):
         load_tests(tests)
+
+
+def test_a_sentence_is_tested_by_the_name_that_its_words_make() -> None:
+    """Its params are those of its full form. A wrong one points into itself."""
+    text = """
+policy: "{SENTENCE}"
+tests:
+  - name: t
+    series: {{loss: 1 4 4 4}}
+    expect: [{{step: 3, controller: stop_if_loss_3_for_2_steps}}]
+"""
+    (test,) = parse_tests(text.format(SENTENCE="stop if loss > 3 for 2 steps"))
+    assert run_test(test).passes
+    with pytest.raises(PolicyError, match=r"stop if men\(loss\) > 3:1:9: .* Did you mean 'mean'"):
+        parse_tests(text.format(SENTENCE="stop if men(loss) > 3"))
 
 
 def test_a_series_has_the_clock_that_its_key_says() -> None:

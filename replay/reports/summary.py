@@ -557,7 +557,7 @@ def _comparison(backtest: Backtest, runs: Sequence[ScoredRun], *, has_losses: bo
         for field, value_of in fields.items()
     }
     families = [result.family for result in results]
-    title, digest = backtest.policy.name or "this rule file", backtest.policy.digest
+    title, digest = backtest.policy.name or "these rules", backtest.policy.digest
     shares = {
         name: _lost_shares(own, table[_STOPPED][name], results) if has_losses else None for name, own in scores.items()
     }

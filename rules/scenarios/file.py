@@ -27,6 +27,7 @@ from ..policy_file.document import Document, Place, read_text
 from ..policy_file.fields import FieldReader, Fields, Key, is_null
 from ..policy_file.operations import WORDS
 from ..policy_file.policy import Policy, load_policy, parse_policy, shipped_policies
+from ..policy_file.sentences import is_sentence
 from ..readings.reading import Param
 from .scenario import MAX_STEPS, SERIES_KINDS, STEP_KINDS, NotationError, Scenario, ScenarioSeries, parse_values
 
@@ -187,6 +188,8 @@ def _policy(node: yaml.Node, policies: Mapping[str, Policy] | None, reader: Fiel
         if name not in policies:
             reader.refuse(node, "policy", "unknown rule file", suggestion(name, policies))
         return policies.get(name)
+    if is_sentence(name):
+        return load_policy(name)
     path = Path(reader.document.source).parent / name
     if not _is_file(path):
         shipped = shipped_policies()
