@@ -132,9 +132,15 @@ class TrainingProgress:
             if self._recorder is not None and steps_per_epoch:
                 self._recorder.declare(total_steps=self.expected_total_steps, steps_per_epoch=steps_per_epoch)
 
-    def get_progress_fraction(self) -> float | None:
-        """Return the share of all updates that is finished; None until their number is known."""
-        return min(1.0, self.global_step / self.expected_total_steps) if self.expected_total_steps else None
+    def get_progress_fraction(self) -> float:
+        """Return the share of all updates that is finished.
+
+        Until the first epoch has ended, the number of updates is unknown: the current epoch counts as finished then. NaN
+        where the number of epochs is unknown, too.
+        """
+        if self.expected_total_steps:
+            return min(1.0, self.global_step / self.expected_total_steps)
+        return min(1.0, self.epoch / self.total_epochs) if self.total_epochs else math.nan
 
     def is_fraction_point(self, fraction: float | str | Fraction) -> bool:
         """Whether the training has just reached this share: true once, at the first question from that update on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import subprocess
 import sys
 import textwrap
@@ -206,21 +207,26 @@ def test_updates_of_every_form_are_counted_live_as_from_the_log(tmp_path: Path) 
 
 
 def test_the_share_grows_from_nothing_to_one_and_is_unknown_without_a_plan(tmp_path: Path) -> None:
-    """No epoch number stands in for it."""
+    """Until the first epoch has ended, linnaeus' names count the current one."""
     with Recorder(tmp_path, total_steps=7) as rec:
         shares = [rec.progress.fraction]
         for _ in range(7):
             rec.step(loss=1.0)
             shares.append(rec.progress.fraction)
     progress = TrainingProgress(config(epochs=2))
-    before = progress.get_progress_fraction()
+    shares_of_epochs = [progress.get_progress_fraction()]
     progress.start_epoch()
     progress.update_step(1)
-    unknown = progress.get_progress_fraction()
+    progress.update_step(1)
+    shares_of_epochs.append(progress.get_progress_fraction())
     progress.end_epoch()
+    progress.start_epoch()
+    progress.update_step(1)
+    shares_of_epochs.append(progress.get_progress_fraction())
 
     assert shares == [0.0, *(step / 7 for step in range(1, 7)), 1.0]
-    assert (before, unknown, progress.get_progress_fraction()) == (None, None, 0.5)
+    assert shares_of_epochs == [0.0, 0.5, 0.75]
+    assert math.isnan(TrainingProgress().get_progress_fraction())
     assert ProgressCounts(updates=3).fraction is None
 
 
@@ -286,7 +292,7 @@ def test_the_example_of_progress_runs(capsys: pytest.CaptureFixture[str]) -> Non
     progress.end_epoch()
 
     # Check training progress
-    if (progress.get_progress_fraction() or 0) >= 0.5:
+    if progress.get_progress_fraction() >= 0.5:
         print("Training is 50% complete")
 
     # Check for specific fraction points (e.g., 25%, 50%, 75%)
