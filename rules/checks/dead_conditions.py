@@ -40,6 +40,7 @@ from ..readings.ranges import (
 from ..readings.reading import SeriesKey, SeriesReading
 from ..readings.series_value import SeriesLength, SeriesValue
 from ..readings.window import Window
+from .conjunctions import Atom, Clash, Conjunctions, cases_of
 from .value_ranges import RunLimits, ValueRanges, is_standardized
 
 _MIRRORED: Final[Mapping[type[ast.cmpop], ast.cmpop]] = {
@@ -75,6 +76,7 @@ class Dead:
         controllers: Names of controllers whose rules are never true.
         once: Names of controllers that decide at most once.
         classes: Classes that a state never takes, by state.
+        taken: The other classes, by state.
         series: The metrics that the policy lists, or patterns of their names; None where it lists none.
         ranges: What the policy says that metrics lie between.
         least_share: The least share of the scheduled learning rate with which an update trains; 0 where unknown.
@@ -84,6 +86,7 @@ class Dead:
     controllers: frozenset[str] = frozenset()
     once: frozenset[str] = frozenset()
     classes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
     series: frozenset[str] | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     least_share: float = 0.0
@@ -118,6 +121,11 @@ class RuleVerdicts:
         self._found: dict[tuple[object, ...], Verdict] = {}
         limits = RunLimits(dead.members, dead.most_steps, dead.ranges)
         self.ranges = ValueRanges(rule, self.verdict, self._asked, limits, is_full=is_full)
+        self.conjunctions = Conjunctions(self.ranges.of, self._classes_of)
+
+    def _classes_of(self, node: ast.expr) -> frozenset[str] | None:
+        reference = self._rule.references.get(node)
+        return self._dead.taken.get(reference.name) if isinstance(reference, MetricValue) else None
 
     # --- verdicts -----------------------------------------------------------------------------------------------
 
@@ -125,8 +133,25 @@ class RuleVerdicts:
         """Return what a condition can be."""
         place = (node, *self.ranges.place)
         if place not in self._found:
-            self._found[place] = self._verdict(node)
+            found = self._verdict(node)
+            self._found[place] = self._together(node, found) if _has_parts(node) else found
         return self._found[place]
+
+    def _together(self, node: ast.expr, found: Verdict) -> Verdict:
+        """Return what a condition of several parts can be, given what each of them can be."""
+        if found.may_hold and (never := self.clash(node, is_true=True)) is not None:
+            return replace(NEVER, assumed=never.assumed)
+        if found.may_fail and (always := self.clash(node, is_true=False)) is not None:
+            return replace(ALWAYS, assumed=always.assumed)
+        return found
+
+    def clash(self, node: ast.expr, *, is_true: bool) -> Clash | None:
+        """Return the parts of a condition that keep it from having an answer; None if it can have it."""
+        return self.conjunctions.clash(cases_of(node, is_true=is_true))
+
+    def parts_verdict(self, node: ast.expr) -> Verdict:
+        """Return what a condition can be as far as one of its parts alone decides."""
+        return self._verdict(node)
 
     def _verdict(self, node: ast.expr) -> Verdict:
         reference = self._rule.references.get(node)
@@ -266,6 +291,52 @@ def dead_links(rule: BoundRule, dead: Dead) -> Iterator[Doubt]:
                     what = _phrased(late, text, "can be true only before its window is full", whole)
             if what:
                 yield left, what
+    if dead.most_steps == math.inf:
+        yield from dead_parts(rule, dead)
+
+
+def dead_parts(rule: BoundRule, dead: Dead) -> Iterator[Doubt]:
+    """Yield the conditions in a rule whose parts contradict each other, each with what is known."""
+    verdicts = RuleVerdicts(rule, dead)
+    whole = verdicts.verdict(rule.expression.tree)
+    waiting: list[ast.AST] = [rule.expression.tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr) and _has_parts(node):
+            alone = verdicts.parts_verdict(node)
+            for is_true in (True, False):
+                if (alone.may_hold if is_true else alone.may_fail) and (clash := verdicts.clash(node, is_true=is_true)):
+                    yield clash.atoms[-1].node, _said_of_clash(rule, node, clash, whole, is_true=is_true)
+                    break
+            else:
+                waiting += reversed(list(ast.iter_child_nodes(node)))
+        else:
+            waiting += reversed(list(ast.iter_child_nodes(node)))
+
+
+def _has_parts(node: ast.expr) -> bool:
+    return isinstance(node, ast.BoolOp | ast.IfExp) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+
+
+def _said_of_clash(rule: BoundRule, node: ast.expr, clash: Clash, whole: Verdict, *, is_true: bool) -> str:
+    assumed = sorted(clash.assumed if not is_true or whole.may_hold else clash.assumed | whole.assumed)
+    rests = f", if {' and '.join(assumed)}" if assumed else ""
+    if not is_true:
+        return f"'{rule.expression.segment(node)}' is always true{rests}. Leave it out."
+    so = "" if whole.may_hold else ", so the rule is never true"
+    texts = [f"'{_text_of_atom(rule, atom)}'" for atom in clash.atoms]
+    if len(texts) == 1:
+        return f"{texts[0]} is never true{so}{rests}"
+    mend = "Write 'or', or mend one of them."
+    return f"{', '.join(texts[:-1])} and {texts[-1]} are never true together{so}{rests}. {mend}"
+
+
+def _text_of_atom(rule: BoundRule, atom: Atom) -> str:
+    text = rule.expression.segment(atom.node)
+    if atom.link is not None and not (isinstance(atom.node, ast.Compare) and len(atom.node.ops) == 1):
+        left, sign, right = atom.link
+        text = f"{rule.expression.segment(left)} {_SIGNS[sign]} {rule.expression.segment(right)}"
+    return text if atom.is_true else f"not {text}"
 
 
 def _text_of(rule: BoundRule, left: ast.expr, relation: ast.cmpop, right: ast.expr) -> str:
@@ -360,7 +431,8 @@ def dead_in(policy: Policy, most_steps: float = math.inf) -> Dead:
         found = [each.name for each in policy.controllers if _is_never_true(each.rule.bound, dead)]
         never = frozenset(name for name in names if found.count(name) == names.count(name))
         classes = {state.name: frozenset(_never_taken(state.classes, dead)) for state in policy.states}
-        grown = replace(dead, controllers=never, classes=classes, least_share=least_share(policy, never))
+        taken = {each.name: frozenset(name for name, _ in each.classes) - classes[each.name] for each in policy.states}
+        grown = replace(dead, controllers=never, classes=classes, taken=taken, least_share=least_share(policy, never))
         if grown == dead:
             break
         dead = grown
