@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("golden-check/errors.txt", ["check", "errors.yaml"]),
         ("golden-check/warnings.txt", ["check", "warnings.yaml"]),
-        ("golden-check/ignored.txt", ["check", "warnings.yaml", "--ignore", "nan-guard", "--ignore", "length"]),
+        ("golden-check/ignored.txt", ["check", "warnings.yaml", "--ignore", "nan-guard", "--ignore", "dead"]),
         ("golden-test/failing.txt", ["test", "failing.test.yaml"]),
         ("golden-test/broken.txt", ["test", "broken.test.yaml"]),
     ],
@@ -111,8 +111,8 @@ def test_check_speaks_json() -> None:
     assert (doubtful["ok"], doubtful["problems"]) == (True, [])
     assert {warning["code"] for warning in doubtful["warnings"]} == {
         "nan-guard",
-        "length",
-        "patience",
+        "dead",
+        "timing",
         "contradiction",
     }
     assert fine["warnings"] == fine["problems"] == []

@@ -125,7 +125,7 @@ def test_what_is_never_or_always_true_is_so_for_all_values(rule: str, seed: int)
 )
 def test_parts_of_a_rule_that_contradict_each_other_are_found(rule: str, parts: str) -> None:
     """Through names, brackets, chains, ``not`` and each side of an ``or``."""
-    (line,) = (each.message for each in findings_of(policy(rule)) if each.code is FindingCode.RANGE)
+    (line,) = (each.message for each in findings_of(policy(rule)) if each.code is FindingCode.DEAD)
 
     assert line.startswith(f"controller 'c': {parts} are never true together, so the rule is never true")
 
@@ -145,4 +145,4 @@ def test_parts_of_a_rule_that_contradict_each_other_are_found(rule: str, parts: 
 )
 def test_parts_of_a_rule_that_may_be_true_together_are_not(rule: str) -> None:
     """NaN is neither above nor below a number."""
-    assert [each.message for each in findings_of(policy(rule)) if each.code is FindingCode.RANGE] == []
+    assert [each.message for each in findings_of(policy(rule)) if each.code is FindingCode.DEAD] == []

@@ -35,7 +35,7 @@ def policy(rule: str, head: str = "", more: str = "") -> Policy:
 
 def said(rule: str, head: str = "", more: str = "") -> list[str]:
     """Return what ``check`` says of ranges, without who it is said of."""
-    found = [each.message for each in findings_of(policy(rule, head, more)) if each.code is FindingCode.RANGE]
+    found = [each.message for each in findings_of(policy(rule, head, more)) if each.code is FindingCode.DEAD]
     return [message.partition(": ")[2] for message in found]
 
 
@@ -287,7 +287,7 @@ controllers:
         source="p.yaml",
     )
 
-    lines = [each.message for each in findings_of(asked) if each.code is FindingCode.RANGE]
+    lines = [each.message for each in findings_of(asked) if each.code is FindingCode.DEAD]
 
     assert lines == [
         "state 'phase': 'swing > 2' is never true, so the rule is never true: tanh gives -1 to 1",
@@ -434,7 +434,7 @@ MODELS: Mapping[str, Mapping[str, Param]] = {
 
 def _ranges_of_surogate(**params: Param) -> dict[str, str]:
     asked = load_policy(shipped_policies()["surogate"], params=params)
-    found = [each for each in findings_of(asked) if each.code is FindingCode.RANGE]
+    found = [each for each in findings_of(asked) if each.code is FindingCode.DEAD]
     return {each.message.split("'")[1]: each.message for each in found}
 
 
@@ -450,7 +450,7 @@ def test_a_milestone_that_is_waited_for_is_warned_of(more: str, line: str) -> No
     """It is true at one event, and false at the next."""
     found = findings_of(policy("milestone(every=0.1) and loss > 1", more=more))
 
-    assert [line in each.message for each in found if each.code is FindingCode.PATIENCE] == [True]
+    assert [line in each.message for each in found if each.code is FindingCode.TIMING] == [True]
     assert findings_of(policy("milestone(every=0.1) or lr > 1", more=more)) == []
 
 

@@ -141,7 +141,7 @@ def test_a_mistake_is_refused(escalate: str, more: str, message: str) -> None:
 def test_check_says_that_a_cap_ends_the_stages_too_early(cap: int, found: int) -> None:
     """The last stage counts once, or as often as it says."""
     findings = findings_of(policy(f"{{stages: [{LADDER}], cap: {cap}}}"))
-    said = [each.message for each in findings if each.code is FindingCode.STAGES]
+    said = [each.message for each in findings if each.code is FindingCode.TIMING]
 
     assert said == found * ["controller 'c': the cap of 2 comes before the end of the stages, which are 3 decisions"]
 

@@ -12,12 +12,15 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 
 
 def warnings(*rules: str, head: str = "", more: str = "") -> list[str]:
-    """Return the findings of a policy with these rules, the first from line 4 and column 11 on."""
+    """Return the findings of a policy with these rules, the first from line 4 and column 11 on.
+
+    Names of the head that no rule uses are left out.
+    """
     text = "controllers:\n" + "".join(
         f"  - name: c{number}\n    triggers: [on_step_end]\n    rule: {rule}\n    operations: []\n{more}"
         for number, rule in enumerate(rules)
     )
-    found = findings_of(parse_policy(text + head, source="p.yaml"))
+    found = [each for each in findings_of(parse_policy(text + head, source="p.yaml")) if each.code != "unused"]
     return [str(finding).removeprefix("p.yaml:").replace("warning: controller ", "") for finding in found]
 
 
@@ -151,7 +154,7 @@ def test_a_length_that_cannot_be_is_found(rule: str, reason: str) -> None:
     (found,) = warnings(rule, head=HISTORY)
 
     assert reason in found
-    assert found.endswith("[length]")
+    assert found.endswith("[dead]")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_a_length_that_cannot_be_is_found(rule: str, reason: str) -> None:
 )
 def test_a_length_that_can_be_is_not(rule: str) -> None:
     """An unknown length is not found either."""
-    assert [line for line in warnings(rule, head=HISTORY) if "[length]" in line] == []
+    assert [line for line in warnings(rule, head=HISTORY) if "can never hold" in line] == []
 
 
 def test_patience_at_a_trigger_that_comes_once_is_found() -> None:
@@ -185,12 +188,12 @@ def test_patience_at_a_trigger_that_comes_once_is_found() -> None:
     assert found("on_train_end", 1) == [
         "p.yaml:2:81: warning: controller 'c': on_train_end happens once per run, but patience waits "
         "for 2 true answers "
-        "[patience]"
+        "[timing]"
     ]
     assert found("on_train_begin", 0) == found("on_step_end", 5) == []
     both = "controllers:\n" + controller.format("on_step_end", 0).replace("name: c", "name: b")
     both += controller.format("on_train_end", 1)
-    assert ["[patience]" in str(finding) for finding in findings_of(parse_policy(both))] == [True]
+    assert ["[timing]" in str(finding) for finding in findings_of(parse_policy(both))] == [True]
 
 
 def test_operations_of_one_controller_that_contradict_each_other_are_found() -> None:
@@ -295,7 +298,7 @@ controllers:
 
 def test_a_name_may_be_written_as_a_number_and_is_found() -> None:
     """To rules it is a text."""
-    text = "controllers: [{name: 1, triggers: [on_step_end], rule: fired('1'), operations: []}]"
+    text = "controllers: [{name: 1, triggers: [on_step_end], rule: not fired('1'), operations: []}]"
     policy = parse_policy(text, source="p.yaml")
 
     assert policy.controllers[0].name == "1"

@@ -47,7 +47,7 @@ _SIMILARITY: Final = 0.58
 
 #: Findings that say why a rule cannot fire.
 _REASONS: Final = frozenset(
-    (FindingCode.UNRECORDED, FindingCode.PATIENCE, FindingCode.WINDOW, FindingCode.LENGTH, FindingCode.RANGE)
+    (FindingCode.UNRECORDED, FindingCode.TIMING, FindingCode.WINDOW, FindingCode.DEAD, FindingCode.DEAD)
 )
 
 #: Pseudo-kind of a constant that the loop declared.
@@ -286,7 +286,7 @@ def _triggers(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
                     f"patience waits for {controller.patience.threshold + 1:,} true answers, but {trigger} occurs "
                     f"at most {most:,} times in {_given(len(facts))}"
                 )
-                yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
+                yield places.finding(places.of(index, "patience"), FindingCode.TIMING, controller, what)
 
 
 def _contradictions(

@@ -83,36 +83,35 @@ def cases_of(node: ast.expr, *, is_true: bool) -> list[Case]:
         case ast.BoolOp(op, values):
             found = [cases_of(value, is_true=is_true) for value in values]
             is_joined = isinstance(op, ast.And) is is_true
-            return _together(found) if is_joined else _either(found)
+            return together(found) if is_joined else _either(found)
         case ast.UnaryOp(ast.Not(), operand):
             return cases_of(operand, is_true=not is_true)
         case ast.IfExp(test, body, otherwise):
             sides = ((True, body), (False, otherwise))
             return _either(
-                _together([cases_of(test, is_true=is_so), cases_of(part, is_true=is_true)]) for is_so, part in sides
+                together([cases_of(test, is_true=is_so), cases_of(part, is_true=is_true)]) for is_so, part in sides
             )
         case ast.Compare():
             links = [_cases_of_link(node, *link, is_true=is_true) for link in links_of(node)]
-            return _together(links) if is_true else _either(links)
+            return together(links) if is_true else _either(links)
         case ast.Constant(bool(value)):
             return [()] if value is is_true else []
     return [(Atom(node, is_true),)]
 
 
-def _cases_of_link(
-    node: ast.Compare, left: ast.expr, sign: ast.cmpop, right: ast.expr, *, is_true: bool
-) -> list[Case]:
+def _cases_of_link(node: ast.Compare, left: ast.expr, sign: ast.cmpop, right: ast.expr, *, is_true: bool) -> list[Case]:
     if isinstance(sign, (ast.In, ast.NotIn)) and isinstance(right, (ast.Tuple, ast.List, ast.Set)):
         is_within = isinstance(sign, ast.In) is is_true
         if all(isinstance(each, ast.Constant) for each in right.elts):
-            equal = [[(Atom(node, is_within, Link(left, ast.Eq, each)),)] for each in right.elts]
-            return _either(equal) if is_within else _together(equal)
+            equal: list[list[Case]] = [[(Atom(node, is_within, Link(left, ast.Eq, each)),)] for each in right.elts]
+            return _either(equal) if is_within else together(equal)
     if type(sign) not in _ORDERS:
         return [()]
     return [(Atom(node, is_true, Link(left, type(sign), right)),)]
 
 
-def _together(parts: Iterable[list[Case]]) -> list[Case]:
+def together(parts: Iterable[list[Case]]) -> list[Case]:
+    """Return the ways in which several conditions have their answers, given those of each."""
     found: list[Case] = [()]
     for cases in parts:
         if len(found) * len(cases) <= _MOST_CASES:
@@ -126,7 +125,7 @@ def _either(parts: Iterable[list[Case]]) -> list[Case]:
 
 
 @dataclass(slots=True)
-class _Values:
+class _PossibleValues:
     """What an expression can be after some comparisons.
 
     Attributes:
@@ -150,7 +149,7 @@ class _Values:
     unequal: set[object] = field(default_factory=set)
 
     @classmethod
-    def of(cls, known: Range | None, classes: Collection[str] | None) -> _Values:
+    def of(cls, known: Range | None, classes: Collection[str] | None) -> _PossibleValues:
         """Return what an expression can be at first: what its range says, or one of a state's classes."""
         if classes is not None:
             return cls(math.inf, -math.inf, may_be_nan=False, may_be_other=False, texts=frozenset(classes))
@@ -210,7 +209,7 @@ class Conjunctions:
         classes_of: Callable[[ast.expr], Collection[str] | None],
     ) -> None:
         self._range_of = range_of
-        self._classes_of = classes_of
+        self.classes_of = classes_of
         self._keys: dict[ast.expr, str] = {}
 
     def clash(self, cases: Sequence[Case]) -> Clash | None:
@@ -227,7 +226,7 @@ class Conjunctions:
 
     def _excludes(self, case: Case) -> bool:
         """Whether the parts of a case cannot have their answers together."""
-        values: dict[str, _Values] = {}
+        values: dict[str, _PossibleValues] = {}
         orders: dict[tuple[str, str], frozenset[str]] = {}
         answers: dict[str, bool] = {}
         for atom in case:
@@ -258,7 +257,7 @@ class Conjunctions:
         orders[pair] = allowed & orders.get(pair, frozenset("=?") if pair[0] == pair[1] else _ANY_ORDER)
         return bool(orders[pair])
 
-    def _test(self, atom: Atom, values: dict[str, _Values]) -> bool:
+    def _test(self, atom: Atom, values: dict[str, _PossibleValues]) -> bool:
         """Take from an expression what ``isnan`` or ``isfinite`` rules out; return whether anything is left."""
         match atom.node:
             case ast.Call(ast.Name("isnan" | "isfinite" as test), [side]):
@@ -276,10 +275,10 @@ class Conjunctions:
                 return not known.is_none
         return True
 
-    def _values(self, side: ast.expr, values: dict[str, _Values]) -> _Values:
-        return values.setdefault(self._key(side), _Values.of(self._range_of(side), self._classes_of(side)))
+    def _values(self, side: ast.expr, values: dict[str, _PossibleValues]) -> _PossibleValues:
+        return values.setdefault(self._key(side), _PossibleValues.of(self._range_of(side), self.classes_of(side)))
 
-    def _bound(self, link: Link, values: dict[str, _Values], *, is_true: bool) -> bool:
+    def _bound(self, link: Link, values: dict[str, _PossibleValues], *, is_true: bool) -> bool:
         """Bound both sides of a comparison by each other; return whether anything is left that they can be."""
         for side, sign, other in ((link.left, link.sign, link.right), (link.right, _MIRRORED[link.sign], link.left)):
             if isinstance(side, ast.Constant):
@@ -290,7 +289,7 @@ class Conjunctions:
                 return False
         return True
 
-    def _compare(self, known: _Values, sign: type[ast.cmpop], other: ast.expr, *, is_true: bool) -> None:
+    def _compare(self, known: _PossibleValues, sign: type[ast.cmpop], other: ast.expr, *, is_true: bool) -> None:
         """Take from an expression what a comparison with another one rules out."""
         is_equality = sign in (ast.Eq, ast.NotEq)
         is_equal = is_equality and (sign is ast.Eq) is is_true

@@ -17,8 +17,7 @@ from ..effects import parse_call
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
 from ..language.name_patterns import MAX_MEMBERS, have_common_names, is_pattern
-from ..policy_file.declarations import Rule
-from ..policy_file.policy import Policy
+from ..policy_file.declarations import Rule, RuleFile
 from ..readings.metric import MetricValue
 from ..readings.param import ParamValue
 from ..readings.past_decisions import TRUE_OF_CONTROLLERS, PastDecisions
@@ -40,7 +39,7 @@ from ..readings.ranges import (
 from ..readings.reading import SeriesKey, SeriesReading
 from ..readings.series_value import SeriesLength, SeriesValue
 from ..readings.window import Window
-from .conjunctions import Atom, Clash, Conjunctions, cases_of
+from .conjunctions import Atom, Clash, Conjunctions, cases_of, together
 from .value_ranges import RunLimits, ValueRanges, is_standardized
 
 _MIRRORED: Final[Mapping[type[ast.cmpop], ast.cmpop]] = {
@@ -314,6 +313,21 @@ def dead_parts(rule: BoundRule, dead: Dead) -> Iterator[Doubt]:
             waiting += reversed(list(ast.iter_child_nodes(node)))
 
 
+def is_true_with(condition: BoundRule, other: BoundRule, dead: Dead) -> bool:
+    """Whether a condition is never false where another one is true. False where the other one never is."""
+    mine, others = RuleVerdicts(condition, dead), RuleVerdicts(other, dead)
+    tree, whole = condition.expression.tree, other.expression.tree
+    if not others.verdict(whole).may_hold:
+        return False
+    own = frozenset(ast.walk(tree))
+    both = Conjunctions(
+        lambda node: (mine if node in own else others).ranges.of(node),
+        lambda node: (mine if node in own else others).conjunctions.classes_of(node),
+    )
+    clash = both.clash(together([cases_of(whole, is_true=True), cases_of(tree, is_true=False)]))
+    return clash is not None and not clash.assumed
+
+
 def _has_parts(node: ast.expr) -> bool:
     return isinstance(node, ast.BoolOp | ast.IfExp) or (isinstance(node, ast.Compare) and len(node.ops) > 1)
 
@@ -415,7 +429,7 @@ def _span(found: Range) -> str:
     return f"at least {found.low:g}" if found.high == float("inf") else f"from {found.low:g} to {found.high:g}"
 
 
-def dead_in(policy: Policy, most_steps: float = math.inf) -> Dead:
+def dead_in(policy: RuleFile, most_steps: float = math.inf) -> Dead:
     """Return what can never be in a policy: rules that are never true, and classes that no state takes.
 
     Rules ask about each other, so this repeats until nothing more is found.
@@ -439,7 +453,7 @@ def dead_in(policy: Policy, most_steps: float = math.inf) -> Dead:
     return replace(dead, most_steps=most_steps)
 
 
-def _declared(policy: Policy) -> dict[str, Range]:
+def _declared(policy: RuleFile) -> dict[str, Range]:
     """Return the ranges that a policy says its metrics lie between."""
     found = {}
     for name, ends in policy.ranges.items():
@@ -467,7 +481,7 @@ def _never_taken(classes: Sequence[tuple[str, Rule]], dead: Dead) -> Iterator[st
     yield from (name for name, _ in classes if name not in taken)
 
 
-def dead_classes(policy: Policy, dead: Dead) -> Iterator[tuple[str, Rule, str]]:
+def dead_classes(policy: RuleFile, dead: Dead) -> Iterator[tuple[str, Rule, str]]:
     """Yield the classes that a state never takes because one above it is always true: state, condition, what is so."""
     for state in policy.states:
         above = ""
@@ -492,7 +506,7 @@ class SteeredRate(NamedTuple):
     why: str
 
 
-def least_share(policy: Policy, dead: Collection[str]) -> float:
+def least_share(policy: RuleFile, dead: Collection[str]) -> float:
     """Return the least share of the scheduled rate with which an update trains; 0 where it is unknown.
 
     Args:

@@ -24,7 +24,6 @@ from ..readings.fact import CONTEXT, ContextValue
 from ..readings.family import FamilyReading, MemberName
 from ..readings.fold import STREAK
 from ..readings.metric import MetricValue
-from ..readings.milestone import Milestone
 from ..readings.param import ParamValue
 from ..readings.reading import Extent, Reading, SeriesReading, ValueType
 from ..readings.series_value import AGE, SeriesValue
@@ -92,7 +91,7 @@ class _Walk:
         self._is_condition = any(rule is condition.bound for condition in controller.conditions)
         self._classes = {state.name: [name for name, _ in state.classes] for state in controller.states}
         self._names = {each.name for each in policy.controllers}
-        self._metrics = _metrics_read(policy) if policy.series is None else set[str]()
+        self._metrics = metrics_read(policy) if policy.series is None else set[str]()
         self._compared = list(_compared_for_equality(self._tree)) if policy.series is None else []
         self._seen: set[str] = set()
         self.has_wrong_types = False
@@ -128,13 +127,13 @@ class _Walk:
         if _reads_nothing(self._rule, self._tree):
             if not isinstance(self._tree, ast.Constant):
                 what = "reads nothing of the run, so it gives the same answer at every event"
-                yield Doubt(FindingCode.CONSTANT, self._tree, what)
+                yield Doubt(FindingCode.DEAD, self._tree, what)
             return
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Compare) and _reads_nothing(self._rule, node):
                 text = self._rule.expression.segment(node)
                 what = f"{text} reads nothing of the run, so its answer is always the same"
-                yield Doubt(FindingCode.CONSTANT, node, what)
+                yield Doubt(FindingCode.DEAD, node, what)
 
     def _wrong(self, node: ast.expr, what: str) -> Doubt:
         self.has_wrong_types = True
@@ -393,7 +392,7 @@ def unread_fields(policy: Policy, log_format: str) -> Iterator[str]:
     """Yield what is wrong about fields of a ``log_format`` that name a metric, or nearly name what it can show."""
     shown = {"event_name", "control_name", "step", "epoch", "logs", "metrics", *policy.params}
     shown |= {declaration.name for declaration in policy.metrics}
-    series = COMMON_METRICS | _metrics_read(policy)
+    series = COMMON_METRICS | metrics_read(policy)
     for _, field, _, _ in Formatter().parse(log_format):
         name = re.split(r"[.\[]", field or "", maxsplit=1)[0]
         if name in series - shown:
@@ -404,8 +403,10 @@ def unread_fields(policy: Policy, log_format: str) -> Iterator[str]:
                 yield f"a log_format shows nothing called '{name}'. Did you mean '{near}'?"
 
 
-def _metrics_read(policy: Policy) -> set[str]:
-    return {key.name for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
+def metrics_read(policy: Policy) -> set[str]:
+    """Return the metrics that the rules of a policy read, directly or through states and definitions."""
+    rules = (rule for controller in policy.controllers for rule in controller.bound_rules)
+    return {key.name for rule in rules for key in rule.series if not key.is_derived}
 
 
 def _compared_for_equality(tree: ast.expr) -> Iterator[ast.expr]:
@@ -463,18 +464,6 @@ def is_slip(name: str, target: str, *, may_replace: bool = True) -> bool:
 _OF_CONTROLLERS: Final = {STREAK: 'streak("{}")', AGE: 'steps_since("{}")'}
 #: What asks of a condition's newest values what a function asks of a list.
 _OF_CONDITIONS: Final = {"any": "sum({}, last=10) > 0", "all": "min({}, last=10) == 1", "count": "sum({}, last=10)"}
-
-
-def needs_milestone(rule: BoundRule) -> bool:
-    """Whether a rule is true only where a milestone is reached."""
-    waiting: list[ast.expr] = [rule.expression.tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-            waiting += node.values
-        elif isinstance(rule.references.get(node), Milestone):
-            return True
-    return False
 
 
 def _argument_doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr) -> Iterator[tuple[ast.expr, str]]:

@@ -6,16 +6,17 @@ need recorded runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
 import yaml
 
-from ..effects import Effect
+from ..effects import Effect, is_call
 from ..language.bound_rule import BoundRule
-from ..language.clock import RESET_ON_FAILURE
+from ..language.name_patterns import is_pattern
 from ..policy_file.declarations import Controller
 from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
@@ -24,16 +25,23 @@ from ..policy_file.policy import Policy
 from ..policy_file.sentences import expand_sentences
 from ..readings.reading import SeriesKey
 from .dead_conditions import dead_classes, dead_in, dead_links
-from .doubts import doubts_of, needs_milestone, unread_fields
+from .deadlocks import deadlocks
+from .doubts import doubts_of, metrics_read, unread_fields
 from .finding_codes import FindingCode
 from .length_conditions import NO_LIMIT, impossible_lengths, unknown_keys
 from .nan_guard import unguarded_spikes
+from .timing import KeyDoubt, is_named_evaluation, stale_doubts, timing_doubts
+from .unused_names import unused_names
 
-#: Triggers that an attempt has at most once.
-_ONCE: Final = ("on_init_end", "on_train_begin", "on_train_end")
-
-#: Pairs of effects that contradict each other at one event.
-CONTRADICTIONS: Final = frozenset({frozenset({Effect.STOP, Effect.STOP_EPOCH})})
+#: Pairs of effects, or of operations with arguments, that contradict each other at one event.
+_CONTRADICTIONS: Final = frozenset(
+    {
+        frozenset({str(Effect.STOP), str(Effect.STOP_EPOCH)}),
+        frozenset({str(Effect.STOP), "rollback.to"}),
+        frozenset({"lr.scale", "lr.restore"}),
+        frozenset({"lr.reduce", "lr.restore"}),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,6 +135,11 @@ class PolicyPlaces:
                 if isinstance(name, yaml.ScalarNode) and not name.tag.endswith((":str", ":value")):
                     yield self._reader.document.place(name), name.value
 
+    def unused_names(self, read: Iterable[str]) -> Iterator[tuple[Place, str]]:
+        """Yield each declared name that nothing in the file names, with what is wrong."""
+        for key, what in unused_names(self._reader.document.root, read):
+            yield self._reader.document.place(key), what
+
     def log_formats(self) -> Iterator[tuple[Place, str]]:
         """Yield the ``log_format`` of each operation of class ``LogControl``."""
         for entry in map(self._fields, self._entries("operations")):
@@ -148,11 +161,13 @@ def findings_of(policy: Policy) -> list[Finding]:
             *_unguarded(policy, places),
             *_unknown_keys(policy, places),
             *length_findings(policy, places, lambda _: NO_LIMIT),
-            *_patience(policy, places),
             *_contradictions(policy, places),
-            *_milestones(policy, places),
+            *key_findings(policy, places, FindingCode.TIMING, timing_doubts(policy)),
+            *key_findings(policy, places, FindingCode.STALE, stale_doubts(policy, is_named_evaluation)),
             *range_findings(policy, places),
-            *_early_caps(policy, places),
+            *_deadlocks(policy),
+            *_unused(policy, places),
+            *_misspelt_requirements(policy, places),
             *_duplicates(policy, places),
             *_log_formats(policy, places),
             *(found for index in range(len(policy.controllers)) for found in _doubts(policy, places, index)),
@@ -225,33 +240,37 @@ def length_findings(policy: Policy, places: PolicyPlaces, longest: Callable[[Ser
     for condition in impossible_lengths(policy, longest):
         what = f"'{condition.text}' can never hold: {condition.reason}"
         place = condition.controller.rule.place_at(condition.offset)
-        yield places.finding(place, FindingCode.LENGTH, condition.controller, what)
+        yield places.finding(place, FindingCode.DEAD, condition.controller, what)
 
 
-def _patience(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+def key_findings(
+    policy: Policy, places: PolicyPlaces, code: FindingCode, doubts: Iterable[KeyDoubt]
+) -> Iterator[Finding]:
+    """Yield a finding for each doubtful key of a controller."""
+    for index, key, what in doubts:
+        yield places.finding(places.of(index, key), code, policy.controllers[index], what)
+
+
+def _deadlocks(policy: Policy) -> Iterator[Finding]:
+    for owner, rule, node, what in deadlocks(policy):
+        place = rule.place_at(rule.bound.expression.offset(node))
+        yield Finding(policy.source, place.line, place.column, FindingCode.DEAD, f"{owner}: {what}")
+
+
+def _unused(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    for place, what in places.unused_names(metrics_read(policy)):
+        yield Finding(policy.source, place.line, place.column, FindingCode.UNUSED, what)
+
+
+def _misspelt_requirements(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
+    """Yield a finding for each required metric that no rule reads, if its name is near one that the rule reads."""
+    known = metrics_read(policy)
     for index, controller in enumerate(policy.controllers):
-        patience = controller.patience
-        if patience is None or patience.threshold < 1:
-            continue
-        for trigger in controller.triggers:
-            if trigger in _ONCE:
-                what = f"{trigger} happens once per run, but patience waits for {patience.threshold + 1} true answers"
-                yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
-
-
-def _milestones(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
-    """Yield findings for controllers that wait for a milestone to be true again and again."""
-    for index, controller in enumerate(policy.controllers):
-        if not needs_milestone(controller.rule.bound):
-            continue
-        at_once = "a milestone is true at one event and false at the next, but"
-        patience = controller.patience
-        if patience is not None and patience.threshold > 0 and patience.mode == RESET_ON_FAILURE:
-            what = f"{at_once} patience waits for {patience.threshold + 1} true answers in a row"
-            yield places.finding(places.of(index, "patience"), FindingCode.PATIENCE, controller, what)
-        if controller.hold is not None:
-            what = f"{at_once} 'for' waits for true answers in a row"
-            yield places.finding(places.of(index, "for"), FindingCode.PATIENCE, controller, what)
+        for entry, key in enumerate(controller.requires if policy.series is None else ()):
+            near = get_close_matches(key.name, sorted(each.name for each in controller.series_read), n=1, cutoff=0.8)
+            if near and key.name not in known and not is_pattern(key.name):
+                what = f"requires '{key.name}', which no rule reads. Did you mean '{near[0]}'?"
+                yield places.finding(places.of(index, "requires", entry), FindingCode.NEAR_FACT, controller, what)
 
 
 def range_findings(policy: Policy, places: PolicyPlaces, most_steps: float = NO_LIMIT) -> Iterator[Finding]:
@@ -267,7 +286,7 @@ def range_findings(policy: Policy, places: PolicyPlaces, most_steps: float = NO_
         for rule in controller.conditions:
             for node, what in dead_links(rule.bound, dead):
                 place = rule.place_at(rule.bound.expression.offset(node))
-                yield places.finding(place, FindingCode.RANGE, controller, what)
+                yield places.finding(place, FindingCode.DEAD, controller, what)
     conditions = [(state.name, rule) for state in policy.states for _, rule in state.classes]
     found = [(name, rule, doubt) for name, rule in conditions for doubt in dead_links(rule.bound, dead)]
     if most_steps == NO_LIMIT:
@@ -275,14 +294,14 @@ def range_findings(policy: Policy, places: PolicyPlaces, most_steps: float = NO_
     for name, rule, (node, what) in found:
         place = rule.place_at(rule.bound.expression.offset(node))
         message = f"state '{name}': {what}"
-        yield Finding(policy.source, place.line, place.column, FindingCode.RANGE, message)
+        yield Finding(policy.source, place.line, place.column, FindingCode.DEAD, message)
 
 
 def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for index, controller in enumerate(policy.controllers):
         if controller.escalation is not None:
             continue
-        first_of: dict[Effect, str] = {}
+        first_of: dict[str, str] = {}
         seen: set[str] = set()
         for entry, name in enumerate(controller.operations):
             place = places.of(index, "operations", entry)
@@ -293,20 +312,10 @@ def _contradictions(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
                 what = f"orders both {other} and {name} at the same event"
                 yield places.finding(place, FindingCode.CONTRADICTION, controller, what)
             seen.add(name)
-            first_of.setdefault(policy.effects(name), name)
-
-
-def _early_caps(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
-    """Yield findings for stages that a cap keeps from coming to their end."""
-    for index, controller in enumerate(policy.controllers):
-        escalation = controller.escalation
-        if escalation is None or escalation.cap is None or escalation.cap >= escalation.decisions:
-            continue
-        end = f"before the end of the stages, which are {escalation.decisions} decisions"
-        what = f"the cap of {escalation.cap} comes {end}"
-        yield places.finding(places.of(index, "escalate"), FindingCode.STAGES, controller, what)
+            first_of.setdefault(name if is_call(name) else policy.effects(name), name)
 
 
 def contradict(policy: Policy, first: str, second: str) -> bool:
-    """Whether two operations, written ``name.action``, contradict each other at one event."""
-    return frozenset({policy.effects(first), policy.effects(second)}) in CONTRADICTIONS
+    """Whether two operations contradict each other at one event, such as a stop and a rollback."""
+    kinds = (name.partition("(")[0] if is_call(name) else str(policy.effects(name)) for name in (first, second))
+    return frozenset(kinds) in _CONTRADICTIONS

@@ -16,8 +16,7 @@ from ..errors import suggestion
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
 from ..language.rule_parts import keys_read, path_in
-from ..policy_file.declarations import Controller, MetricDeclaration
-from ..policy_file.policy import Policy
+from ..policy_file.declarations import Controller, MetricDeclaration, RuleFile
 from ..readings.param import ParamValue
 from ..readings.reading import Param, SeriesKey
 from ..readings.series_value import SeriesLength
@@ -52,7 +51,7 @@ class ImpossibleLength:
     reason: str
 
 
-def impossible_lengths(policy: Policy, longest: Callable[[SeriesKey], float]) -> Iterator[ImpossibleLength]:
+def impossible_lengths(policy: RuleFile, longest: Callable[[SeriesKey], float]) -> Iterator[ImpossibleLength]:
     """Yield the conditions on a length that cannot hold.
 
     Args:
@@ -187,7 +186,7 @@ class UnknownKey(NamedTuple):
     what: str
 
 
-def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
+def unknown_keys(policy: RuleFile) -> Iterator[UnknownKey]:
     """Yield the keys that rules read of metrics whose keys are fixed, and that are none of these."""
     known: dict[str, frozenset[str] | None] = {}
     for declaration in policy.metrics:
@@ -202,7 +201,7 @@ def unknown_keys(policy: Policy) -> Iterator[UnknownKey]:
                 yield UnknownKey(controller, read.offset, f"'{read.metric}' has no key '{read.path[0]}'. {fix}")
 
 
-def evaluations_read(policy: Policy) -> set[str]:
+def evaluations_read(policy: RuleFile) -> set[str]:
     """Return the metrics of evaluations that rules read by keys of controller metrics."""
     classes = {declaration.name: declaration.class_name for declaration in policy.metrics}
     found: set[str] = set()

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..effects import Effect
@@ -23,14 +23,15 @@ from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
 from ..language.name_patterns import matches
 from ..language.rule_parts import path_in
-from ..policy_file.declarations import Controller, MetricDeclaration
-from ..policy_file.policy import Policy
+from ..policy_file.declarations import Controller, MetricDeclaration, RuleFile, StateDeclaration
 from ..readings.fact import ContextValue
 from ..readings.first_events import START, First, Never, PossibleCount, all_of, any_of, of_constant
 from ..readings.param import ParamValue
 from ..readings.past_decisions import OF_NOW
 from ..readings.reading import Appearances, Param, SeriesKey, SeriesReading
 from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length
+
+_Key = TypeVar("_Key")
 
 _NO_PARAMS: Final[Mapping[str, Param]] = MappingProxyType({})
 _NEGATED: Final[Mapping[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -54,12 +55,14 @@ class RuleSurroundings:
         metrics: The controller metrics by name.
         params: Values of params, in place of those with which the rules were bound.
         decided: Returns the first event after which a controller may have fired (``fired``) or held (``holding``).
+        classified: Returns the first event at which a state may have a class; None for what is no state.
     """
 
     run: Appearances
     metrics: Mapping[str, MetricDeclaration]
     params: Mapping[str, Param]
     decided: Callable[[str, str], First]
+    classified: Callable[[str], First | None]
 
 
 class RuleTruth:
@@ -245,6 +248,9 @@ class RuleTruth:
 
     def _metric(self, name: str, keys: Sequence[str | int | None]) -> First:
         """Return when what a chain of keys reads of a controller metric may be there."""
+        if (classified := self._around.classified(name)) is not None:
+            self.has_asked = True
+            return classified
         declared = self._around.metrics.get(name)
         match "" if declared is None else declared.class_name, *keys:
             case "HistoryBasedMetric", "metrics" | "training_loss", str(key), int(place), *_:
@@ -308,7 +314,7 @@ class RuleTruth:
 
 
 def could_not_fire(
-    policy: Policy, run: Appearances, fired: Collection[str] = (), params: Mapping[str, Param] = _NO_PARAMS
+    policy: RuleFile, run: Appearances, fired: Collection[str] = (), params: Mapping[str, Param] = _NO_PARAMS
 ) -> tuple[Never | None, ...]:
     """Return for each controller why it could not fire in a run; None for those that could.
 
@@ -318,11 +324,11 @@ def could_not_fire(
         fired: Names of controllers that fired in the run: of these, nothing is asked unless others ask about them.
         params: Other values of params that change nothing of the policy's structure.
     """
-    firsts = _Possible(policy, run, params).firsts_but_of(fired)
+    firsts = PossibleFirings(policy, run, params).firsts_but_of(fired)
     return tuple(found if isinstance(found, Never) else None for found in firsts)
 
 
-def why_policy_could_not_fire(policy: Policy, reasons: Sequence[Never | None]) -> str:
+def why_policy_could_not_fire(policy: RuleFile, reasons: Sequence[Never | None]) -> str:
     """Return why a policy could not fire in a run; empty if it could.
 
     A policy that stops or steers could fire if one of the controllers that do could; any other if any controller could.
@@ -336,43 +342,53 @@ def why_policy_could_not_fire(policy: Policy, reasons: Sequence[Never | None]) -
     return "; ".join(dict.fromkeys(lacked)) if len(lacked) == len(asked) else ""
 
 
-def could_fire(policy: Policy, run: Appearances, params: Mapping[str, Param]) -> bool:
+def could_fire(policy: RuleFile, run: Appearances, params: Mapping[str, Param]) -> bool:
     """Whether a policy could fire in a run under other values of params that change nothing of its structure."""
-    return _Possible(policy, run, params).is_any(deciding_controllers(policy))
+    return PossibleFirings(policy, run, params).is_any(deciding_controllers(policy))
 
 
-def deciding_controllers(policy: Policy) -> list[int]:
+def deciding_controllers(policy: RuleFile) -> list[int]:
     """Return the indices of the controllers that stop or steer, or of all controllers if none does."""
     every = range(len(policy.controllers))
     return [index for index in every if _stops_or_steers(policy, policy.controllers[index])] or list(every)
 
 
-def limiting_params(policy: Policy) -> set[str]:
+def limiting_params(policy: RuleFile) -> set[str]:
     """Return the params on whose values ``could_fire`` depends, apart from those that change the structure."""
     return {name for controller in policy.controllers for name in limits_in(controller.rule.bound)}
 
 
-def _stops_or_steers(policy: Policy, controller: Controller) -> bool:
+def _stops_or_steers(policy: RuleFile, controller: Controller) -> bool:
     effects = {policy.effects(name) for name in controller.operations}
     return not controller.is_shadow and bool(effects & {Effect.STOP, Effect.STEER})
 
 
 def _first_true(controller: Controller, rule: RuleTruth) -> First:
     """Return when a rule may first be true. Nobody knows which values are admitted."""
-    return START if controller.admitted else rule.first(rule.tree, True)
+    true = START if controller.admitted else rule.first(rule.tree, True)
+    return all_of((true, *(rule.values(key, 1) for key in controller.requires)))
 
 
-class _Possible:
+def _places(firsts: Mapping[_Key, First]) -> dict[_Key, First | None]:
+    return {name: None if isinstance(first, Never) else first for name, first in firsts.items()}
+
+
+def _unclassified(state: StateDeclaration) -> Never:
+    return Never(f"the state '{state.name}' never has a class")
+
+
+class PossibleFirings:
     """The first events at which the controllers of a policy could fire in one run."""
 
-    def __init__(self, policy: Policy, run: Appearances, params: Mapping[str, Param]) -> None:
+    def __init__(self, policy: RuleFile, run: Appearances, params: Mapping[str, Param]) -> None:
         self._policy = policy
         self._run = run
         names = [declaration.name for declaration in policy.metrics]
         # Several metrics of one name may come from any of their events.
         metrics = {one.name: one for one in policy.metrics if names.count(one.name) == 1}
-        self._around = RuleSurroundings(run, metrics, params, self._decided_by)
+        self._around = RuleSurroundings(run, metrics, params, self._decided_by, self._class_of)
         self._decided: dict[tuple[str, str], First] = {}
+        self.classified: dict[str, First] = {each.name: _unclassified(each) for each in policy.states}
 
     def is_any(self, indices: Sequence[int]) -> bool:
         """Whether any of some controllers could fire; looks at as few of them as it can."""
@@ -410,9 +426,34 @@ class _Possible:
                 for question, found in (("holding", true), ("fired", fires)):
                     key = question, controller.name
                     decided[key] = any_of([decided[key], found]) if key in decided else found
-            if not any(rule.has_asked for rule in rules) or decided == self._decided:
+            classified = {state.name: self._classifies(state) for state in self._policy.states}
+            # Reasons go round in a circle of states.
+            is_known = (_places(decided), _places(classified)) == (_places(self._decided), _places(self.classified))
+            if is_known or not (classified or any(rule.has_asked for rule in rules)):
                 return firsts
-            self._decided = decided
+            self._decided, self.classified = decided, classified
+
+    def _class_of(self, state: str) -> First | None:
+        return self.classified.get(state)
+
+    def _classifies(self, state: StateDeclaration) -> First:
+        """Return the first event at which a state may take a class: the conditions above it are false there."""
+        sides, above = list[First](), list[First]()
+        for bound in state.bound_rules:
+            if any(key.is_derived and key not in bound.derived for key in bound.series):
+                return START  # Nobody knows which values are admitted.
+            rule = RuleTruth(self._around, bound)
+            sides.append(all_of((*above, rule.first(rule.tree, True))))
+            above.append(rule.first(rule.tree, False))
+        first = any_of(sides)
+        return first if isinstance(first, Never) else any_of(self._at(kind, first) for kind in state.triggers)
+
+    def _at(self, trigger: str, first: First) -> First:
+        """Return the first event of a trigger at or after another event."""
+        kind = trigger.removeprefix("on_")
+        events: Sequence[int] = [BEFORE_STREAM] if kind == INIT_END else self._run.events(kind)
+        place = bisect_left(events, first) if isinstance(first, int) else len(events)
+        return int(events[place]) if place < len(events) else Never(f"no {kind} event", is_absent=not len(events))
 
     def _decided_by(self, question: str, controller: str) -> First:
         """Return the first event at which a controller could be known to have fired, or its rule to have held."""

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...store.errors import require_version
 from ...store.plan import Plan
 from ...store.run_info import Attempt
+from ..effects import Effect
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.clock import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
@@ -361,6 +362,33 @@ class Controller:
     def ranks(self) -> frozenset[str]:
         """The metrics that it reads on all ranks."""
         return frozenset[str]().union(*(bound.ranks for bound in self.bound_rules))
+
+
+class RuleFile(Protocol):
+    """What a rule file declares, for those that look at it before a run. A ``Policy`` is one."""
+
+    @property
+    def controllers(self) -> tuple[Controller, ...]:
+        """Controllers, in file order."""
+
+    @property
+    def states(self) -> tuple[StateDeclaration, ...]:
+        """States, in file order."""
+
+    @property
+    def metrics(self) -> tuple[MetricDeclaration, ...]:
+        """Controller metrics, in file order."""
+
+    @property
+    def series(self) -> frozenset[str] | None:
+        """Names of the series that rules may read; None when the file does not list them."""
+
+    @property
+    def ranges(self) -> Mapping[str, Ends]:
+        """The least and the greatest value of metrics, by name."""
+
+    def effects(self, operation: str) -> Effect:
+        """Return the effect on the training loop of an operation."""
 
 
 #: What a file declares that has conditions.

@@ -309,11 +309,12 @@ class _Sentence:
             indices = [indices[0]] * max(1, len(value))
         return PlacedScalar(part.text if value is None else value, indices, tag, self.reader.document)
 
-    def mapping(self, entries: Mapping[str, yaml.Node]) -> yaml.MappingNode:
-        """Return a mapping of nodes, at the beginning of the sentence."""
-        start = self.part(0, len(self.text))
+    def mapping(self, entries: Mapping[str, yaml.Node], begin: int = 0) -> yaml.MappingNode:
+        """Return a mapping of nodes, at a character of the sentence."""
+        start = self.part(begin, len(self.text))
         pairs = [(self.scalar(start, key), node) for key, node in entries.items()]
-        return yaml.MappingNode(_MAP_TAG, pairs, self.node.start_mark, self.node.end_mark)
+        mark = self.reader.document.mark(self.indices[start.begin]) if begin else self.node.start_mark
+        return yaml.MappingNode(_MAP_TAG, pairs, mark, self.node.end_mark)
 
 
 _MAP_TAG: Final = "tag:yaml.org,2002:map"
@@ -480,12 +481,13 @@ def _last_clause(masked: str, begin: int, end: int) -> tuple[str, re.Match[str]]
 def _span(sentence: _Sentence, match: re.Match[str], name: str) -> tuple[yaml.Node | None, str]:
     """Return the span of a clause, and the unit of events that it counts; None for an unknown unit."""
     unit, amount = match["unit"], sentence.part(*match.span("amount"))
+    begin = sentence.part(*match.span()).begin
     if unit in _UNITS and name == "for":
         return _number(sentence, amount), unit
     if unit in _UNITS:
-        return sentence.mapping({f"{unit}s": _number(sentence, amount)}), unit
+        return sentence.mapping({f"{unit}s": _number(sentence, amount)}, begin), unit
     if unit == "second":
-        return sentence.mapping({"seconds": _number(sentence, amount)}), ""
+        return sentence.mapping({"seconds": _number(sentence, amount)}, begin), ""
     if unit in _SECONDS and not re.fullmatch(_NUMBER, amount.text):
         sentence.refuse(
             amount.begin, f"'{name}' takes a number of {unit}s", repr(amount.text), "A param counts seconds."
@@ -493,7 +495,7 @@ def _span(sentence: _Sentence, match: re.Match[str], name: str) -> tuple[yaml.No
         return None, ""
     if unit in _SECONDS:
         seconds = sentence.scalar(amount, f"{float(amount.text) * _SECONDS[unit]:.12g}", "float")
-        return sentence.mapping({"seconds": seconds}), ""
+        return sentence.mapping({"seconds": seconds}, begin), ""
     fix = f"The units are {', '.join(f'{each}s' for each in (*_UNITS, *_SECONDS))}."
     sentence.refuse(match.start("unit"), f"unknown unit after '{name}'", repr(match["unit"]), fix)
     return None, ""

@@ -116,7 +116,8 @@ class StateChange(Reading):
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        return START
+        """Return when the state may have a class; without one, it has not changed, and nothing else is known."""
+        return START if self.question == "changed" and wanted is not True else seen.metric(self.state)
 
 
 def asked_of_state(names: Names, state: str, question: str) -> ast.expr:
