@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ _FLAGS: Final = (
     ("should_evaluate", "should_evaluate"),
     ("should_log", "should_log"),
 )
+
+_EPOCHS: Final = "epochs.set"
 
 #: Callbacks by the run that they have open, so that a resume in the same process can end it first.
 _OPEN: Final[dict[str, SteptapeCallback]] = {}
@@ -125,6 +128,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._early_evaluations: list[Mapping[str, Any]] | None = []  # None from the first training on.
         self._is_inside_epoch = False  # As of the last event, or of the checkpoint that is resumed from.
         self._has_epoch = self._refuses_evaluations = self._leaves_out = False
+        self._epochs: int | None = None  # As rules have set them.
+        self._is_trained = False  # For so many epochs.
         self._used_rates: Callable[[], Sequence[float]] | None = None
         self._begin_step()
 
@@ -197,7 +202,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def state(self) -> State:
         """Return what a checkpoint keeps of this callback, for the trainer."""
-        attributes: dict[str, object] = {"resume_state": None, "is_inside_epoch": self._is_inside_epoch}
+        inside, epochs = self._is_inside_epoch, self._epochs
+        attributes: dict[str, object] = {"resume_state": None, "is_inside_epoch": inside, "epochs": epochs}
         with self._guard.trying("the checkpoint cannot be resumed from"):
             if self._recorder is not None:
                 attributes["resume_state"] = self._recorder.state_dict()
@@ -213,6 +219,11 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._begin_step()
         self._recorder = recorder = self._opened(args, state, model, resume)
         self._end_status = ("failed", "train() did not reach its end")
+        planned = state.max_steps
+        if any(each.startswith(_EPOCHS) for each in recorder.operations):
+            recorder.handle(_EPOCHS, functools.partial(self._set_epochs, args, state, planned))
+        if self._epochs is not None and args.max_steps <= 0:
+            self._end_after(self._epochs, args, state, planned)
         if recorder is not self._callers_recorder:
             _OPEN[recorder.run_id] = self
             atexit.register(self._close_at_exit)
@@ -330,7 +341,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _resume_state(self, state: Any) -> Mapping[str, Any] | None:
         """Return the recorder's state in the checkpoint from which a training resumes."""
-        self._is_inside_epoch = False
+        self._is_inside_epoch, self._epochs, self._is_trained = False, None, False
         with self._guard.trying("the run cannot be resumed"):
             # A checkpoint that was made without this callback has no entry, which the trainer's next save expects.
             kept = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
@@ -338,7 +349,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
                 states = kept if isinstance(kept, list) else [kept]  # Several callbacks leave a list, newest last.
                 own = [each for each in states if each["args"].get("store") == self._exported["store"]] or states
                 attributes = own[-1]["attributes"]
-                self._is_inside_epoch = attributes["is_inside_epoch"]
+                self._is_inside_epoch, self._epochs = attributes["is_inside_epoch"], attributes.get("epochs")
                 return attributes["resume_state"] or None
         return None
 
@@ -383,10 +394,39 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         """Set the trainer's flags that rules ask for, also those that it did not serve. Only it clears its flags."""
         if self._recorder is None:
             return
+        if self._is_trained:
+            control.should_training_stop = True
         asked = self._recorder.agree() if agrees else self._recorder.control
         for ours, theirs in _FLAGS:
             if getattr(asked, ours) and (ours != "should_evaluate" or self._can_evaluate()):
                 setattr(control, theirs, True)
+
+    def _set_epochs(self, args: Any, state: Any, planned: int, request: Any) -> str | dict[str, int]:
+        """Carry out ``epochs.set``. The trainer counts its epochs before it begins, so it can end earlier, not later.
+
+        Args:
+            args, state: The trainer's.
+            planned: The steps of all its epochs.
+            request: What rules ask for.
+        """
+        epochs, begun = int(request.arguments["n"]), math.ceil(state.epoch or 0)
+        if args.max_steps > 0:
+            return f"max_steps={args.max_steps} ends the training"
+        if args.num_train_epochs != int(args.num_train_epochs):
+            return f"num_train_epochs={args.num_train_epochs} is not a whole number"
+        if epochs > args.num_train_epochs:
+            return f"the trainer has counted its epochs before the training begins. Give it num_train_epochs={epochs}"
+        if epochs < begun:
+            return f"epoch {begun} has begun"
+        before = state.num_train_epochs
+        self._epochs = epochs
+        self._end_after(epochs, args, state, planned)
+        return {"epochs_before": before}
+
+    def _end_after(self, epochs: int, args: Any, state: Any, planned: int) -> None:
+        """Let the trainer end after so many epochs. The schedule of the learning rate keeps its length."""
+        state.num_train_epochs, state.max_steps = epochs, planned // int(args.num_train_epochs) * epochs
+        self._is_trained = state.global_step >= state.max_steps
 
     def _can_evaluate(self) -> bool:
         """Whether an attached trainer has data for an evaluation, without which it would end the training."""

@@ -571,7 +571,7 @@ class Recorder:
         Raises:
             TelemetryError: There is no such operation, or it takes no function, or needs one.
         """
-        self._operate().handlers.add(operation, function)
+        self._operate().handle(operation, function)
 
     def learning_rate(self, optimizer: Any = None, scheduler: Any = None) -> LearningRate:
         """Let rules change the learning rate.

@@ -2,7 +2,8 @@
 
 A policy writes an operation with arguments as a call: ``lr.scale(0.5, over=50)``. A loop carries out such a call, or
 refuses it, and the log keeps its answer. In decisions and digests a call is its canonical text: params filled in, and
-defaults left out. The arithmetic is the same for a loop that trains and for a replay.
+defaults left out. An argument that is an expression is computed at each decision, which holds its value. The arithmetic
+is the same for a loop that trains and for a replay.
 """
 
 from __future__ import annotations
@@ -155,11 +156,6 @@ class OperationCall:
     name: str
     arguments: Mapping[str, CallValue | None]
 
-    @property
-    def effect(self) -> Effect:
-        """Its effect on the loop."""
-        return CALLS[self.name].effect
-
     def __str__(self) -> str:
         parameters = CALLS[self.name].parameters
         parts = [
@@ -170,9 +166,49 @@ class OperationCall:
         return f"{self.name}({', '.join(parts)})"
 
 
+@dataclass(frozen=True, slots=True)
+class CallTemplate:
+    """A call some of whose arguments may be expressions.
+
+    Attributes:
+        call: The call, with the texts of expressions in place of their values.
+        expressions: The offset of each expression in the text of the call, by the name of the argument.
+    """
+
+    call: OperationCall
+    expressions: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return str(self.call)
+
+    def with_values(self, values: Mapping[str, object]) -> OperationCall:
+        """Return the call with the values of its expressions.
+
+        Raises:
+            InvalidCall: A value has another type than its argument, or lies outside.
+        """
+        parameters = CALLS[self.call.name].parameters
+        checked = {name: parameters[name].checked(name, value) for name, value in values.items()}
+        return _sound(replace(self.call, arguments={**self.call.arguments, **checked}))
+
+
 def is_call(operation: str) -> bool:
     """Whether an operation is written as a call."""
     return "(" in operation
+
+
+def call_name(operation: str) -> str:
+    """Return the operation that a call is of.
+
+    >>> call_name("lr.scale(target / lr)")
+    'lr.scale'
+    """
+    return operation.partition("(")[0].strip()
+
+
+def may_become(template: str, operation: str) -> bool:
+    """Whether a decision may write an operation of the policy as this one, once its arguments are computed."""
+    return operation == template or (is_call(template) and call_name(template) == call_name(operation))
 
 
 def rolls_back(operations: Iterable[str]) -> bool:
@@ -190,7 +226,7 @@ def _is_rollback(operation: str) -> bool:
 
 
 def parse_call(text: str, params: Mapping[str, object] | None = None) -> OperationCall:
-    """Return the call that a text writes.
+    """Return the call that a text writes, whose arguments are all known.
 
     Args:
         text: Such as ``lr.scale(0.5, over=grace)``.
@@ -202,8 +238,29 @@ def parse_call(text: str, params: Mapping[str, object] | None = None) -> Operati
     >>> str(parse_call("lr.scale(half, over=50.0)", {"half": 0.5}))
     'lr.scale(0.5, over=50)'
     """
+    template = parse_template(text, params)
+    for name in template.expressions:
+        what = f"'{name}' takes a number; got {template.call.arguments[name]}"
+        raise InvalidCall(what, "An argument is a number or the name of a param.")
+    return template.call
+
+
+def parse_template(text: str, params: Mapping[str, object] | None = None) -> CallTemplate:
+    """Return the call that a text writes, whose numbers may be expressions.
+
+    Args:
+        text: Such as ``lr.scale(target / lr)``.
+        params: As for ``parse_call``.
+
+    Raises:
+        InvalidCall: It is no call of such an operation.
+
+    >>> parse_template("lr.scale(target  / lr, over=2)").expressions
+    {'factor': 9}
+    """
+    stripped = text.strip()
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(stripped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InvalidCall("not a call", 'Write a call in quotes: "lr.scale(0.5, over=50)".') from error
     if not isinstance(node, ast.Call):
@@ -213,23 +270,42 @@ def parse_call(text: str, params: Mapping[str, object] | None = None) -> Operati
         near = get_close_matches(name, CALLS, n=1)
         known = f"Did you mean '{near[0]}'?" if near else f"Operations with arguments are {', '.join(CALLS)}"
         raise InvalidCall("unknown operation", known)
-    return OperationCall(name, _arguments(name, node, params or {}))
+    return _template(name, node, params or {}, text.index(stripped), stripped)
 
 
-def _arguments(name: str, node: ast.Call, params: Mapping[str, object]) -> dict[str, CallValue | None]:
+def _template(name: str, node: ast.Call, params: Mapping[str, object], lead: int, text: str) -> CallTemplate:
     parameters, given = CALLS[name].parameters, _given(name, node)
     for key, parameter in parameters.items():
         if parameter.is_required and key not in given:
             raise InvalidCall(f"{name} needs '{key}'")
         if parameter.needs and key in given and parameter.needs not in given:
             raise InvalidCall(f"'{key}' needs '{parameter.needs}'")
-    arguments = {
-        key: parameter.checked(key, _value(given[key], parameter, params)) if key in given else parameter.default
-        for key, parameter in parameters.items()
-    }
-    if (arguments.get("over"), arguments.get("blend")) == (1, "linear"):
+    arguments: dict[str, CallValue | None] = {}
+    expressions: dict[str, int] = {}
+    for key, parameter in parameters.items():
+        if key not in given:
+            arguments[key] = parameter.default
+        elif _is_known(given[key], parameter, params):
+            arguments[key] = parameter.checked(key, _value(given[key], params))
+        elif parameter.type_ is str:
+            raise InvalidCall(f"'{key}' takes one of the words {', '.join(parameter.words)}")
+        else:
+            arguments[key] = (ast.get_source_segment(text, given[key]) or "").replace("\n", " ")
+            lines = text.encode().split(b"\n")[: given[key].lineno]
+            before = b"\n".join([*lines[:-1], lines[-1][: given[key].col_offset]])
+            expressions[key] = lead + len(before.decode())
+    return CallTemplate(_sound(OperationCall(name, arguments)), expressions)
+
+
+def _sound(call: OperationCall) -> OperationCall:
+    """Return a call whose arguments fit together.
+
+    Raises:
+        InvalidCall: They do not.
+    """
+    if (call.arguments.get("over"), call.arguments.get("blend")) == (1, "linear"):
         raise InvalidCall("a blend over 1 update changes no update", "Write blend=none, or over=2.")
-    return arguments
+    return call
 
 
 def _given(name: str, node: ast.Call) -> dict[str, ast.expr]:
@@ -248,19 +324,22 @@ def _given(name: str, node: ast.Call) -> dict[str, ast.expr]:
     return given
 
 
-def _value(node: ast.expr, parameter: _Parameter, params: Mapping[str, object]) -> object:
+def _is_known(node: ast.expr, parameter: _Parameter, params: Mapping[str, object]) -> bool:
+    """Whether an argument is a number, a word or the name of a param, and no expression to compute."""
+    if isinstance(node, ast.Name):
+        return node.id in params or parameter.type_ is str
+    is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    return isinstance(node.operand if is_negative else node, ast.Constant)  # type: ignore[attr-defined]
+
+
+def _value(node: ast.expr, params: Mapping[str, object]) -> object:
     """Return the value of an argument: a number, a word, or what a param holds."""
     if isinstance(node, ast.Name):
-        if node.id in params:
-            return params[node.id]
-        if parameter.type_ is str:
-            return node.id
-        raise InvalidCall(f"'{node.id}' is not one of the params", "An argument is a number or the name of a param.")
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return params.get(node.id, node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
         return _negative(node.operand.value)
-    if isinstance(node, ast.Constant):
-        return node.value
-    raise InvalidCall("an argument is a number, a word or the name of a param")
+    assert isinstance(node, ast.Constant)
+    return node.value
 
 
 def _negative(value: object) -> object:

@@ -60,10 +60,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     folder = tmp_path_factory.mktemp("ranks")
     rules = folder / "policy.yaml"
     rules.write_text(GUARD + SKIP + rollback())
+    computed = folder / "computed.yaml"
+    computed.write_text(rules.read_text().replace("lr.scale(0.5,", "lr.scale(lr.scheduled / (lr.scheduled + lr.base),"))
     plain: dict[str, Any] = {"rules": str(rules), "until": 36, "losses": LOSSES, "gradients": {"9": 50.0}}
     back = {**plain, "losses": {**LOSSES, "26": 200.0}, "saves": [14, 24]}
     given: dict[str, dict[str, Any]] = {
         "whole": plain,
+        "computed": {**plain, "rules": str(computed)},
         "split": {**plain, "until": 14, "saves": [14]},
         "resumed": {**plain, "store": str(folder / "split"), "resume": str(folder / "split" / "14.pt")},
         "back": back,
@@ -115,6 +118,16 @@ def test_every_rank_writes_a_receipt_at_the_same_step(done: dict[str, Done]) -> 
         for rank in RANKS
     ] == [[[900]], [[901]]]
     assert done["whole"].ranks[0]["updated"] == [step for step in range(1, 37) if step != 9]
+
+
+def test_every_rank_is_asked_with_the_value_that_rank_0_has_computed(done: dict[str, Done]) -> None:
+    """Rank 0 alone evaluates rules."""
+    before, after = "lr.scale(0.5, over=6)", f"lr.scale({1 / 3}, over=6)"
+    expected = [(5, before, ""), (9, "batch.skip()", ""), (12, before, ""), (20, "lr.reduce(0.5)", ""), (30, after, "")]
+
+    assert [done["computed"].receipts(rank) for rank in RANKS] == [expected] * 2
+    assert done["computed"].ranks[0] == done["computed"].ranks[1]
+    assert verify(done["computed"].run).identical
 
 
 def test_ranks_that_resume_in_the_middle_of_an_override_continue_it(done: dict[str, Done]) -> None:

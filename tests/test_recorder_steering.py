@@ -12,7 +12,7 @@ import pytest
 import torch
 from steered_loops import GUARD, SCHEDULERS, SKIP, Training, rollback
 
-from steptape import Recorder, TelemetryError, open_run, verify
+from steptape import Plan, Recorder, TelemetryError, load_policy, open_run, verify
 from steptape.replay.policies.run_accounts import learning_rates
 from steptape.replay.runs.replaying import replay
 from steptape.rules.effects import LearningRateState, parse_call
@@ -685,6 +685,24 @@ controllers:
         (4, "detail.set(2)", "there is no level 2"),
         (5, "detail.set(2)", ""),
     ]
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_a_rule_orders_as_the_training_begins_waits_for_the_function_of_the_loop(
+    tmp_path: Path, is_named: bool
+) -> None:
+    """At most until the first update. Surogate's budget of tokens needs no more than its two params."""
+    plan = Plan(total_steps=100, constants={"num_params": 1e6, "dataset_tokens": 7e6, "tokens_per_step": 5e4})
+    rules = load_policy("surogate", params={"from_scratch": True, "epoch_adjustment": True})
+    rec, asked = Recorder(tmp_path, rules=rules, plan=plan, quiet=True), list[Any]()
+    if is_named:
+        rec.handle("epochs.set", lambda request: asked.append(request.arguments["n"]))
+    rec.step(loss=3.0)
+    run = closed(rec)
+
+    assert asked == [3] * is_named
+    assert receipts(run) == [(0, "epochs.set(3)", "" if is_named else "the loop has no handler for it")]
+    assert verify(run).identical
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,9 @@ def _print_replay(replayed: Replay) -> None:
 def _said(outcome: Outcome) -> object:
     """Format an outcome for a cell: a decision's operations (in brackets in shadow mode), an error, or a word."""
     if isinstance(outcome, Decision):
-        return outcome.operations if outcome.acts else f"shadow ({', '.join(outcome.operations)})"
+        left_out = [f"no {operation}: {why}" for operation, why in outcome.not_ordered.items()]
+        said = (*outcome.operations, *left_out)
+        return said if outcome.acts else f"shadow ({', '.join(said)})"
     if isinstance(outcome, Cleared):
         return "cleared"
     return outcome.error if isinstance(outcome, RuleError) else "warning"

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ...rules.effects import CALLS, LearningRateState, OperationCall, in_order, parse_call, rolls_back
+from ...rules.effects import (
+    CALLS,
+    LearningRateState,
+    OperationCall,
+    call_name,
+    in_order,
+    may_become,
+    parse_call,
+    rolls_back,
+)
 from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
 from ..advice import OWN, Advice
@@ -35,6 +44,8 @@ _HOW: Final[Mapping[str, str]] = {
     "batch": "Call {rec}.handle('batch.skip'), and leave out the update when {rec}.control.should_skip is true",
     "rollback": "Give {rec}.handle('rollback.to', function) a function that loads a checkpoint",
 }
+
+_NO_HANDLER: Final = "the loop has no handler for it"
 
 #: The most ids of skipped samples that a receipt holds.
 _MAX_IDS: Final = 1_000
@@ -196,6 +207,7 @@ class Operations:
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
         self._skips: list[OrderedOperation] = []
         self._waiting: list[OrderedOperation] = []
+        self._early: list[OrderedOperation] = []
         self._unanswered = 0
         self.rollback: tuple[OrderedOperation, SavePoint | str] | None = None
         if handlers.learning_rate is not None:
@@ -212,7 +224,11 @@ class Operations:
         order = OrderedOperation.from_text(operation, decision)
         name = order.call.name
         if not self.handlers.has(name):
-            self._refuse(order, "the loop has no handler for it")
+            # A rule may order it as the training begins, and a loop names its functions after that.
+            if self.handlers.has_named or name in (SKIP, ROLL_BACK) or name.startswith(LEARNING_RATE):
+                self._refuse(order, _NO_HANDLER)
+            else:
+                self._early.append(order)
         elif why := self.why_too_late(operation, decision):
             self._refuse(order, why)
         elif name.startswith(LEARNING_RATE):
@@ -227,6 +243,17 @@ class Operations:
             self._prepare_rollback(order)
         else:
             self._answer(order, lambda: self.handlers.call(order.request(self._position.step)))
+
+    def handle(self, operation: str, function: Handler | None) -> None:
+        """Take a handler, and let it carry out what was ordered before.
+
+        Raises:
+            TelemetryError: As in ``Handlers.add``.
+        """
+        self.handlers.add(operation, function)
+        early, self._early = self._early, []
+        for order in early:
+            self.order(order.operation, order.decision)
 
     @property
     def is_idle(self) -> bool:
@@ -257,7 +284,13 @@ class Operations:
 
     def can(self, operation: str) -> bool:
         """Whether this rank's loop has a handler for an operation."""
-        return self.handlers.has(parse_call(operation).name)
+        return self.handlers.has(call_name(operation))
+
+    @staticmethod
+    def template(operation: str, calls: Iterable[str]) -> str | None:
+        """Return which of some calls of the policy a decision writes in this way; None for none of them."""
+        alike = [each for each in calls if may_become(each, operation)]
+        return operation if operation in alike else next(iter(alike), None)
 
     def why_too_late(self, operation: str, decision: Decision | None) -> str:
         """Return why an operation can take effect no more; empty if it can."""
@@ -269,11 +302,12 @@ class Operations:
         if self.handlers.has_named:
             return
         self.handlers.has_named = True
+        self._refuse_early()
         if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
             self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice)}")
         for operation in self._calls:
-            name = parse_call(operation).name
+            name = call_name(operation)
             if not self.handlers.has(name):
                 what = f"rules may order {operation}, and this loop would refuse it"
                 self._warnings.once(f"{what}. {_how_to_handle(name, self._warnings.advice)}")
@@ -319,6 +353,7 @@ class Operations:
         skips, self._skips = self._skips, []
         for order in skips:
             self._refuse(order, "the run ended before the update was recorded")
+        self._refuse_early()
         if self.rollback is not None:
             (rollback, _), self.rollback = self.rollback, None
             for order in (rollback, *self.pop_waiting()):
@@ -391,6 +426,11 @@ class Operations:
         self._refuse(OrderedOperation.from_text(operation, decision), why)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def _refuse_early(self) -> None:
+        early, self._early = self._early, []
+        for order in early:
+            self._refuse(order, _NO_HANDLER)
 
     def _answer(self, order: OrderedOperation, carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
         try:

@@ -160,7 +160,7 @@ class Agreement:
         assert self.operations is not None
         if not self._rank.has_group:
             self.operations.order(operation, decision, outlives=self.operations.outlive_rollback(decision))
-        elif self._group is None or operation not in self._calls:
+        elif self._group is None or self._template(operation) is None:
             why = "the ranks agree no longer" if self._group is None else f"ranks agree on {_MAX_CALLS} operations"
             self.operations.refuse(operation, decision, why)
         else:
@@ -229,7 +229,8 @@ class Agreement:
         if self.values is not None:
             self._emit("ranks", self.values.of_all(vectors), attrs={"world_size": self._rank.world_size})
         self._refuse_late()
-        order = _bits(self.orders) | sum(1 << self._bit(operation) for operation in {name for name, _ in self._ordered})
+        asked = {self._template(operation) for operation, _ in self._ordered}
+        order = _bits(self.orders) | sum(1 << len(FLAGS) + self._calls.index(each) for each in asked if each)
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
@@ -244,8 +245,9 @@ class Agreement:
             else:
                 self._ordered.append((operation, decision))
 
-    def _bit(self, operation: str) -> int:
-        return len(FLAGS) + self._calls.index(operation)
+    def _template(self, operation: str) -> str | None:
+        """Return the operation of the rules, as their file has it, that a decision writes with its values."""
+        return None if self.operations is None else self.operations.template(operation, self._calls)
 
     def _set(self, flags: int) -> None:
         """Set ``control``. A stop stays."""
@@ -285,12 +287,12 @@ class Agreement:
             return
         # Rank 0 alone knows the decisions.
         outliving = [call for call, decision in self._ordered if self.operations.outlive_rollback(decision)]
-        answers = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving))
-        for call in self.operations.in_order(calls):
-            decision, without = (
-                self._next_decision(call),
-                [rank for rank, (names, _) in enumerate(answers) if call in names],
-            )
+        ordered = {template: call for call, _ in reversed(self._ordered) if (template := self._template(call))}
+        answers = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving, ordered))
+        for template in self.operations.in_order(calls):
+            call = answers[0][2].get(template, template)
+            decision = self._next_decision(call)
+            without = [rank for rank, (names, *_) in enumerate(answers) if template in names]
             if without:
                 self.operations.refuse(call, decision, f"the loop of rank {without[0]} has no handler for it")
             else:

@@ -145,6 +145,7 @@ _ENGINE_KEYS: Final[Mapping[str, Callable[[Controller], bool]]] = {
     "clear": lambda controller: controller.clear is not None,
     "escalate": lambda controller: controller.escalation is not None,
     "for_each": lambda controller: controller.each is not None,
+    "operations (computed)": lambda controller: bool(controller.computed),
 }
 
 

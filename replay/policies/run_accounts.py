@@ -14,7 +14,7 @@ from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ...rules.effects import LearningRateState, OperationCall, Rates, is_call, parse_call
+from ...rules.effects import LearningRateState, OperationCall, Rates, is_call, may_become, parse_call
 from ...rules.engine.decisions import Decision
 from ...rules.functions.expert_loads import Dispatch
 from ...rules.policy_file.metrics import LlepPlan
@@ -137,7 +137,7 @@ def _orders(replayed: Replay, events: Sequence[Event]) -> Iterator[_Order]:
     for event in events:
         operation = str(event.attrs.get("operation"))
         outlived = event.kind == OPERATION_APPLIED and "from_attempt" in event.attrs
-        if outlived and _changes_rate(operation) and operation in replayed.policy.calls:
+        if outlived and _changes_rate(operation) and any(may_become(each, operation) for each in replayed.policy.calls):
             yield _Order.of_receipt(event)
 
 

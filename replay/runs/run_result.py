@@ -93,6 +93,7 @@ class LabelledOutcome:
                 **({"severity": outcome.severity} if outcome.severity else {}),
                 **({"message": outcome.message} if outcome.message else {}),
                 **({"stage": outcome.stage} if outcome.stage else {}),
+                **({"not_ordered": dict(outcome.not_ordered)} if outcome.not_ordered else {}),
             }
         if isinstance(outcome, Cleared):
             raised = {"controller": outcome.controller, "raised_at": outcome.raised_at}

@@ -516,12 +516,19 @@ def least_share(policy: RuleFile, dead: Collection[str]) -> float:
     share = 1.0
     for controller in policy.controllers:
         is_idle = controller.is_shadow or controller.name in dead
-        for call in (parse_call(each) for each in controller.operations if each.startswith("lr.") and not is_idle):
+        for each in () if is_idle else filter(_changes_rate, controller.operations):
+            if each in controller.computed:
+                return 0.0
+            call = parse_call(each)
             factor = float(call.arguments.get("factor") or 1)
             if call.name == "lr.reduce" and factor > 1:
                 return 0.0
             share = min(share, factor) if call.name == "lr.scale" else share
     return share
+
+
+def _changes_rate(operation: str) -> bool:
+    return operation.startswith("lr.")
 
 
 def compared_rates(

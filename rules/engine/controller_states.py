@@ -37,9 +37,11 @@ class ControllerState:
     Attributes:
         member: The member that it is of; empty without one.
         own: The variables of the member's controller, by generated name.
+        arguments: The arguments to compute of its operations, by the text of the operation.
     """
 
     __slots__ = (
+        "arguments",
         "clear",
         "clear_readings",
         "declaration",
@@ -75,6 +77,10 @@ class ControllerState:
         if declaration.clear is not None:
             self.clear, self.clear_readings = _functions(declaration.clear, function)
         self.message = [function(field.code) for field in fields]
+        self.arguments = {
+            text: {name: function(rule.code) for name, rule in call.arguments.items()}
+            for text, call in declaration.computed.items()
+        }
         self.forget(())
 
     def forget(self, unseen: tuple[Series, ...], notices: tuple[str, ...] = ()) -> None:

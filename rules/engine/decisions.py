@@ -77,6 +77,7 @@ class Decision(_Outcome):
         severity: As the controller declares; empty when undeclared.
         message: The controller's rendered message; empty when undeclared.
         stage: The stage of an escalation, from 1; 0 without one.
+        not_ordered: The operations that it leaves out because an argument has no valid value, each with the reason.
     """
 
     operations: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ class Decision(_Outcome):
     severity: str = ""
     message: str = ""
     stage: int = 0
+    not_ordered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def acts(self) -> bool:
@@ -208,6 +210,8 @@ def outcome_payload(outcome: Outcome) -> tuple[str, JsonObject]:
             attrs["message"] = outcome.message
         if outcome.stage:
             attrs["stage"] = outcome.stage
+        if outcome.not_ordered:
+            attrs["not_ordered"] = dict(outcome.not_ordered)
     elif isinstance(outcome, Cleared):
         attrs["values"] = _values_to_json(outcome.values)
         attrs["raised_at"] = outcome.raised_at
@@ -258,6 +262,7 @@ def outcome_from_event(event: Event) -> Outcome:
                 severity=_text(attrs.get("severity", "")),
                 message=_text(attrs.get("message", "")),
                 stage=int(attrs.get("stage", 0)),
+                not_ordered={_text(name): _text(why) for name, why in attrs.get("not_ordered", {}).items()},
             )
     except KeyError as error:
         raise TelemetryError("a recorded outcome lacks a key", where=where, got=error.args[0]) from error
@@ -270,8 +275,9 @@ def canonical_line(outcome: Outcome) -> str:
     """Return the outcome as one canonical line of JSON, the input of the decision digest.
 
     The line is ``[attempt, rank, seq, controller, operations, values]``, with floats as ``float.hex()``. A shadow
-    decision appends ``"shadow"``, one of a stage ``{"stage": number}``, an outcome of a member of a family
-    ``{"member": name}``, and one on late values their lag. Errors and warnings have their kind in place of the
+    decision appends ``"shadow"``, one of a stage ``{"stage": number}``, one that leaves out operations
+    ``{"not_ordered": [operation, ...]}``, an outcome of a member of a family ``{"member": name}``, and one on late
+    values their lag. Errors and warnings have their kind in place of the
     operations: their wording may differ between versions of Python and paths of files. So has a cleared controller,
     whose values and step of the decision that raised it follow.
     """
@@ -282,6 +288,8 @@ def canonical_line(outcome: Outcome) -> str:
             line.append(outcome.mode)
         if outcome.stage:
             line.append({"stage": outcome.stage})
+        if outcome.not_ordered:
+            line.append({"not_ordered": list(outcome.not_ordered)})
     elif isinstance(outcome, Cleared):
         values = {name: _exact(value) for name, value in outcome.values.items()}
         line += [_KINDS[Cleared], values, outcome.raised_at]

@@ -16,6 +16,7 @@ from ...store.errors import shortened
 from ...store.events import Event, lag_of
 from ..compiled.compilation import FIRED, ClearAnswer
 from ..compiled.workspace import Workspace
+from ..effects import InvalidCall
 from ..errors import phrase, suggestion
 from ..functions.plain_functions import formatted, rendered
 from ..functions.undefined import UNAVAILABLE
@@ -31,7 +32,7 @@ from ..policy_file.declarations import (
 )
 from ..policy_file.operations import LogControl
 from ..readings.reading import Param, SeriesKey
-from .controller_states import CompiledPart, TriggeredController, readings_at
+from .controller_states import CompiledPart, ControllerState, TriggeredController, readings_at
 from .decisions import Cleared, Decision, LogMessage, Outcome, OutcomeFields, RuleError, failure_text, outcome_fields
 
 #: Most characters of a rendered message.
@@ -164,6 +165,7 @@ class OutcomeMaker:
         state = watch.state
         declared, escalation = state.declaration, state.declaration.escalation
         operations = declared.operations if escalation is None else escalation.stages[watch.gate.stage].operations
+        operations, not_ordered = _ordered(state, operations, event) if declared.computed else (operations, {})
         return Decision(
             *fields_of(watch, event),
             value_lag=lag_of(event),
@@ -175,6 +177,7 @@ class OutcomeMaker:
             severity=declared.severity,
             message="" if declared.message is None else render(declared.message, state.message, event),
             stage=0 if escalation is None else watch.gate.stage + 1,
+            not_ordered=not_ordered,
         )
 
     def _messages(self, watch: TriggeredController, event: Event, operations: Iterable[str]) -> tuple[LogMessage, ...]:
@@ -208,6 +211,45 @@ class OutcomeMaker:
         where = f"{self._source}:{place.line}:{place.column}: controller '{state.declaration.name}', {key}"
         error = phrase(what, where=where)
         return RuleError(*fields_of(watch, event), error=error, value_lag=lag_of(event))
+
+
+def _ordered(
+    state: ControllerState, operations: Iterable[str], event: Event
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return operations with the values of their arguments, and why others cannot have one."""
+    ordered: list[str] = []
+    not_ordered: dict[str, str] = {}
+    for operation in operations:
+        arguments = state.arguments.get(operation)
+        if arguments is None:
+            ordered.append(operation)
+            continue
+        template = state.declaration.computed[operation].template
+        try:
+            values = {
+                name: _value(reading, str(template.call.arguments[name]), event) for name, reading in arguments.items()
+            }
+            ordered.append(str(template.with_values(values)))
+        except InvalidCall as error:
+            not_ordered[operation] = str(error)
+    return tuple(ordered), not_ordered
+
+
+def _value(argument: CompiledPart, text: str, event: Event) -> object:
+    """Return the value of an argument.
+
+    Raises:
+        InvalidCall: It is undefined, or fails.
+    """
+    try:
+        value = argument(event)
+    except LookupError:
+        value = UNAVAILABLE
+    except Exception as error:  # An expression may fail in any way, and a decision must never end the training.
+        raise InvalidCall(f"{text} fails: {failure_text(error)}") from error
+    if value is UNAVAILABLE:
+        raise InvalidCall(f"{text} is undefined")
+    return value
 
 
 def _traceback(rule: Callable[[Event], Any], event: Event) -> TracebackType | None:

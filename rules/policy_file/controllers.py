@@ -17,8 +17,8 @@ import yaml
 from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
 from ...store.metric_words import is_evaluation
 from .. import habits
-from ..effects import BEFORE_UPDATE, CALLS, InvalidCall, is_call, parse_call
-from ..errors import ExpressionError, kind_suggestion, suggestion
+from ..effects import BEFORE_UPDATE, CALLS, CallTemplate, InvalidCall, call_name, is_call, parse_template
+from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from ..language.bound_rule import NameScope
 from ..language.clock import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
 from ..language.name_patterns import is_pattern
@@ -30,6 +30,7 @@ from .declarations import (
     SEVERITIES,
     SHADOW,
     AdmittedSeries,
+    ComputedCall,
     Controller,
     Declarations,
     Escalation,
@@ -41,7 +42,7 @@ from .declarations import (
 from .fields import FieldReader, Fields, Key, is_null
 from .operations import DEFAULT_OPERATION, WORDS, meant_action
 from .sentences import SentenceNode
-from .written_expressions import is_free, parse_message, read_rule
+from .written_expressions import is_free, parse_message, read_argument, read_rule
 
 _TRIGGER: Final = "on_"
 
@@ -176,22 +177,23 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
     name: str | None = reader.value(fields, "controller", _NAME, declared)
     where = f"controller '{name}'" if name else "controller"
     each: SeriesKey | None = reader.value(fields, where, _FOR_EACH, declared)
-    escalation: Escalation | None = reader.value(fields, where, _ESCALATE, declared)
-    if is_staged and "operations" in fields:
-        fix = "Leave one of them out."
-        reader.refuse(fields["operations"], f"{where}, operations", "'escalate' has them", fix)
-    staged = () if escalation is None else escalation.operations
-    if staged:
-        fields.pop("operations", None)
     changing = _state_named(fields["triggers"]) if "triggers" in fields else None
     scope = replace(
         declared.scope,
         each="" if each is None else each.name,
         # Two controllers may have one name, but not one number.
         owner="" if changing else f"controller {len(declared.scope.above)}",
-        own={} if escalation is None or name is None else {"stage": PastDecisions("stage", name)},
+        own={"stage": PastDecisions("stage", name)} if is_staged and name is not None else {},
     )
-    values = reader.values(fields, where, _OTHER_KEYS, replace(declared, scope=scope))
+    within = replace(declared, scope=scope)
+    escalation: Escalation | None = reader.value(fields, where, _ESCALATE, within)
+    if is_staged and "operations" in fields:
+        fix = "Leave one of them out."
+        reader.refuse(fields["operations"], f"{where}, operations", "'escalate' has them", fix)
+    staged = () if escalation is None else escalation.operations
+    if staged:
+        fields.pop("operations", None)
+    values = reader.values(fields, where, _OTHER_KEYS, within)
     values["operations"] = staged or values["operations"]
     if isinstance(values["hold"], Patience):
         if "patience" in fields:
@@ -205,14 +207,17 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
     _check_together(fields, where, values, reader)
     if name is None or values["rule"] is None:
         return None
-    controller = Controller(name, each=each, escalation=escalation, changing=changing or "", **values)
+    computed = _computed(values["operations"], within, reader)
+    controller = Controller(
+        name, each=each, escalation=escalation, changing=changing or "", computed=computed, **values
+    )
     states, admitted = _read_by(controller, declared)
     return replace(controller, states=states, admitted=admitted)
 
 
 def _triggers_of(node: SentenceNode, rule: Rule | None, operations: tuple[str, ...]) -> tuple[str, ...]:
     """Return when a sentence is evaluated: at evaluations if it counts them, or reads nothing else."""
-    if any(is_call(operation) and CALLS[parse_call(operation).name].is_before_update for operation in operations):
+    if any(is_call(operation) and CALLS[call_name(operation)].is_before_update for operation in operations):
         return BEFORE_UPDATE[-1:]
     names = {key.name for key in rule.bound.series if not key.is_derived} if rule else frozenset()
     is_evaluated = node.unit == "evaluation" or (names and all(map(is_evaluation, names)))
@@ -224,7 +229,7 @@ def _check_together(fields: Fields, where: str, values: Mapping[str, Any], reade
     late = [trigger for trigger in values["triggers"] if trigger not in BEFORE_UPDATE]
     for operation in values["operations"]:
         # An operation that takes effect before an update needs a trigger that precedes one.
-        if late and is_call(operation) and CALLS[parse_call(operation).name].is_before_update:
+        if late and is_call(operation) and CALLS[call_name(operation)].is_before_update:
             what = f"{operation} takes effect before the update, and '{late[0]}' does not precede one"
             fix = f"Triggers that do are {', '.join(BEFORE_UPDATE)}."
             reader.refuse(fields["triggers"], f"{where}, triggers", what, fix, shows=False)
@@ -483,10 +488,7 @@ def _read_operations(node: yaml.Node, where: str, declared: Declarations, reader
         reference = reference if reference in actions else WORDS.get(reference, reference)
         operation, _, action = reference.partition(".")
         if is_call(reference) or (reference in CALLS and operation not in actions):
-            try:
-                references.append(str(parse_call(reference, declared.params)))
-            except InvalidCall as error:
-                reader.refuse(item, where, str(error), error.fix)
+            references += _read_call(item, reference, where, declared, reader)
         elif operation not in actions:
             fix = suggestion(operation, actions)
             if not action and DEFAULT_OPERATION in actions:
@@ -497,6 +499,47 @@ def _read_operations(node: yaml.Node, where: str, declared: Declarations, reader
         else:
             references.append(reference)
     return tuple(references)
+
+
+def _read_call(node: yaml.Node, text: str, where: str, declared: Declarations, reader: FieldReader) -> tuple[str, ...]:
+    """Return a call, checked as far as its arguments are known; nothing where it is refused."""
+    try:
+        template = parse_template(text, declared.params)
+        _compute(template, declared)
+    except InvalidCall as error:
+        reader.refuse(node, where, str(error), error.fix)
+    except ExpressionError as error:
+        reader.refuse_faults(node, where, error)
+    else:
+        return (str(template),)
+    return ()
+
+
+def _computed(operations: tuple[str, ...], declared: Declarations, reader: FieldReader) -> Mapping[str, ComputedCall]:
+    """Return those of a controller's operations whose arguments are computed, by their text."""
+    if reader.problems:
+        return {}
+    templates = {each: parse_template(each, declared.params) for each in operations if is_call(each)}
+    return {each: ComputedCall(it, _compute(it, declared)) for each, it in templates.items() if it.expressions}
+
+
+def _compute(template: CallTemplate, declared: Declarations) -> dict[str, Rule]:
+    """Return the expressions of a call, bound and compiled, by the name of the argument.
+
+    Raises:
+        ExpressionError: One is refused. The error holds the faults of all, each with its offset in the call.
+    """
+    rules: dict[str, Rule] = {}
+    faults: list[Fault] = []
+    for name, start in template.expressions.items():
+        text = str(template.call.arguments[name])
+        try:
+            rules[name] = read_argument(name, text, declared)
+        except ExpressionError as error:
+            faults += [replace(fault, offset=start + fault.offset) for fault in error.faults]
+    if faults:
+        raise ExpressionError(faults)
+    return rules
 
 
 def _read_escalation(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Escalation | None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from ...store.errors import require_version
 from ...store.plan import Plan
 from ...store.run_info import Attempt
-from ..effects import Effect
+from ..effects import CallTemplate, Effect, may_become
 from ..language.bound_rule import BoundRule, NameScope
 from ..language.clock import Cooldown, Patience, Span, StepWindow
 from ..readings.reading import Names, Param, SeriesKey
@@ -210,6 +210,19 @@ class AdmittedSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedCall:
+    """An operation whose arguments are computed at each decision.
+
+    Attributes:
+        template: The call as the file writes it.
+        arguments: Its expressions by the name of the argument.
+    """
+
+    template: CallTemplate
+    arguments: Mapping[str, Rule]
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A stage of an escalation: what its decisions order, and how many it has."""
 
@@ -279,6 +292,7 @@ class Controller:
         each: The series of a member of the family for whose members there is one controller each; None for one alone.
         admitted: The definitions with ``admit`` that it reads, directly or through others.
         escalation: The stages of its operations; None without any.
+        computed: Those of its operations whose arguments are computed, by their text.
     """
 
     name: str
@@ -302,11 +316,22 @@ class Controller:
     each: SeriesKey | None = None
     admitted: tuple[AdmittedSeries, ...] = ()
     escalation: Escalation | None = None
+    computed: Mapping[str, ComputedCall] = field(default_factory=dict)
 
     def may_order(self, operations: tuple[str, ...]) -> bool:
         """Whether these are the operations of one of its decisions."""
-        stages = () if self.escalation is None else self.escalation.stages
-        return operations in ([stage.operations for stage in stages] or [self.operations])
+        stages = [] if self.escalation is None else [stage.operations for stage in self.escalation.stages]
+        return any(self._may_become(each, operations) for each in stages or [self.operations])
+
+    def _may_become(self, declared: tuple[str, ...], operations: tuple[str, ...]) -> bool:
+        """Whether a decision may order these operations where the file has others. It leaves out what has no value."""
+        waiting = list(operations)
+        for each in declared:
+            if waiting and (may_become(each, waiting[0]) if each in self.computed else each == waiting[0]):
+                waiting.pop(0)
+            elif each not in self.computed:
+                return False
+        return not waiting
 
     @property
     def conditions(self) -> tuple[Rule, ...]:
@@ -315,9 +340,10 @@ class Controller:
 
     @property
     def own_rules(self) -> tuple[BoundRule, ...]:
-        """Its conditions, and the expressions of its message."""
+        """Its conditions, and the expressions of its message and of its operations."""
         fields = () if self.message is None else self.message.fields
-        return (*(rule.bound for rule in self.conditions), *(field.bound for field in fields))
+        computed = (rule.bound for call in self.computed.values() for rule in call.arguments.values())
+        return (*(rule.bound for rule in self.conditions), *(field.bound for field in fields), *computed)
 
     @property
     def listed_triggers(self) -> tuple[str, ...]:
@@ -326,7 +352,7 @@ class Controller:
 
     @property
     def bound_rules(self) -> tuple[BoundRule, ...]:
-        """Its conditions, the expressions of its message, and those of the states and definitions that it reads."""
+        """Those of ``own_rules``, and those of the states and definitions that it reads."""
         read: tuple[StateDeclaration | AdmittedSeries, ...] = (*self.states, *self.admitted)
         return (*self.own_rules, *(rule for each in read for rule in each.bound_rules))
 
@@ -516,6 +542,7 @@ def _canonical_controller(controller: Controller) -> dict[str, object]:
         "clear": None if controller.clear is None else _canonical_rule(controller.clear),
         "escalate": None if controller.escalation is None else _canonical_escalation(controller.escalation),
         "changing": controller.changing or None,
+        "computed": [_canonical_call(name, call) for name, call in controller.computed.items()] or None,
     }
     return {
         **{key: value for key, value in timing.items() if value is not None},
@@ -526,6 +553,10 @@ def _canonical_controller(controller: Controller) -> dict[str, object]:
         "operations": controller.operations,
         "trigger_log_level": controller.trigger_log_level,
     }
+
+
+def _canonical_call(name: str, call: ComputedCall) -> list[Any]:
+    return [name, [[argument, _canonical_rule(rule)] for argument, rule in call.arguments.items()]]
 
 
 def _canonical_escalation(escalation: Escalation) -> list[Any]:

@@ -18,7 +18,7 @@ import yaml
 from ...store.errors import TelemetryError
 from ...store.run_info import PolicyRecord
 from .. import habits
-from ..effects import Effect, InvalidCall, is_call, parse_call
+from ..effects import CALLS, Effect, call_name, is_call
 from ..errors import PolicyError, suggestion
 from ..language.bound_rule import NameScope
 from ..language.clock import Span
@@ -110,7 +110,7 @@ class Policy:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The operations with arguments that its controllers order, in file order, each once."""
+        """The operations with arguments that its controllers order, in file order, each once, as the file has them."""
         named = (name for one in self.controllers if not one.is_shadow for name in one.operations if is_call(name))
         return tuple(dict.fromkeys(named))
 
@@ -138,8 +138,8 @@ class Policy:
         Raises:
             TelemetryError: The policy has no such operation.
         """
-        if is_call(operation):
-            return _effect_of_call(operation, self.source)
+        if is_call(operation) and (form := CALLS.get(call_name(operation))) is not None:
+            return form.effect
         name, _, action = operation.partition(".")
         for declaration in self.operations:
             if declaration.name == name:
@@ -366,14 +366,7 @@ def shipped_tests() -> Mapping[str, Path]:
     return MappingProxyType({path.name.partition(".")[0]: path for path in sorted(_SHIPPED.glob("*.test.yaml"))})
 
 
-# --- pickles and effects --------------------------------------------------------------------------------------------
-
-
-def _effect_of_call(operation: str, source: str) -> Effect:
-    try:
-        return parse_call(operation).effect
-    except InvalidCall as error:
-        raise TelemetryError("no such operation", where=source, got=operation) from error
+# --- pickles --------------------------------------------------------------------------------------------------------
 
 
 def _unpickled(text: str, source: str, params: tuple[tuple[str, Param], ...]) -> Policy:

@@ -33,7 +33,7 @@ _UNITS: Final = ("step", "evaluation")
 _IF: Final = re.compile(r"(?<!\S)if(?!\w)")
 _AND: Final = re.compile(r"(?:^|\s+)and(?:\s+|$)|\s*,\s*(?:and\s+)?")
 _WARN: Final = re.compile(r"warn\s*(['\"])(.*)\1", re.DOTALL)
-_LR: Final = re.compile(r"lr\s*(?:x|\*|times)\s*(\S+?)(?:\s+for\s+(\S+)\s+steps?)?")
+_LR: Final = re.compile(r"lr\s*(?:x|\*|times)\s*(\(.*\)|\S+?)(?:\s+for\s+(\S+)\s+steps?)?")
 #: A series: a name, a text, or a call with at most one call in it.
 _SERIES: Final = r"(?<![^\s(])(?P<series>-?(?:\"[^\"]*\"|'[^']*'|[^\s()\"']+)(?:\((?:[^()]|\([^()]*\))*\))?)"
 _NOT_IMPROVED: Final = re.compile(

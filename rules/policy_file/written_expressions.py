@@ -8,6 +8,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Final
@@ -16,7 +17,7 @@ import yaml
 
 from .. import habits
 from ..compiled.compilation import Translator
-from ..errors import ExpressionError, Fault
+from ..errors import ExpressionError, Fault, suggestion
 from ..functions.plain_functions import check_specification
 from ..language.binding import bind
 from ..language.bound_rule import BoundRule, NameScope, driver_of_the_run
@@ -117,6 +118,34 @@ def is_free(
             reader.refuse(node, where, f"a {what} has the same name", shows=False)
             return False
     return True
+
+
+# --- arguments of operations ----------------------------------------------------------------------------------------
+
+
+def read_argument(name: str, text: str, declared: Declarations) -> Rule:
+    """Return the expression of an operation's argument, bound and compiled.
+
+    A name alone is a definition, a state or a fact. So a misspelt param is refused, and not read as a metric.
+
+    Args:
+        name: The argument.
+        text: The expression.
+        declared: The names that it may use.
+
+    Raises:
+        ExpressionError: It is refused, or gives no number.
+    """
+    scope = declared.scope
+    if text.isidentifier() and scope.is_series(text) and text not in (*scope.own, *scope.definitions, *scope.admitted):
+        known = [*scope.params, *scope.definitions, *scope.admitted, *CONTEXT]
+        near = suggestion(text, known) if get_close_matches(text, known) else f'Write series("{text}") for the metric.'
+        raise ExpressionError([Fault(0, "not one of the params and definitions", repr(text), near)])
+    bound = bind(parse(text, has_rates=scope.has_rates), scope, is_condition=False)
+    examples = example_values(bound.expression.tree, bound)
+    if all(isinstance(each, (bool, str)) for each in examples):
+        raise ExpressionError([Fault(0, f"'{name}' takes a number; this gives {_KINDS_OF_VALUES[type(examples[0])]}")])
+    return compile_rule(text, bound, declared.names, lambda _: Place(1, 1))
 
 
 # --- messages -----------------------------------------------------------------------------------------------------

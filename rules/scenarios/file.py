@@ -20,7 +20,7 @@ import yaml
 
 from ...store.events import SampleLosses, Vectors, is_kind
 from ...store.plan import Plan
-from ..effects import InvalidCall, is_call, parse_call
+from ..effects import InvalidCall, is_call, may_become, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
 from ..policy_file.controllers import is_trigger, trigger_advice
 from ..policy_file.document import Document, Place, read_text
@@ -494,7 +494,7 @@ def _operations(
     operations: list[str] = []
     for item in reader.items(node, where):
         name = _as_ordered(reader.text(item, where), policy)
-        if name is not None and controller is not None and name not in names:
+        if name is not None and controller is not None and not any(may_become(each, name) for each in names):
             reader.refuse(item, where, f"controller '{controller}' does not order this", suggestion(name, names))
         elif name is not None:
             operations.append(name)

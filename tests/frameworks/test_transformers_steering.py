@@ -44,6 +44,11 @@ controllers:
   - {name: half, triggers: [on_step_end], rule: step == 2, operations: [lr.scale(0.5)]}
 """
 
+SHORTER = """
+controllers:
+  - {name: shorter, triggers: [on_step_end], rule: step == STEP, operations: [epochs.set(math_ceil(loss / loss))]}
+"""
+
 BEYOND = """
 controllers:
   - {name: back, triggers: [on_step_end], rule: step == 2, operations: [rollback.to(last)]}
@@ -191,15 +196,32 @@ def test_a_second_training_with_the_same_optimizer_is_not_steered_by_the_first(t
 
 
 def test_what_the_trainer_cannot_do_is_named_and_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It has no way back to a checkpoint, and a fixed number of epochs."""
+    """It has no way back to a checkpoint, and no more epochs than it has counted."""
     with caplog.at_level(logging.WARNING, logger="steptape"):
         _, rates, run = trained(tmp_path, BEYOND)
 
     assert len(rates.used) == 20
     why = "the loop has no handler for it"
-    assert receipts(run) == [(2, "rollback.to(last)", why), (3, "epochs.set(4)", why)]
+    longer = "the trainer has counted its epochs before the training begins. Give it num_train_epochs=4"
+    assert receipts(run) == [(2, "rollback.to(last)", why), (3, "epochs.set(4)", longer)]
     named = [line for line in caplog.messages if "may order" in line]
-    assert [line.partition(", and ")[0] for line in named] == [
-        "rules may order rollback.to(last)",
-        "rules may order epochs.set(4)",
-    ]
+    assert [line.partition(", and ")[0] for line in named] == ["rules may order rollback.to(last)"]
+
+
+@pytest.mark.parametrize(("step", "last"), [(1, 10), (10, 10), (11, 20)])
+def test_the_trainer_ends_after_the_epochs_of_the_rules(tmp_path: Path, step: int, last: int) -> None:
+    """At the end of the epoch, also if that is now; an epoch that has begun is trained to its end."""
+    trainer, rates, run = trained(tmp_path, SHORTER.replace("STEP", str(step)))
+
+    assert len(rates.used) == trainer.state.global_step == last
+    assert [reason for *_, reason in receipts(run)] == ([""] if last == 10 else ["epoch 2 has begun"])
+
+
+def test_a_resumed_trainer_ends_after_the_epochs_that_rules_set_before(tmp_path: Path) -> None:
+    """The checkpoint keeps them."""
+    trained(tmp_path, SHORTER.replace("STEP", "3"), save_steps=5)
+    trainer, rates, _ = trained(
+        tmp_path, SHORTER.replace("STEP", "99"), tmp_path / "out" / "checkpoint-5", save_steps=5
+    )
+
+    assert (len(rates.used), trainer.state.global_step) == (5, 10)
