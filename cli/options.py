@@ -482,10 +482,11 @@ class TestArguments(NamedTuple):
 
 
 class RulesArguments(NamedTuple):
-    """List the rule files that come with steptape, print one, or print the full form of a sentence.
+    """List the rule files that come with steptape, print one, or print the full form of a rule file or a sentence.
 
-    The full form is a rule file of the same digest. Every command that takes a rule file takes the name of a shipped
-    one and sentences, too.
+    The full form is a rule file of the same digest: with what the file extends, and sentences as controllers.
+
+    Every command that takes a rule file takes the name of a shipped one and sentences, too.
     """
 
     show: Annotated[
@@ -494,7 +495,7 @@ class RulesArguments(NamedTuple):
     expand: Annotated[
         str | None,
         typer.Option(
-            metavar="SENTENCE", help="Print the rule file that this sentence stands for; ';' separates several."
+            metavar="RULES", help="Print the full form of a rule file, or of sentences; ';' separates several."
         ),
     ] = None
     as_json: JsonOption = False

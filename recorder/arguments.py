@@ -125,6 +125,7 @@ _ARGUMENTS: Final = {
     **dict.fromkeys(("dir", "logdir", "log_dir", "save_dir", "path"), "Give the store's folder as first argument"),
     **dict.fromkeys(("notes", "description"), "Use annotate(text)"),
     **dict.fromkeys(("policy", "policies"), "Use rules="),
+    "rename": "Use rules=load_policy(RULES, rename={'recorded name': 'name in the rules'})",
     **dict.fromkeys(("silent", "verbose"), "Use quiet="),
     "id": "Use run_id=",
 }

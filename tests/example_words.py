@@ -16,7 +16,7 @@ _PLAIN_FUNCTIONS: Final = """
 _PLAIN_WORDS: Final = frozenset({"last", "steps", "epochs", "skip", "half"})
 
 _PLAIN_ROOT_KEYS: Final = """
-    name description params series controller_metrics operations cooldowns controllers
+    name description extends without rename params series controller_metrics operations cooldowns controllers
 """
 _PLAIN_CONTROLLER_KEYS: Final = """
     name triggers rule operations patience config for cooldown once between severity message mode

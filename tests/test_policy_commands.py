@@ -17,7 +17,7 @@ import pytest
 from command_line import call as steptape
 
 from steptape import Recorder
-from steptape.rules.policy_file.policy import load_variants, parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import load_policy, load_variants, parse_policy, shipped_policies
 
 DATA = Path(__file__).parent / "data"
 
@@ -168,6 +168,15 @@ def test_the_full_form_of_a_sentence_is_a_rule_file_of_its_digest(sentence: str)
     assert parse_policy(printed.stdout).digest == load_variants(sentence)[0].digest
 
 
+def test_the_full_form_of_a_rule_file_holds_what_it_extends(tmp_path: Path) -> None:
+    """With the digest of the file."""
+    (tmp_path / "mine.yaml").write_text("extends: nan_guard\nrename: {train/loss: loss}\n")
+    printed = call(DATA, "rules", "--expand", tmp_path / "mine.yaml")
+
+    assert "extends" not in printed.stdout
+    assert parse_policy(printed.stdout).digest == load_policy(tmp_path / "mine.yaml").digest
+
+
 def test_a_sweep_of_values_in_braces_is_that_of_the_full_form(run: Path, tmp_path: Path) -> None:
     """The variants have the same params and results."""
     sentence = "stop and save if eval_loss has not improved by {0.1, 0.5} for {1..2} evaluations"
@@ -193,7 +202,7 @@ def test_a_sweep_of_a_sentence_without_values_asks_for_them(run: Path) -> None:
     ("arguments", "message"),
     [
         (["rules", "--show", "nan"], "steptape ships no rules of that name"),
-        (["rules", "--expand", "loss > 3"], "error: not a sentence; got 'loss > 3'"),
+        (["rules", "--expand", "loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),
         (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no rules of that name"),
         (["check", "nowhere.yaml"], "no such file"),
         (["check", "stop when loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),

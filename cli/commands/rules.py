@@ -1,4 +1,4 @@
-"""``steptape rules``: lists the shipped rule files, prints one of them, or prints the full form of sentences."""
+"""``steptape rules``: lists the shipped rule files, prints one, or prints the full form of rules."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ...rules.policy_file.policy import load_variants, policy_path, require_file, shipped_policies
-from ...rules.policy_file.sentences import is_sentence
-from ...store.errors import TelemetryError
+from ...rules.policy_file.policy import expanded_text, policy_path, require_file, shipped_policies
 from ..options import RulesArguments
 from ..output import print_json_lines, print_table, say
+from ..policy_lookup import rules_named
 
 #: The first sentence of a file's first comment, up to a full stop or a colon. ``Fig. 3`` goes on.
 _SUMMARY: Final = re.compile(r".*?(?=[.:](?:\s+[A-Za-z]|\s*$))")
 
 
 def rules(asked: RulesArguments) -> None:
-    """List the shipped rule files, or print one, or the full form of sentences."""
+    """List the shipped rule files, or print one, or the full form of a file or of sentences."""
     if asked.expand is not None:
-        say(_full_form(asked.expand))
+        say(expanded_text(rules_named(asked.expand)).removesuffix("\n"))
     if asked.show is not None:
         shown = shipped_policies().get(asked.show)
         path = require_file(policy_path(asked.show) if shown is None else shown)
@@ -30,13 +29,6 @@ def rules(asked: RulesArguments) -> None:
             print_json_lines({"name": name, "summary": summary} for name, summary in listed)
         else:
             print_table(("name", "what it does"), listed)
-
-
-def _full_form(text: str) -> str:
-    """Return the text of the rule file that sentences stand for; values to try are a param, with the first of them."""
-    if not is_sentence(text):
-        raise TelemetryError("not a sentence", got=text, fix="Write ACTION if CONDITION, such as 'stop if loss > 3'")
-    return load_variants(text)[0].text.removesuffix("\n")
 
 
 def _summary(path: Path) -> str:

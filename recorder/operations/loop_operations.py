@@ -17,7 +17,6 @@ from ...rules.effects import (
     OperationCall,
     call_name,
     in_order,
-    may_become,
     parse_call,
     rolls_back,
 )
@@ -282,16 +281,6 @@ class Operations:
             assert rate is not None
             self._answer(order, partial(rate.carry_out, order.call))
 
-    def can(self, operation: str) -> bool:
-        """Whether this rank's loop has a handler for an operation."""
-        return self.handlers.has(call_name(operation))
-
-    @staticmethod
-    def template(operation: str, calls: Iterable[str]) -> str | None:
-        """Return which of some calls of the policy a decision writes in this way; None for none of them."""
-        alike = [each for each in calls if may_become(each, operation)]
-        return operation if operation in alike else next(iter(alike), None)
-
     def why_too_late(self, operation: str, decision: Decision | None) -> str:
         """Return why an operation can take effect no more; empty if it can."""
         is_over = decision is not None and decision.step < self._position.step
@@ -302,7 +291,9 @@ class Operations:
         if self.handlers.has_named:
             return
         self.handlers.has_named = True
-        self._refuse_early()
+        for order in self._early:
+            self._refuse(order, _NO_HANDLER)
+        self._early.clear()
         if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
             self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice)}")
@@ -353,7 +344,9 @@ class Operations:
         skips, self._skips = self._skips, []
         for order in skips:
             self._refuse(order, "the run ended before the update was recorded")
-        self._refuse_early()
+        early, self._early = self._early, []
+        for order in early:
+            self._refuse(order, _NO_HANDLER)
         if self.rollback is not None:
             (rollback, _), self.rollback = self.rollback, None
             for order in (rollback, *self.pop_waiting()):
@@ -426,11 +419,6 @@ class Operations:
         self._refuse(OrderedOperation.from_text(operation, decision), why)
 
     # ------------------------------------------------------------------------------------------------------------------
-
-    def _refuse_early(self) -> None:
-        early, self._early = self._early, []
-        for order in early:
-            self._refuse(order, _NO_HANDLER)
 
     def _answer(self, order: OrderedOperation, carry_out: Callable[[], str | Mapping[str, Any] | None]) -> None:
         try:

@@ -247,7 +247,9 @@ class Agreement:
 
     def _template(self, operation: str) -> str | None:
         """Return the operation of the rules, as their file has it, that a decision writes with its values."""
-        return None if self.operations is None else self.operations.template(operation, self._calls)
+        name = operation.partition("(")[0]
+        alike = [each for each in self._calls if each.partition("(")[0] == name]
+        return operation if operation in alike else next(iter(alike), None)
 
     def _set(self, flags: int) -> None:
         """Set ``control``. A stop stays."""
@@ -288,7 +290,8 @@ class Agreement:
         # Rank 0 alone knows the decisions.
         outliving = [call for call, decision in self._ordered if self.operations.outlive_rollback(decision)]
         ordered = {template: call for call, _ in reversed(self._ordered) if (template := self._template(call))}
-        answers = self._rank.gather(([call for call in calls if not self.operations.can(call)], outliving, ordered))
+        lacked = [call for call in calls if not self.operations.handlers.has(call.partition("(")[0])]
+        answers = self._rank.gather((lacked, outliving, ordered))
         for template in self.operations.in_order(calls):
             call = answers[0][2].get(template, template)
             decision = self._next_decision(call)

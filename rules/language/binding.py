@@ -88,6 +88,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         found.derived,
         frozenset(found.ranks),
         _driver(expression.tree, found),
+        tuple((*place, name) for node, name in found.named if (place := expression.place_of_name(node)) is not None),
     )
 
 
@@ -172,6 +173,7 @@ class _Meanings(ExpressionFaults):
 
     Attributes:
         references, series, metrics, derived, ranks: As in the bound rule.
+        named: The nodes that name series, each with the name.
         variables: How many variables of comprehensions have a unique name.
     """
 
@@ -182,6 +184,7 @@ class _Meanings(ExpressionFaults):
         self.metrics: dict[str, None] = {}
         self.derived: dict[SeriesKey, Derived] = {}
         self.ranks: set[str] = set()
+        self.named: list[tuple[ast.expr, str]] = []
         self.variables = 0
 
     def read_series(self, key: SeriesKey, need: Need | None = None) -> None:
@@ -433,6 +436,8 @@ def _bind_series(node: ast.expr, key: SeriesKey, scope: NameScope, found: _Meani
     """Let a node mean the newest value of a series: of its own rank, or of the rank that ``any_rank`` asks of."""
     if key.is_of_member and not _means_member(node, key, scope, found):
         return
+    if not key.is_derived:
+        found.named.append((node, key.name))
     if not scope.is_of_ranks:
         found.references[node] = SeriesValue(key)
         found.read_series(key)
@@ -616,6 +621,7 @@ def _bind_rank_series(node: ast.Call, function: Function, scope: NameScope, foun
         found.refuse(node.args[0], "unknown series", suggestion(key.name, scope.series or ()))
     else:
         found.references[node] = AcrossRanks(function.name, key.name)
+        found.named.append((node.args[0], key.name))
         found.read_on_ranks(key.name)
 
 

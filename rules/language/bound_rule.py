@@ -123,6 +123,7 @@ class BoundRule:
         derived: The computed ones among the series, each after those that it depends on.
         ranks: Names of the metrics that it reads on all ranks.
         driver: The first series that it reads; None if it reads none.
+        named: Where its own text names series: begin, end and name.
     """
 
     expression: Expression
@@ -132,6 +133,7 @@ class BoundRule:
     derived: Mapping[SeriesKey, Derived] = field(default_factory=dict)
     ranks: frozenset[str] = frozenset()
     driver: SeriesKey | None = None
+    named: tuple[tuple[int, int, str], ...] = ()
 
 
 def dependencies(rules: Iterable[BoundRule]) -> dict[SeriesKey, Need]:

@@ -134,6 +134,17 @@ class Expression:
         for part in ast.walk(call):
             self._anchors[part] = self.anchor(text)
 
+    def place_of_name(self, node: ast.expr) -> tuple[int, int] | None:
+        """Return where the name of a series begins and ends in the text; None within a definition or an f-string."""
+        anchor = self.anchor(node)
+        if node in self._origins or isinstance(anchor, ast.JoinedStr):
+            return None
+        if isinstance(node, ast.Call):
+            anchor = node.args[0] if anchor is node else anchor
+            if not isinstance(anchor, ast.Constant):
+                return None
+        return self.offset(anchor), self.end(anchor)
+
     def segment(self, node: ast.expr) -> str:
         """Return the node's own text, every run of blanks as one space, or the name that stands for it."""
         if node in self.defined:

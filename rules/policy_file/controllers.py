@@ -315,6 +315,7 @@ def _series_or_family(node: yaml.Node, where: str, scope: NameScope, reader: Fie
         fix = suggestion(name, scope.series or ())
         reader.refuse(node, where, "not one of the series that this file lists", fix)
         return None
+    reader.note_series(node, name)
     return SeriesKey(name, is_of_member=is_pattern(name))
 
 
@@ -505,7 +506,9 @@ def _read_call(node: yaml.Node, text: str, where: str, declared: Declarations, r
     """Return a call, checked as far as its arguments are known; nothing where it is refused."""
     try:
         template = parse_template(text, declared.params)
-        _compute(template, declared)
+        for name, rule in _compute(template, declared).items():
+            assert isinstance(node, yaml.ScalarNode)
+            reader.note_expression(node, rule.bound, template.expressions[name])
     except InvalidCall as error:
         reader.refuse(node, where, str(error), error.fix)
     except ExpressionError as error:
@@ -562,11 +565,15 @@ def _read_message(node: yaml.Node, where: str, declared: Declarations, reader: F
     text = reader.text(node, where)
     if text is None:
         return None
+    assert isinstance(node, yaml.ScalarNode)
     try:
-        return parse_message(text, declared.scope, declared.names)
+        template = parse_message(text, declared.scope, declared.names)
     except ExpressionError as error:
         reader.refuse_faults(node, where, error)
         return None
+    for each in template.fields:
+        reader.note_expression(node, each.bound, each.offset)
+    return template
 
 
 def _read_config(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> str | None:

@@ -124,12 +124,14 @@ class MessageField:
         specification: The format after the colon; empty for none.
         bound: The expression, every name resolved.
         code: The code of a function of the event that returns its value.
+        offset: Where the expression begins in the message.
     """
 
     text: str
     specification: str
     bound: BoundRule = field(repr=False, compare=False)
     code: CodeType = field(repr=False, compare=False)
+    offset: int = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,7 @@ class Controller:
     each: SeriesKey | None = None
     admitted: tuple[AdmittedSeries, ...] = ()
     escalation: Escalation | None = None
-    computed: Mapping[str, ComputedCall] = field(default_factory=dict)
+    computed: Mapping[str, ComputedCall] = field(default_factory=dict, hash=False)
 
     def may_order(self, operations: tuple[str, ...]) -> bool:
         """Whether these are the operations of one of its decisions."""

@@ -40,10 +40,11 @@ _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line and column in a file, both from 1."""
+    """A line and column in a file, both from 1; ``source`` names the file where it is not the document's own."""
 
     line: int
     column: int
+    source: str = ""
 
 
 class _BoundedLoader(yaml.SafeLoader):
@@ -150,6 +151,7 @@ class Document:
     def _composed(self) -> yaml.Node | None:
         try:
             loader = _BoundedLoader(self._text)
+            loader.name = self.source  # Of the marks of its nodes.
         except yaml.reader.ReaderError as error:
             raise self._error(self._place_at(error.position), f"not valid YAML: {error.reason}") from None
         try:
@@ -194,7 +196,7 @@ class Document:
 
     def problem(self, place: Place, message: str) -> PolicyProblem:
         """Return a problem of this document at a place."""
-        return PolicyProblem(self.source, place.line, place.column, " ".join(message.split()))
+        return PolicyProblem(place.source or self.source, place.line, place.column, " ".join(message.split()))
 
     def with_values(self, section: str, values: Mapping[str, object]) -> str:
         """Return the text with other values in a mapping of the top level; equal ones stay as they are written.

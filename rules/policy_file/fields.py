@@ -10,14 +10,15 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from ..errors import ExpressionError, PolicyProblem, phrase, suggestion
-from ..language.bound_rule import NameScope
+from ..language.bound_rule import BoundRule, NameScope
 from ..readings.reading import Param
 from .classes import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
@@ -66,8 +67,27 @@ class Key(Generic[Scope]):
     is_required: bool = False
 
 
+class NameForm(Enum):
+    """How a text names a series: alone, in quotes within an expression, by an expression, or as a key of a template."""
+
+    PLAIN = "plain"
+    QUOTED = "quoted"
+    EXPRESSION = "expression"
+    KEY = "key"
+
+
+class SeriesPlace(NamedTuple):
+    """A part of a scalar's value that names a series."""
+
+    node: Node
+    begin: int
+    end: int
+    name: str
+    form: NameForm
+
+
 class FieldReader:
-    """Reads the nodes of one document, and collects its faults.
+    """Reads the nodes of one document, and collects its faults and the places at which it names series.
 
     Args:
         document: The document.
@@ -78,6 +98,9 @@ class FieldReader:
         self.document = document
         self._takes_last = takes_last
         self.problems: list[PolicyProblem] = []
+        self.series_places: list[SeriesPlace] = []
+        # Entries that leave out an argument, the argument, and the series that it then means.
+        self.series_defaults: list[tuple[Node, str, str]] = []
 
     def refuse(self, node: yaml.Node, where: str, what: str, fix: str = "", *, shows: bool = True) -> None:
         """Add a problem at a node. ``shows`` adds the node to the message: the node itself is wrong."""
@@ -92,6 +115,22 @@ class FieldReader:
         assert isinstance(node, yaml.ScalarNode)
         for fault in error.faults:
             self.refuse_at(self.document.place_in(node, fault.offset), where, fault.what, fault.got, fault.fix)
+
+    def note_series(self, node: Node, name: str) -> None:
+        """Note that a scalar is the name of a series."""
+        self.series_places.append(SeriesPlace(node, 0, len(name), name, NameForm.PLAIN))
+
+    def note_expression(self, node: yaml.ScalarNode, bound: BoundRule, offset: int = 0) -> None:
+        """Note where an expression names series.
+
+        Args:
+            node: The scalar.
+            bound: The expression.
+            offset: Where it begins in the scalar.
+        """
+        for begin, end, name in bound.named:
+            form = NameForm.QUOTED if bound.expression.text[begin] in "'\"" else NameForm.EXPRESSION
+            self.series_places.append(SeriesPlace(node, offset + begin, offset + end, name, form))
 
     # --- collections --------------------------------------------------------------------------------------------
 
@@ -241,6 +280,8 @@ class FieldReader:
         """Return the name of a series, one of those that the file lists, if it lists any."""
         name = self.text(node, where)
         if name is None or scope.series is None or name in scope.series:
+            if name is not None:
+                self.note_series(node, name)
             return name
         self.refuse(node, where, "not one of the series that this file lists", suggestion(name, scope.series))
         return None
@@ -289,6 +330,8 @@ class FieldReader:
         values: dict[str, ArgumentValue] = {}
         for name, argument in known.items():
             value = argument.default
+            if argument.type is ArgumentType.SERIES and name not in given and isinstance(value, str):
+                self.series_defaults.append((owner, name, value))
             if name in given:
                 value = self._argument(given[name], f"{where}, {name}", argument, scope)
             if value is not None:

@@ -7,7 +7,8 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from ...store.errors import TelemetryError
 from ...store.run_info import PolicyRecord
 from .. import habits
 from ..effects import CALLS, Effect, call_name, is_call
-from ..errors import PolicyError, suggestion
+from ..errors import PolicyError, phrase, suggestion
 from ..language.bound_rule import NameScope
 from ..language.clock import Span
 from ..readings.reading import Param
@@ -38,10 +39,11 @@ from .declarations import (
     digest_of,
 )
 from .document import Document, Place, read_text
-from .fields import FieldReader, Fields, Key, is_null
+from .fields import FieldReader, Fields, Key, NameForm, SeriesPlace, is_null
+from .full_text import check_renames, expanded, full_text, is_resolved, merged, names_left, of_own_file, renames_in
 from .metrics import METRIC_CLASSES, Metric
-from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, Operation
-from .sentences import Choices, choices_in, expand_sentences, full_form, is_sentence, sentences_in
+from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, LogControl, Operation
+from .sentences import Choices, choices_in, expand_sentences, is_sentence, sentences_in
 from .written_expressions import read_define, read_ranges
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
@@ -211,25 +213,51 @@ def text_as_judged(policy: Policy) -> str:
     return Document(policy.text, policy.source).with_values("params", policy.params)
 
 
-def load_policy(rules: str | Path | Sequence[str], *, params: Mapping[str, Param] | None = None) -> Policy:
+def load_policy(
+    rules: str | Path | Sequence[str],
+    *,
+    params: Mapping[str, Param] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Policy:
     """Read, check and compile a policy.
 
     Args:
         rules: The path of a file, UTF-8; the name of a shipped policy; or rules as sentences, such as
             ``stop if not isfinite(loss)``: one or several in a text, separated by semicolons, or a list of them.
         params: Values that override those of the policy's params, or take the place of the values to try in sentences.
+        rename: The names that rules have for metrics, by the names under which runs record them, such as
+            ``{"l2_grad_norm_total": "grad_norm"}``.
 
     Raises:
         PolicyError: The file cannot be read, or anything in it is wrong. The error holds all problems.
+        TelemetryError: A metric that is to be renamed is none that the rules read.
     """
     if not isinstance(rules, (str, Path)) or is_sentence(str(rules)):
         texts = [str(rules)] if isinstance(rules, (str, Path)) else rules
         sentences = [each for text in texts for each in sentences_in(text)]
         found = choices_in(sentences)
         is_chosen = found.values.keys() <= (params or {}).keys()
-        return _parsed(sentences, found if is_chosen else None, params)
-    path = policy_path(str(rules))
-    return parse_policy(read_text(path), source=str(path), params=params)
+        policy = _parsed(sentences, found if is_chosen else None, params)
+    else:
+        path = policy_path(str(rules))
+        policy = _loaded(read_text(path), str(path), params or {}, path.parent)
+    return renamed(policy, rename) if rename else policy
+
+
+def renamed(policy: Policy, renames: Mapping[str, str]) -> Policy:
+    """Return a policy that reads metrics by other names.
+
+    Args:
+        policy: The policy.
+        renames: The names that its rules have for metrics, by the names under which runs record them.
+
+    Raises:
+        TelemetryError: A name is none that the rules read, or is read where it cannot be renamed.
+    """
+    document = expanded(Document(policy.text, policy.source))
+    reader = FieldReader(document, takes_last=True)
+    text = _renamed_text(document, read_with(reader, policy.params), reader, renames, policy.source)
+    return _loaded(text, policy.source, policy.params)
 
 
 def given_policy(rules: str | Path | Sequence[str] | Policy) -> Policy:
@@ -270,14 +298,26 @@ def _parsed(sentences: Sequence[str], found: Choices | None, params: Mapping[str
     source = "; ".join(sentences)
     meant = [] if found is None else list(zip(found.sentences, found.indices, strict=True))
     document = Document.of_lines(sentences, source, meant, {} if found is None else found.params)
-    declared = read_declarations(document, {})
-    text = full_form(document, [controller.triggers for controller in declared.controllers])
-    return parse_policy(text, source=source, params=params)
+    document, reader = expanded(document), FieldReader(document, takes_last=True)
+    return parse_policy(full_text(document, read_with(reader, {}), reader), source=source, params=params)
 
 
 def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
-    """Check and compile the text of a policy; see ``load_policy``."""
-    declared = read_declarations(Document(text, source), params or {})
+    """Check and compile the text of a policy; see ``load_policy``. It may extend shipped rule files alone."""
+    return _loaded(text, source, params or {})
+
+
+def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | None = None) -> Policy:
+    """Return the policy of a text.
+
+    Args:
+        folder: Where files are that it may extend; None for shipped ones alone.
+    """
+    document = Document(text, source)
+    if not is_resolved(document):
+        text = resolved_text(document, lambda name: _base(name, folder, source), params)
+        document = Document(text, source)
+    declared = read_declarations(document, params)
     admitted, states = tuple(declared.admitted.values()), tuple(declared.states.values())
     return Policy(
         source=source,
@@ -296,6 +336,34 @@ def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Pa
         controllers=declared.controllers,
         blueprint=draw_blueprint(declared.controllers, states, admitted, declared.names),
     )
+
+
+def expanded_text(rules: str | Path) -> str:
+    """Return the text of a rule file in its full form: with what it extends, and each sentence with its keys.
+
+    Args:
+        rules: As for ``load_policy``.
+    """
+    policy = load_variants(rules)[0]
+    document = expanded(Document(policy.text, policy.source))
+    reader = FieldReader(document, takes_last=True)
+    return full_text(document, read_with(reader, {}), reader)
+
+
+def _base(name: str, folder: Path | None, source: str) -> Document:
+    """Return the document that a rule file extends.
+
+    Raises:
+        TelemetryError: There is none.
+    """
+    path = shipped_policies().get(name)
+    if path is None and folder is None:
+        known = suggestion(name, shipped_policies())
+        raise TelemetryError("only shipped rule files can be extended here", got=name, fix=known)
+    path = path or require_file((folder or Path()) / name)
+    if path.resolve() == Path(source).resolve():
+        raise TelemetryError("a file cannot extend itself", got=name)
+    return Document(read_text(path), str(path))
 
 
 def triggering_kinds(rules: str | Path | Sequence[str] | Policy | None) -> frozenset[str]:
@@ -396,10 +464,57 @@ def read_declarations(document: Document, overrides: Mapping[str, object]) -> De
     Raises:
         PolicyError: The policy is invalid. The error holds every problem of the file and of the overrides.
     """
-    reader = FieldReader(document, takes_last=True)
-    declared = _declared(document.root, overrides, reader)
+    return read_with(FieldReader(document, takes_last=True), overrides)
+
+
+def read_with(reader: FieldReader, overrides: Mapping[str, object]) -> Declarations:
+    """Return the declarations of a reader's document; see ``read_declarations``."""
+    declared = _declared(reader.document.root, overrides, reader)
     if reader.problems:
         raise PolicyError(reader.problems)
+    return declared
+
+
+def resolved_text(own: Document, base_of: Callable[[str], Document], params: Mapping[str, Param]) -> str:
+    """Return the full text of a rule file that extends another one, or renames metrics.
+
+    Raises:
+        PolicyError: One of the files is wrong. The error points into the one that has the fault.
+    """
+    document = expanded(merged(own, base_of, lambda reader: read_with(reader, {})))
+    reader = FieldReader(document, takes_last=True)
+    try:
+        declared = read_with(reader, params)
+    except PolicyError as error:
+        raise (error if document is own else of_own_file(error, own)) from None
+    renames, node = renames_in(own)
+    if node is None:
+        return full_text(document, declared, reader)
+    try:
+        return _renamed_text(document, declared, reader, renames)
+    except TelemetryError as error:
+        message = phrase(error.fact, None, error.fix, where="rename")
+        raise PolicyError([own.problem(own.place(node), message)]) from error
+
+
+def _renamed_text(
+    document: Document, declared: Declarations, reader: FieldReader, renames: Mapping[str, str], where: str = ""
+) -> str:
+    """Return the full text of a rule file that reads metrics by other names; see ``renamed``."""
+    check_renames(renames, declared, reader, where)
+    text = full_text(document, declared, reader, renames)
+    left = names_left(read_declarations(Document(text, document.source), declared.params))
+    for old, new in renames.items():
+        if new in left and new not in renames:
+            fix = f'Name it as series("{new}"), outside of texts'
+            raise TelemetryError(
+                f"'{new}' is read where a rename does not reach", where=where, got=f"{old}={new}", fix=fix
+            )
+    return text
+
+
+def _as_read(_node: yaml.Node, _where: str, declared: Declarations, _reader: FieldReader) -> Declarations:
+    """Leave a key alone that is resolved before the others are read."""
     return declared
 
 
@@ -501,8 +616,10 @@ def _type_name(value: Param) -> str:
 
 
 def _read_series(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
-    names = frozenset(filter(None, (reader.text(item, where) for item in reader.items(node, where))))
-    return replace(declared, scope=replace(declared.scope, series=names))
+    names = {name: item for item in reader.items(node, where) if (name := reader.text(item, where)) is not None}
+    for name, item in names.items():
+        reader.note_series(item, name)
+    return replace(declared, scope=replace(declared.scope, series=frozenset(names)))
 
 
 def _read_cooldowns(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
@@ -579,6 +696,8 @@ def _class_arguments(
     problems = len(reader.problems)
     node = fields.get("arguments")
     values = MappingProxyType(reader.arguments(node, where, owner, found.arguments, declared.scope))
+    if issubclass(found, LogControl) and node is not None:
+        _note_keys(reader.keys_of(node).get("log_format"), reader)
     if len(reader.problems) == problems:
         try:
             found.validate(values)
@@ -587,11 +706,27 @@ def _class_arguments(
     return values
 
 
+#: A metric of the event in a log message.
+_METRIC_KEY: Final = re.compile(r"\{(?:logs|metrics)(\[([^\]]+)\]|\.([^.\[\]{}!:]+))")
+
+
+def _note_keys(node: yaml.Node | None, reader: FieldReader) -> None:
+    """Note the metrics that a log message names."""
+    if not isinstance(node, yaml.ScalarNode):
+        return
+    for match in _METRIC_KEY.finditer(node.value):
+        place = SeriesPlace(node, match.start(1), match.end(1), match[2] or match[3], NameForm.KEY)
+        reader.series_places.append(place)
+
+
 #: The keys of a policy file, each after those that it refers to. A reader takes what is declared so far, and returns it
 #: with what its key declares.
 DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key("name", _read_text, "text | For people."),
     Key("description", _read_text, "text | For people."),
+    Key("extends", _as_read, "text | A shipped rule file, or one by its path, that this file changes."),
+    Key("without", _as_read, "list | Rules of the extended file to leave out, by name."),
+    Key("rename", _as_read, "mapping | The rules' names of metrics, by the names under which runs record them."),
     Key(
         "params",
         _read_params,

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import yaml
 
@@ -20,7 +20,7 @@ from ...store.metric_words import is_evaluation
 from ..errors import PolicyError, PolicyProblem, phrase, suggestion
 from ..habits import SENTENCE_ACTIONS
 from ..readings.reading import Param
-from .document import Document, PlacedScalar
+from .document import PlacedScalar
 from .fields import FieldReader
 from .operations import WORDS
 
@@ -96,32 +96,8 @@ def rule_file_of(sentences: Sequence[str], params: Mapping[str, Param] | None = 
     return _dumped({**top, "controllers": list(sentences)})
 
 
-def full_form(document: Document, triggers: Sequence[Sequence[str]]) -> str:
-    """Return the text of a rule file whose controllers are the sentences of a document, in their full form.
-
-    Args:
-        document: The sentences, which load.
-        triggers: The triggers of each.
-    """
-    reader, entries = FieldReader(document), []
-    fields = reader.keys_of(document.root) if document.root else {}
-    for node, own in zip(expand_sentences(fields["controllers"], reader).value, triggers, strict=True):
-        entry = _plain(node)
-        entries.append({"name": entry.pop("name"), "triggers": list(own), **entry})
-    return _dumped({**{key: _plain(node) for key, node in fields.items()}, "controllers": entries})
-
-
 def _dumped(top: Mapping[str, object]) -> str:
     return yaml.safe_dump(dict(top), sort_keys=False, allow_unicode=True, width=math.inf)
-
-
-def _plain(node: yaml.Node) -> Any:
-    """Return the value of a node as plain data."""
-    if isinstance(node, yaml.MappingNode):
-        return {key.value: _plain(value) for key, value in node.value}
-    if isinstance(node, yaml.SequenceNode):
-        return list(map(_plain, node.value))
-    return node.value if node.tag == _TEXT_TAG else yaml.safe_load(node.value)
 
 
 def _masked(text: str) -> str:

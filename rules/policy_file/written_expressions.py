@@ -73,6 +73,7 @@ def read_rule(
 
     try:
         bound = bind(parse(text, has_rates=scope.has_rates), scope, is_condition=is_condition)
+        reader.note_expression(scalar, bound)
         return compile_rule(text, bound, declared.names, place_at)
     except ExpressionError as error:
         reader.refuse_faults(scalar, where, error)
@@ -175,9 +176,8 @@ def parse_message(text: str, scope: NameScope, names: Names) -> MessageTemplate:
             bound = bind(parse(piece, has_rates=scope.has_rates), scope, is_condition=False)
             check_specification(specification)
             _check_format(specification, bound)
-            parts.append(
-                MessageField(piece, specification, bound, Translator(bound, names).code(bound.expression.tree))
-            )
+            code = Translator(bound, names).code(bound.expression.tree)
+            parts.append(MessageField(piece, specification, bound, code, start))
         except ExpressionError as error:
             faults += [Fault(start + fault.offset, fault.what, fault.got, fault.fix) for fault in error.faults]
         except ValueError as error:
@@ -281,11 +281,14 @@ def _meanings(entries: Fields, declared: Declarations, reader: FieldReader) -> M
     known = replace(scope, definitions=meanings, above=scope.controllers, owner="define", is_definition=True)
     for name in names:
         try:
-            bind(expressions[name], known, is_condition=False)
+            bound = bind(expressions[name], known, is_condition=False)
         except ExpressionError as error:
             reader.refuse_faults(entries[name], f"define '{name}'", error)
         else:
             meanings[name] = expressions[name]
+            node = entries[name]
+            assert isinstance(node, yaml.ScalarNode)
+            reader.note_expression(node, bound)
     return meanings
 
 
