@@ -27,7 +27,6 @@ from .control import FLAGS, Callbacks
 logger = logging.getLogger("steptape.rules")
 
 _ORDER: Final = "step %d, %s: controller '%s' orders %s"
-_NOT_ORDERED: Final = "step %d: controller '%s' does not order %s: %s"
 _CLEARED: Final = "step %d, %s: controller '%s', raised at step %d, is cleared"
 _LEVELS: Final[Mapping[str, int]] = logging.getLevelNamesMapping()
 
@@ -163,8 +162,8 @@ class Steering:
         level = _LEVELS[self._policy.trigger_log_level(decision.controller, decision.trigger, decision.operations)]
         messages = iter(decision.messages)
         failures: list[str] = []
-        for operation, why in decision.not_ordered.items():
-            logger.warning(_NOT_ORDERED, decision.step, decision.controller, operation, why)
+        for operation in decision.not_ordered:
+            self._order_operation(operation, decision)
         for operation in in_order(decision.operations):
             logger.log(level, _ORDER, decision.step, decision.trigger, decision.controller, operation)
             effect = self._policy.effects(operation)

@@ -198,18 +198,18 @@ def test_the_loop_is_asked_with_the_values(tmp_path: Path) -> None:
     ]
 
 
-def test_an_operation_that_is_left_out_is_logged_with_its_reason(
+def test_an_operation_that_is_left_out_is_refused_with_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loop is not asked for it."""
+    """In the log of the run and in Python's. The loop is not asked for it."""
     with caplog.at_level(logging.WARNING, "steptape.rules"):
         run = recorded(tmp_path, policy("lr.scale(usual - 2.5)"))
+    receipts = [event for event in run.events() if event.kind.startswith("operation")]
+    first = receipts[0].step, receipts[0].attrs["operation"], receipts[0].attrs["reason"]
 
-    assert (
-        "step 2: controller 'cut' does not order lr.scale(usual - 2.5): 'factor' must be above 0; got -0.75"
-        in caplog.text
-    )
-    assert not [event for event in run.events() if event.kind.startswith("operation")]
+    assert "step 2: lr.scale(usual - 2.5) is refused: 'factor' must be above 0; got -0.75" in caplog.text
+    assert {event.kind for event in receipts} == {"operation_refused"}
+    assert first == (2, "lr.scale(usual - 2.5)", "'factor' must be above 0; got -0.75")
 
 
 def test_a_backtest_and_a_sweep_judge_computed_orders(tmp_path: Path) -> None:

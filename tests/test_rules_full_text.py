@@ -283,7 +283,7 @@ def test_a_file_is_extended_by_its_path_beside_the_other(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("extends: surogat\n", "mine.yaml:1:10: extends: no such file, and steptape ships no policy of that name"),
+        ("extends: surogat\n", "mine.yaml:1:10: extends: no such file, and steptape ships no rules of that name"),
         ("extends: mine.yaml\n", "mine.yaml:1:10: extends: a file cannot extend itself"),
         (
             "extends: two.yaml\n",

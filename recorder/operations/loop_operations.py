@@ -18,6 +18,7 @@ from ...rules.effects import (
     call_name,
     in_order,
     parse_call,
+    parse_template,
     rolls_back,
 )
 from ...store.errors import TelemetryError, counted, shortened
@@ -104,7 +105,7 @@ class OrderedOperation:
     @classmethod
     def from_text(cls, operation: str, decision: Decision | None) -> OrderedOperation:
         """Parse a call."""
-        return cls(operation, parse_call(operation), decision)
+        return cls(operation, parse_template(operation).call, decision)
 
     def request(self, step: int, save: SavePoint | None = None) -> OperationRequest:
         """Return the request to the loop at this step."""

@@ -156,9 +156,14 @@ class Agreement:
             self._callbacks.serve(name)
 
     def order_operation(self, operation: str, decision: Decision) -> None:
-        """Ask for an operation with arguments, on all ranks at their next agreement if they must agree."""
+        """Ask for an operation with arguments, on all ranks at their next agreement if they must agree.
+
+        One whose arguments have no valid value is refused.
+        """
         assert self.operations is not None
-        if not self._rank.has_group:
+        if why := decision.not_ordered.get(operation):
+            self.operations.refuse(operation, decision, why)
+        elif not self._rank.has_group:
             self.operations.order(operation, decision, outlives=self.operations.outlive_rollback(decision))
         elif self._group is None or self._template(operation) is None:
             why = "the ranks agree no longer" if self._group is None else f"ranks agree on {_MAX_CALLS} operations"
