@@ -44,6 +44,12 @@ EXPANSIONS = {
         "['batch.skip()']",
         "",
     ),
+    'warn "late" if age(eval_loss) > 2000 once': (
+        "[on_step_end]",
+        "age(eval_loss) > 2000",
+        "[]",
+        'severity: warning, message: "late", once: true',
+    ),
     "stop if eval/loss has not improved by 0.01 for 5 evaluations": (
         "[on_evaluate]",
         'streak(not improved("eval/loss", by=0.01)) >= 5',

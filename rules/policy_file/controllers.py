@@ -24,6 +24,7 @@ from ..language.clock import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, 
 from ..language.name_patterns import is_pattern
 from ..readings.past_decisions import PastDecisions
 from ..readings.reading import SeriesKey
+from ..readings.series_value import SeriesAge
 from .declarations import (
     ACT,
     OF_STATE,
@@ -216,11 +217,13 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
 
 
 def _triggers_of(node: SentenceNode, rule: Rule | None, operations: tuple[str, ...]) -> tuple[str, ...]:
-    """Return when a sentence is evaluated: at evaluations if it counts them, or reads nothing else."""
+    """Return when a sentence is evaluated: at evaluations if it counts them, or reads their values and nothing else."""
     if any(is_call(operation) and CALLS[call_name(operation)].is_before_update for operation in operations):
         return BEFORE_UPDATE[-1:]
     names = {key.name for key in rule.bound.series if not key.is_derived} if rule else frozenset()
-    is_evaluated = node.unit == "evaluation" or (names and all(map(is_evaluation, names)))
+    # At an evaluation the age of its values is 0.
+    reads_age = rule is not None and any(isinstance(each, SeriesAge) for each in rule.bound.references.values())
+    is_evaluated = node.unit == "evaluation" or (names and all(map(is_evaluation, names)) and not reads_age)
     return _AT_EVALUATIONS if is_evaluated else _AT_EACH_STEP
 
 
