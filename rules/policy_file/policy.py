@@ -66,7 +66,7 @@ class Policy:
 
     Attributes:
         source: The origin of the text, as error messages name it.
-        text: The file, unchanged.
+        text: The file, unchanged; if it extends another one or renames metrics, its full text.
         digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name, description and ranges do
             not count.
         name: As in the file; empty when absent.
