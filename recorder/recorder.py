@@ -112,7 +112,7 @@ class Recorder:
         tags: Further labels.
         config: Hyper-parameters: a mapping, dataclass or namespace. Text under keys that look like secrets is redacted.
         rules: The rules that steer this run: sentences such as ``["stop if not isfinite(loss)"]``, the path of a rule
-            file, the name of a shipped one, or a ``Policy``, such as ``load_policy`` returns with other params and other
+            file, the name of a shipped one, or a ``Policy``. ``load_policy`` returns one with other params and other
             names of metrics.
         certificate: The certificate of these rules, or its file. A run that its promise does not cover is warned of
             once, and a note of the run says why.
