@@ -252,7 +252,7 @@ def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str], 
     named: dict[tuple[str, ...], list[str]] = {}
     for controller in controllers:
         awaited = tuple(trigger.removeprefix("on_") for trigger in controller.triggers)
-        if not {INIT_END, *kinds}.intersection(awaited):
+        if awaited and not {INIT_END, *kinds}.intersection(awaited):
             named.setdefault(awaited, []).append(controller.name)
     for awaited, names in named.items():
         fix = f"Call {' or '.join(map(advice.call, awaited))}"

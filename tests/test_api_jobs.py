@@ -467,6 +467,16 @@ def test_rules_are_checked_with_line_and_column(idle: httpx.Client) -> None:
     assert wrong["could_fire"] is None
 
 
+def test_rules_that_are_sent_as_sentences_are_checked_at_their_places(idle: httpx.Client) -> None:
+    """Errors and warnings count the lines and characters of the sentences, and not those of their full form."""
+    wrong = idle.post("/api/v1/rules/check", json={"text": "stop if loss > 9\nsave if loss > men(loss, 5)"}).json()
+    doubtful = idle.post("/api/v1/rules/check", json={"text": "stop if lr > 5 and lr < 3"}).json()
+
+    assert [(each["line"], each["column"]) for each in wrong["problems"]] == [(2, 16)]
+    (warning,) = (each for each in doubtful["warnings"] if each["code"] == "dead")
+    assert (warning["line"], warning["column"]) == (1, 20)
+
+
 def test_tests_of_rules_are_run(idle: httpx.Client) -> None:
     """The policy is sent along or shipped."""
     tests = "policy: mine\ntests:\n  - name: t\n    series: {loss: 1 0.05}\n    expect: [{step: 2, controller: low}]\n"

@@ -54,6 +54,21 @@ def test_rules_whose_trigger_never_came_are_named_at_the_end(tmp_path: Path, cap
     ]
 
 
+def test_a_rule_that_waits_for_a_misspelt_metric_is_named_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that it reads has come. One whose rule reads the absent metric itself is silent, as 'requires' asks."""
+    rules = """
+        - {name: waits, triggers: [on_step_end], rule: loss > 2, requires: [los], operations: []}
+        - {name: absent, triggers: [on_step_end], rule: acc > 2, requires: [acc], operations: []}
+        - {name: never, triggers: [], rule: loss > 2, operations: []}
+    """
+
+    assert ended(tmp_path, rules, *[step(loss=5.0)] * 3, caplog=caplog) == [
+        "controller 'waits': no event has carried this series in this run; got 'los'. Did you mean 'loss'?"
+    ]
+
+
 def test_rules_whose_trigger_came_and_runs_that_broke_off_are_not_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

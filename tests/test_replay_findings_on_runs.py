@@ -216,3 +216,48 @@ def test_a_missing_series_is_answered_with_a_metric_of_its_kind(
     (live,) = [message for message in caplog.messages if "in this run" in message]
     (checked,) = told(f"'{rule}'", [open_run(rec.folder)], trigger=trigger)
     assert [text.rpartition(". ")[2] for text in (live, checked)] == [f"Did you mean '{meant}'?"] * 2
+
+
+def test_a_required_metric_that_no_run_has_is_found_at_its_place(runs: list[Run]) -> None:
+    """A controller that waits for it could fire in none of them."""
+    text = "controllers:\n- {name: c, triggers: [on_step_end], rule: loss > 2, requires: [los], operations: []}\n"
+
+    compared = compared_with(parse_policy(text, source="p.yaml"), runs)
+
+    assert [str(each) for each in compared.findings] == [
+        "p.yaml:2:65: warning: controller 'c': requires 'los', which was not recorded in any of the 2 runs given."
+        " Did you mean 'loss'? [unrecorded]"
+    ]
+    assert compared.reach.could_fire == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "trigger", "more", "found"),
+    [
+        ('series("loss", kind="evaluate") > 2', "on_step_end", "    for: 3\n", 1),
+        ("eval_loss > 2", "on_step_end", "    patience: {patience_threshold: 1}\n", 1),
+        ("eval_loss > 2 and loss > 1", "on_step_end", "    for: 3\n", 0),
+        ("eval_loss > 2", "on_evaluate", "    for: 3\n", 0),
+        ("eval_loss > 2", "on_step_end", "    for: 3\n    every: value\n", 0),
+    ],
+)
+def test_patience_that_counts_steps_over_values_of_evaluations_is_found(
+    rule: str, trigger: str, more: str, found: int, runs: list[Run]
+) -> None:
+    """The runs say which metric comes by evaluation."""
+    said = told(rule, runs, more, trigger)
+
+    assert [line for line in said if "comes by evaluation: between two evaluations" in line] == said
+    assert len(said) == found
+
+
+def test_a_state_without_a_class_keeps_the_rules_that_read_it_from_firing(runs: list[Run]) -> None:
+    """Its conditions read a metric that no run has."""
+    text = (
+        "states: {phase: [{high: acc > 2}, {low: loss > 0}]}\ncontrollers:\n"
+        '- {name: c, triggers: [on_step_end], rule: phase == "low", operations: []}\n'
+    )
+
+    compared = compared_with(parse_policy(text), runs)
+
+    assert compared.reach.reasons == {"no 'acc'": 2}

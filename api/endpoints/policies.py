@@ -122,7 +122,7 @@ class CheckRequest(RequestModel):
     """A rule file to check."""
 
     text: str = Field(max_length=200_000)
-    """Text of the rule file, YAML."""
+    """Text of the rule file, YAML; or rules as sentences."""
     params: dict[str, Param] = Field(default_factory=dict)
     """Values that replace the file's own."""
     runs: list[str] = Field(default_factory=list, max_length=100)

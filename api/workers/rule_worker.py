@@ -17,6 +17,7 @@ from ...replay.policies.findings_on_runs import compared_with
 from ...rules.checks.findings import Finding, findings_of
 from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import Policy, load_policy, parse_policy
+from ...rules.policy_file.sentences import is_sentence
 from ...rules.readings.reading import Param
 from ...rules.scenarios.file import parse_tests
 from ...rules.scenarios.run import result_json, run_test
@@ -48,7 +49,7 @@ def answer(request: Mapping[str, Any], _: Callable[[int], object]) -> tuple[dict
 def check(trial: PolicyTrial) -> dict[str, object]:
     """Return the errors of a rule file or, if it loads, its likely mistakes."""
     try:
-        policy = parse_policy(trial.text, source=SENT, params=trial.params)
+        policy = _sent(trial)
     except PolicyError as error:
         return {"ok": False, "digest": None, "problems": _problems(error.problems), "warnings": []}
     findings: set[Finding] = set(findings_of(policy))
@@ -62,6 +63,17 @@ def check(trial: PolicyTrial) -> dict[str, object]:
     ]
     could_fire = None if reach is None else asdict(reach)
     return {"ok": True, "digest": policy.digest, "problems": [], "warnings": warnings, "could_fire": could_fire}
+
+
+def _sent(trial: PolicyTrial) -> Policy:
+    """Return the policy of a text: a rule file, or rules as sentences.
+
+    Raises:
+        PolicyError: It does not load.
+    """
+    if is_sentence(trial.text) and "controllers:" not in trial.text:
+        return load_policy(trial.text, params=trial.params)
+    return parse_policy(trial.text, source=SENT, params=trial.params)
 
 
 def test(trial: ScenarioTrial) -> dict[str, object]:

@@ -86,7 +86,7 @@ def _checked(rules: str | Path, asked: CheckArguments, runs: Sequence[Run]) -> i
     if asked.as_json:
         print_json(_check_json(policy.source, policy, (), findings, lacked, reach))
         return FINDINGS if findings else 0
-    _print_with_carets(findings, policy.text)
+    _print_with_carets(findings, "\n".join(policy.sentences) or policy.text)
     for series in lacked:
         say(_lacked_line(series, len(runs)))
     for line in [] if reach is None else _reach_lines(reach):

@@ -16,9 +16,18 @@ from itertools import combinations, groupby
 from typing import Final, NamedTuple
 
 from ...rules.checks.finding_codes import FindingCode
-from ...rules.checks.findings import Finding, PolicyPlaces, contradict, length_findings, range_findings
+from ...rules.checks.findings import (
+    Finding,
+    PolicyPlaces,
+    as_typed,
+    contradict,
+    key_findings,
+    length_findings,
+    range_findings,
+)
 from ...rules.checks.length_conditions import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
+from ...rules.checks.timing import stale_doubts
 from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
@@ -176,12 +185,18 @@ def compared_with(
         lacking.append(tuple(why if why and (why.is_absent or is_whole) else None for why in unable[-1]))
         for pair, finding in _contradictions(policy, places, info.run_id, stream, plan):
             contradictions.setdefault(pair, finding)
-    found = {*_series(policy, places, facts), *_triggers(policy, places, facts), *contradictions.values()}
+    found = {
+        *_series(policy, places, facts),
+        *_required(policy, places, facts),
+        *_triggers(policy, places, facts),
+        *contradictions.values(),
+    }
     found.update(length_findings(policy, places, lambda key: _longest(facts, key) or float("inf")))
+    found.update(_stale(policy, places, facts))
     found.update(long_spans(policy, places, most_steps, is_planned=is_planned))
     mute = mute_rules(policy, lacking, plans_by_length=plans_by_length)
     found.update(_mute(policy, places, mute, found))
-    return PolicyOnRuns(sorted(found), list(_lacked(policy, facts)), _reach(policy, unable))
+    return PolicyOnRuns(as_typed(policy, found), list(_lacked(policy, facts)), _reach(policy, unable))
 
 
 def _mute(
@@ -235,6 +250,27 @@ def _series(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> 
                     f"a window of {length:,} values, but {_shown(key)} has at most {longest:,} in {_given(len(facts))}"
                 )
                 yield places.finding(place, FindingCode.WINDOW, controller, what)
+
+
+def _required(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
+    """Yield findings for required series that were never recorded, but for those that the rule reads."""
+    kinds = {name: kind for fact in facts for name, kind in fact.first_kinds.items()}
+    for index, controller in enumerate(policy.controllers):
+        for entry, key in enumerate(controller.requires):
+            if key not in controller.rule.bound.series and _longest(facts, key) == 0:
+                fix = meant_series([controller], key, kinds).replace("Known here:", "Recorded there:")
+                what = f"requires {_shown(key)}, which was not recorded in {_given(len(facts))}. {fix}".strip()
+                yield places.finding(places.of(index, "requires", entry), FindingCode.UNRECORDED, controller, what)
+
+
+def _stale(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
+    """Yield findings for patience that counts steps over values that come by evaluation in these runs."""
+
+    def is_evaluated(key: SeriesKey) -> bool:
+        kinds = {key.kind or fact.first_kinds[key.name] for fact in facts if key.name in fact.first_kinds}
+        return kinds == {"evaluate"}
+
+    return key_findings(policy, places, FindingCode.STALE, stale_doubts(policy, is_evaluated))
 
 
 def _lacked(policy: Policy, facts: Sequence[Recorded]) -> Iterator[LackedSeries]:

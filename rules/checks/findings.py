@@ -7,7 +7,7 @@ need recorded runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Final
@@ -22,7 +22,7 @@ from ..policy_file.document import Document, Place, children
 from ..policy_file.fields import FieldReader, Fields
 from ..policy_file.operations import LogControl
 from ..policy_file.policy import Policy
-from ..policy_file.sentences import expand_sentences
+from ..policy_file.sentences import choices_in, expand_sentences
 from ..readings.reading import SeriesKey
 from .dead_conditions import dead_classes, dead_in, dead_links
 from .deadlocks import deadlocks
@@ -153,10 +153,50 @@ class PolicyPlaces:
         return Finding(self._policy.source, place.line, place.column, code, message)
 
 
+def as_typed(policy: Policy, findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings in order, each with its place in the sentences that the policy was given as, if it was."""
+    every = sorted(findings)
+    places = _typed_places(policy) if policy.sentences and every else {}
+    found = ((each, places.get(Place(each.line, each.column))) for each in every)
+    return sorted(each if at is None else replace(each, line=at.line, column=at.column) for each, at in found)
+
+
+def _typed_places(policy: Policy) -> dict[Place, Place]:
+    """Return the place in the sentences of a policy of each character of its full form."""
+    found = choices_in(policy.sentences)
+    meant = list(zip(found.sentences, found.indices, strict=True))
+    typed = FieldReader(Document.of_lines(policy.sentences, policy.source, meant), takes_last=True)
+    full = FieldReader(Document(policy.text, policy.source), takes_last=True)
+    assert typed.document.root is not None
+    assert full.document.root is not None
+    sentences = expand_sentences(typed.keys_of(typed.document.root)["controllers"], typed)
+    waiting: list[tuple[yaml.Node, yaml.Node]] = [(full.keys_of(full.document.root)["controllers"], sentences)]
+    places: dict[Place, Place] = {}
+    while waiting:
+        node, other = waiting.pop()
+        places[full.document.place(node)] = typed.document.place(other)
+        match node, other:
+            case yaml.ScalarNode(), yaml.ScalarNode():
+                indices = zip(full.document.indices(node), typed.document.indices(other), strict=False)
+                places |= {_place(full, index): _place(typed, place) for index, place in indices}
+            case yaml.SequenceNode(), yaml.SequenceNode():
+                waiting += zip(node.value, other.value, strict=True)
+            case yaml.MappingNode(), yaml.MappingNode():
+                own, others = full.keys_of(node), typed.keys_of(other)
+                waiting += [(value, others[key if key in others else _STANDING_FOR[key]]) for key, value in own.items()]
+    return places
+
+
+def _place(reader: FieldReader, index: int) -> Place:
+    mark = reader.document.mark(index)
+    return Place(mark.line + 1, mark.column + 1)
+
+
 def findings_of(policy: Policy) -> list[Finding]:
     """Return the findings of a policy that hold for any run."""
     places = PolicyPlaces(policy)
-    return sorted(
+    return as_typed(
+        policy,
         {
             *_unguarded(policy, places),
             *_unknown_keys(policy, places),
@@ -171,7 +211,7 @@ def findings_of(policy: Policy) -> list[Finding]:
             *_duplicates(policy, places),
             *_log_formats(policy, places),
             *(found for index in range(len(policy.controllers)) for found in _doubts(policy, places, index)),
-        }
+        },
     )
 
 

@@ -463,6 +463,8 @@ class PossibleFirings:
         return found if question in OF_NOW else found + 1
 
     def _fires(self, controller: Controller, true: First) -> First:
+        if not controller.triggers:
+            return Never("no trigger")
         return any_of(self._fires_at(controller, trigger, true) for trigger in dict.fromkeys(controller.triggers))
 
     def _fires_at(self, controller: Controller, trigger: str, true: First) -> First:

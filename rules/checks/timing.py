@@ -101,7 +101,7 @@ def _of_one_event(controller: Controller) -> Iterator[tuple[str, str]]:
     single = single_event(controller, controller.rule.bound)
     if single:
         key, what = waited
-        yield key, f"{single}, but {what}. Leave '{key}' out."
+        yield key, f"{single}, but {what}. Leave that out."
 
 
 def single_event(controller: Controller, rule: BoundRule) -> str:

@@ -378,12 +378,19 @@ class EventFold:
     # --- queries ------------------------------------------------------------------------------------------------
 
     def never_recorded(self) -> list[str]:
-        """Return one line for each series that rules read and no event has carried, if no warning has named it."""
+        """Return one line for each series that rules read and no event has carried, if no warning has named it.
+
+        Also for each that a controller requires and does not read, if all that it reads have come: it waited for that
+        one in vain.
+        """
         readers: dict[SeriesKey, list[Controller]] = {}
         for state in self._states:
-            for series in () if self._lacks(state) else state.unseen:
-                if series.bound_kind is None:
-                    readers.setdefault(series.key, []).append(state.declaration)
+            missing = [series.key for series in state.unseen if series.bound_kind is None]
+            if self._lacks(state):
+                required = [series.key for series in self._required[state] if series.bound_kind is None]
+                missing = [] if missing else [key for key in required if key not in state.declaration.series_read]
+            for key in missing:
+                readers.setdefault(key, []).append(state.declaration)
         return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]
 
     @property

@@ -81,6 +81,7 @@ class Policy:
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
         blueprint: The parts that its engines share.
+        sentences: The sentences that it was given as, whose full form the text is; empty for a file.
     """
 
     source: str
@@ -98,6 +99,7 @@ class Policy:
     operations: tuple[OperationDeclaration, ...]
     controllers: tuple[Controller, ...]
     blueprint: Blueprint = field(repr=False)
+    sentences: tuple[str, ...] = ()
 
     @property
     def reads_samples(self) -> bool:
@@ -299,7 +301,8 @@ def _parsed(sentences: Sequence[str], found: Choices | None, params: Mapping[str
     meant = [] if found is None else list(zip(found.sentences, found.indices, strict=True))
     document = Document.of_lines(sentences, source, meant, {} if found is None else found.params)
     document, reader = expanded(document), FieldReader(document, takes_last=True)
-    return parse_policy(full_text(document, read_with(reader, {}), reader), source=source, params=params)
+    text = full_text(document, read_with(reader, {}), reader)
+    return replace(parse_policy(text, source=source, params=params), sentences=tuple(sentences))
 
 
 def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
