@@ -86,7 +86,7 @@ class _Parameter:
         if self.type_ is str:
             if value in self.words:
                 return str(value)
-            raise InvalidCall(f"'{name}' takes one of the words {', '.join(self.words)}; got {value!r}")
+            raise InvalidCall(f"'{name}' takes {_words(self.words)}; got {value!r}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise InvalidCall(f"'{name}' takes a number; got {value!r}")
         if self.type_ is int and value != int(value):
@@ -95,6 +95,10 @@ class _Parameter:
             bound = "above" if self.is_above else "at least"
             raise InvalidCall(f"'{name}' must be {bound} {self.least}; got {value!r}")
         return self.type_(value)
+
+
+def _words(words: Sequence[str]) -> str:
+    return f"one of the words {', '.join(words)}" if len(words) > 1 else f"the word '{words[0]}' alone"
 
 
 _FACTOR: Final = _Parameter(float, is_above=True, is_required=True)
@@ -288,7 +292,7 @@ def _template(name: str, node: ast.Call, params: Mapping[str, object], lead: int
         elif _is_known(given[key], parameter, params):
             arguments[key] = parameter.checked(key, _value(given[key], params))
         elif parameter.type_ is str:
-            raise InvalidCall(f"'{key}' takes one of the words {', '.join(parameter.words)}")
+            raise InvalidCall(f"'{key}' takes {_words(parameter.words)}")
         else:
             arguments[key] = (ast.get_source_segment(text, given[key]) or "").replace("\n", " ")
             lines = text.encode().split(b"\n")[: given[key].lineno]

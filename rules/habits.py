@@ -279,6 +279,8 @@ YAML_ERRORS: Final[Mapping[str, str]] = {
     "mapping values are not allowed here": f"Put a text that holds ': ' in quotes. {_ALIKE}",
     r"found character '\t'": "Indent with blanks, not with tabs.",
     "that cannot start any token": "Put the text in quotes.",
+    "expected <block end>, but found '?'": f"A key stands left of the other keys of its mapping. {_ALIKE}",
+    "expected <block end>, but found '<block mapping start>'": f"A key stands right of the others. {_ALIKE}",
     "expected <block end>": f"Put the whole text in quotes. {_ALIKE}",
     "expected a comment or a line break": "Put the whole text in quotes.",
     "undefined alias": "Put a text that begins with '*' in quotes.",

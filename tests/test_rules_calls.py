@@ -70,7 +70,7 @@ def test_a_call_has_one_canonical_text(text: str, canonical: str) -> None:
         ("lr.scale(third)", "'factor' takes a number; got third"),
         ("lr.scale(0.5 + half)", "'factor' takes a number; got 0.5 + half"),
         ("lr.scale(*half)", "'factor' takes a number; got *half"),
-        ("rollback.to('la' + 'st')", "'save' takes one of the words last"),
+        ("rollback.to('la' + 'st')", "'save' takes the word 'last' alone"),
         ("lr.scale(**half)", "lr.scale has no argument None"),
         ("lr.scale(0.5, over=0)", "'over' must be at least 1; got 0"),
         ("lr.scale(0.5, over=1.5)", "'over' takes a whole number; got 1.5"),
@@ -82,7 +82,7 @@ def test_a_call_has_one_canonical_text(text: str, canonical: str) -> None:
         ("lr.scale(0.5, over=9, blend=cosine)", "'blend' takes one of the words linear, none; got 'cosine'"),
         ("lr.scale(0.5, step=9)", "lr.scale has no argument 'step'; its arguments are factor, over, blend"),
         ("lr.restore(1)", "lr.restore takes 0 arguments; got 1"),
-        ("rollback.to(100)", "'save' takes one of the words last; got 100"),
+        ("rollback.to(100)", "'save' takes the word 'last' alone; got 100"),
         ("(" * 5_000, "not a call"),
     ],
 )

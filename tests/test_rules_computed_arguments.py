@@ -95,7 +95,7 @@ def test_an_operation_without_a_valid_argument_is_left_out_of_a_decision_with_th
         ("lr.scale(word)", "'factor' takes a number; got 'fast'"),
         ("lr.scale(0)", "'factor' must be above 0; got 0"),
         ("lr.scale(target / meen(loss, 3))", "10:27: controller 'cut', operations: unknown function; got 'meen'"),
-        ("rollback.to(target)", "'save' takes one of the words last; got 'target'"),
+        ("rollback.to(target)", "'save' takes the word 'last' alone; got 'target'"),
         ("lr.scale(*target)", "not an expression"),
     ],
 )

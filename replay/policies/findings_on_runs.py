@@ -21,13 +21,12 @@ from ...rules.checks.findings import (
     PolicyPlaces,
     as_typed,
     contradict,
-    key_findings,
     length_findings,
     range_findings,
+    stale_findings,
 )
 from ...rules.checks.length_conditions import evaluations_read
 from ...rules.checks.possible_firings import could_not_fire, deciding_controllers, why_policy_could_not_fire
-from ...rules.checks.timing import stale_doubts
 from ...rules.engine.decisions import Decision
 from ...rules.engine.outcomes import meant_series
 from ...rules.language.bound_rule import BoundRule
@@ -270,7 +269,7 @@ def _stale(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> I
         kinds = {key.kind or fact.first_kinds[key.name] for fact in facts if key.name in fact.first_kinds}
         return kinds == {"evaluate"}
 
-    return key_findings(policy, places, FindingCode.STALE, stale_doubts(policy, is_evaluated))
+    return stale_findings(policy, places, is_evaluated)
 
 
 def _lacked(policy: Policy, facts: Sequence[Recorded]) -> Iterator[LackedSeries]:

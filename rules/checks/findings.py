@@ -202,8 +202,8 @@ def findings_of(policy: Policy) -> list[Finding]:
             *_unknown_keys(policy, places),
             *length_findings(policy, places, lambda _: NO_LIMIT),
             *_contradictions(policy, places),
-            *key_findings(policy, places, FindingCode.TIMING, timing_doubts(policy)),
-            *key_findings(policy, places, FindingCode.STALE, stale_doubts(policy, is_named_evaluation)),
+            *_key_findings(policy, places, FindingCode.TIMING, timing_doubts(policy)),
+            *stale_findings(policy, places, is_named_evaluation),
             *range_findings(policy, places),
             *_deadlocks(policy),
             *_unused(policy, places),
@@ -283,12 +283,19 @@ def length_findings(policy: Policy, places: PolicyPlaces, longest: Callable[[Ser
         yield places.finding(place, FindingCode.DEAD, condition.controller, what)
 
 
-def key_findings(
+def _key_findings(
     policy: Policy, places: PolicyPlaces, code: FindingCode, doubts: Iterable[KeyDoubt]
 ) -> Iterator[Finding]:
     """Yield a finding for each doubtful key of a controller."""
     for index, key, what in doubts:
         yield places.finding(places.of(index, key), code, policy.controllers[index], what)
+
+
+def stale_findings(
+    policy: Policy, places: PolicyPlaces, is_evaluated: Callable[[SeriesKey], bool]
+) -> Iterator[Finding]:
+    """Yield findings for patience that counts steps over values that come by evaluation."""
+    return _key_findings(policy, places, FindingCode.STALE, stale_doubts(policy, is_evaluated))
 
 
 def _deadlocks(policy: Policy) -> Iterator[Finding]:

@@ -666,6 +666,11 @@ def _instead_of_part(expression: Expression, node: ast.expr) -> str:
     """Return what to write for a series with a dot, or with an index from the end; empty for anything else."""
     if isinstance(node, ast.Attribute) and node.attr not in FUNCTIONS:
         return f'Write series("{expression.segment(node)}") to read the metric of that name.'
+    match node:
+        case ast.Subscript(slice=ast.Constant(str(name))):
+            return (
+                f'Write {name}, or series("{name}", kind="log").' if name.isidentifier() else f'Write series("{name}").'
+            )
     back = constant(node.slice, NameScope()) if isinstance(node, ast.Subscript) else None
     if not isinstance(node, ast.Subscript) or not isinstance(back, int) or back >= 0:
         return ""

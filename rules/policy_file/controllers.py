@@ -358,7 +358,8 @@ def _read_between(node: yaml.Node, where: str, declared: Declarations, reader: F
 def _at_least_1(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> int | None:
     value = reader.whole(node, where, declared.scope)
     if value is not None and not 1 <= value <= _MAX_SPAN:
-        reader.refuse(node, where, f"must be from 1 to {_MAX_SPAN:,}")
+        given = isinstance(node, yaml.ScalarNode) and node.value in declared.params
+        reader.refuse(node, where, f"must be from 1 to {_MAX_SPAN:,}{f', and the param is {value}' if given else ''}")
         return None
     return value
 
@@ -513,7 +514,7 @@ def _read_call(node: yaml.Node, text: str, where: str, declared: Declarations, r
             assert isinstance(node, yaml.ScalarNode)
             reader.note_expression(node, rule.bound, template.expressions[name])
     except InvalidCall as error:
-        reader.refuse(node, where, str(error), error.fix)
+        reader.refuse(node, where, str(error), error.fix, shows="; got " not in str(error))
     except ExpressionError as error:
         reader.refuse_faults(node, where, error)
     else:
