@@ -251,6 +251,32 @@ def test_two_runs_are_compared(store: Path, open_page: Callable[..., Any]) -> No
     assert when(page, f"{curve('eval_loss')}.xs[9] < 60")
 
 
+def test_what_a_backtest_is_asked_is_in_its_address(open_page: Callable[..., Any]) -> None:
+    """A reload asks the same: changed parameters, the other fields, and the runs."""
+    page = open_page("/backtest?policy=guard")
+    page.fill("[data-param][name=spike]", "2.5")
+    page.fill("#objective", "eval_loss")
+    page.uncheck("input[name=run] >> nth=0")
+    runs = page.locator("input[name=run]:checked").count()
+    page.reload()
+
+    assert page.input_value("[data-param][name=spike]") == "2.5"
+    assert page.input_value("[data-param][name=window]") == "20"
+    assert page.input_value("#objective") == "eval_loss"
+    assert when(page, "document.querySelector('#count').textContent")
+    assert page.locator("input[name=run]:checked").count() == runs
+    assert page.locator("#problems p").count() == 0
+
+
+def test_a_backtest_names_what_is_wrong_with_its_address(open_page: Callable[..., Any]) -> None:
+    """Nothing in it is ignored in silence."""
+    page = open_page("/backtest?policy=gard&run=fre&param=spik=3&saves=keep&metric=loss")
+    when(page, "document.querySelector('#problems p')")
+    said = page.locator("#problems p").all_inner_texts()
+
+    assert [sentence.split(":")[0] for sentence in said] == ["policy", "run", "metric", "param"]
+
+
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
     """So it is with another choice of checkpoints. The firings move, and the whole report is one click away."""
     page = open_page("/backtest?policy=guard&run=free")
@@ -472,15 +498,16 @@ def test_no_page_is_wider_than_a_phone(path: str, open_page: Callable[..., Any])
 
 
 def test_a_browser_signs_in_and_its_scripts_may_ask(store: Path, open_page: Callable[..., Any]) -> None:
-    """The form leads to the requested page, with curves."""
+    """The form leads to the requested page, with curves. Its head, which can sign out, fits a phone."""
     tokens = parse_tokens("a-token-for-the-browser write somebody\n", source="tokens")
     with serving(store, tokens=tokens) as address:
-        page = open_page("/runs/guarded", base=address)
+        page = open_page("/runs/guarded", base=address, width=390)
         page.fill("input[name=token]", "a-token-for-the-browser")
         page.keyboard.press("Enter")
         page.wait_for_selector("h1 .status")
 
         assert when(page, f"{curve('loss')}.xs.length === 200")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         page.close()
 
 

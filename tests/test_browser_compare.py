@@ -199,6 +199,16 @@ def test_a_server_that_is_lost_is_said_and_the_curves_stay(browser: Any, url: st
         when(page, "!document.getElementById('legend').textContent.startsWith('The server')")
 
 
+def test_a_run_is_marked_where_its_values_stop_being_finite(open_page: Callable[..., Any]) -> None:
+    """Once, in its colour: a curve that only ends looks like a run that ended."""
+    page = open_page(f"/compare?run={quote(HOSTILE, safe='')}&run=a&metric=train/loss")
+    drawn(page, "train/loss", 2)
+    view = page.evaluate("() => document.querySelector('figure[data-metric=\"train/loss\"] .plot').chart.view")
+    colours = {curve["name"]: curve["colour"] for curve in view["curves"]}
+
+    assert [(mark["step"], mark["colour"]) for mark in view["marks"]] == [(1, colours[HOSTILE])]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone(open_page: Callable[..., Any], scheme: str) -> None:
     """The table scrolls by itself."""

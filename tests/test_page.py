@@ -312,7 +312,7 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
     text = client.get("/compare", params={"run": ["guarded", "free"]}).text
 
     assert 'data-column="config.optimizer.lr"' in text
-    assert re.findall(r'<td class="left"><span title="0\.\d">(0\.\d)</span></td>', text) == ["0.1", "0.2"]
+    assert re.findall(r'<td><span title="0\.\d">(0\.\d)</span></td>', text) == ["0.1", "0.2"]
     assert [(run["name"], run["config"]) for run in data_of(text)["runs"]] == [
         ("guarded", {"optimizer.lr": 0.1}),
         ("free", {"optimizer.lr": 0.2}),
@@ -323,7 +323,7 @@ def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: htt
     """The list holds the shipped policies, too."""
     text = client.get("/backtest", params={"policy": "guard"}).text
 
-    assert data_of(text) == {"policy": "guard", "params": {"spike": 3.0, "window": 20}}
+    assert data_of(text) == {"policy": "guard", "params": {"spike": 3.0, "window": 20}, "faults": []}
     assert ">overfitting</option>" in text
 
 

@@ -102,11 +102,11 @@ def test_the_first_view_has_the_metric_that_judges_and_the_settings_that_differ(
 
 
 def test_a_row_shows_the_values_of_its_run(client: httpx.Client) -> None:
-    """Last and least value, settings, and the steps of those planned."""
+    """Last and least value, settings, and the steps; planned ones only while some are left."""
     page = page_of(client, where="run-04", columns="eval/loss,min(eval/loss),max(eval/loss),lr,steps")
 
     assert re.findall(r'<td [^>]*data-label="[^"]*">([^<]*)<', page) == ["0.018", "0.018", "0.218", "0.01", "3"]
-    assert '<span class="faint"> / 3</span>' in page
+    assert '<span class="faint"> / 3</span>' not in page
 
 
 def test_the_best_of_a_question_is_on_top(client: httpx.Client) -> None:
@@ -138,6 +138,22 @@ def test_groups_have_counts_means_and_deviations(client: httpx.Client) -> None:
     assert '>0.0065<span class="faint"> ± 0.0039</span>' in page
     assert ">2 base, 2 small<" in page
     assert names_in(page) == ["run-10", "run-07", "run-04", "run-01"]
+
+
+def test_a_group_shows_the_range_of_a_setting(client: httpx.Client) -> None:
+    """A mean of learning rates is no learning rate."""
+    page = page_of(client, group="model", columns="lr,epochs")
+
+    assert page.count(">0.001 to 0.1<") == 2
+    assert page.count(">3<") == 2
+
+
+def test_groups_follow_their_values_where_no_number_orders_them(client: httpx.Client) -> None:
+    """The newest run says nothing of a group. The field of the groups is no column of its own."""
+    page = page_of(client, group="lr")
+
+    assert re.findall(r'aria-expanded="false">. ([^<]*)</a>', page) == ["0.001", "0.01", "0.1"]
+    assert "config.optimizer.lr" not in headings_in(page)
 
 
 @pytest.mark.parametrize(

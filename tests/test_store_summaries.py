@@ -23,6 +23,7 @@ from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.event_summary import EventSummary, MetricSummary, is_next, kept_summary
 from steptape.store.parquet.sealing import seal
+from steptape.store.plan import Plan
 from steptape.store.reading.following import READ_AT_MOST, Allowance, FollowedRun
 from steptape.store.reading.snapshot import read_state
 from steptape.store.reading.summary import Entry, RunSummary, read_entry, stamp_of
@@ -439,6 +440,18 @@ def test_a_late_run_is_not_taken_for_stalled(
     writer.close()
 
     assert [(run.late, run.status) for run in found] == [(True, "running"), (False, "stalled")]
+
+
+def test_a_stalled_run_promises_no_end(store_folder: Callable[..., Path], store_append: Callable[..., int]) -> None:
+    """Its last speed says nothing of the updates that are left."""
+    folder = store_folder(status="running", plan=Plan(total_steps=40))
+    writer = JournalWriter(folder, run_id="run-1")
+    for n in range(1, 11):
+        store_append(writer, Event("step_end", step=n, metrics={"loss": 1.0}, time_ns=STARTED_NS + n * SECOND))
+    found = entry_of(folder).summary
+    writer.close()
+
+    assert (found.status, found.eta_s) == ("stalled", None)
 
 
 def test_a_sealed_run_without_a_summary_is_read_once(

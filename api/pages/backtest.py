@@ -6,6 +6,7 @@ explains the words of the pages and reports.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,8 +15,10 @@ from fastapi import Query as InQuery
 
 from ...replay.reports.html import glossary
 from ...rules.errors import PolicyError
-from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.policy_file.policy import Policy, parse_policy, shipped_policies
+from ...store.errors import shortened
 from ...store.event_json import encoded
+from ...store.reading.summary import RunSummary
 from ..access import OpenStore, policies_known
 from .compare import newest
 from .layout import PageRoute, render_page
@@ -24,6 +27,9 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 #: Most runs listed to choose from; the job covers all runs of the store when none is chosen.
 LISTED: Final = 500
+
+#: The shipped rule file that the page opens with: what it reads, most runs record.
+FIRST: Final = "loss_spike"
 
 
 @router.get("/backtest")
@@ -35,8 +41,9 @@ def show_backtest(
 ) -> Response:
     """Return the page."""
     known = policies_known(request.app.state.policies)
-    name = policy if policy in known else next(iter(sorted(known)), None)
-    loaded, problem = _loaded(name, known[name]) if name else (None, None)
+    own = sorted(set(known) - set(shipped_policies()))
+    name = policy if policy in known else next(iter(own), FIRST)
+    loaded, problem = _loaded(name, known[name])
     params = encoded(dict(loaded.params)) if loaded else {}
     runs = newest(store)
     chosen = {run.run_id for run in runs if {run.run_id, run.name} & set(keys or ())}
@@ -53,8 +60,20 @@ def show_backtest(
         runs=listed,
         total=len(runs),
         chosen=chosen,
-        data={"policy": name, "params": params},
+        data={"policy": name, "params": params, "faults": list(_faults(policy, known, keys or (), runs))},
     )
+
+
+def _faults(
+    policy: str | None, known: Container[str], keys: Sequence[str], runs: Sequence[RunSummary]
+) -> Iterator[str]:
+    """Yield a sentence for what the address names and the store has not."""
+    if policy and policy not in known:
+        yield f"policy: no rule file has this name; got {shortened(policy)}"
+    names = {name for run in runs for name in (run.run_id, run.name)}
+    for key in keys:
+        if key not in names:
+            yield f"run: no run has this id or name; got {shortened(key)}"
 
 
 def _loaded(name: str, path: Path) -> tuple[Policy | None, str | None]:

@@ -70,11 +70,16 @@ def compare_runs(
         metrics=metrics,
         metric=metric if metric in metrics else leading_metric(metrics),
         differences=differences,
+        numbers={key for key, values in differences.items() if all(map(_is_number, values))},
         where=where,
         refusal=refusal,
         left_out=max(0, len(chosen_keys) - MOST),
         data={"runs": data, "metrics": metrics, "leading": leading_metric(metrics)},
     )
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
 def chosen_snapshots(store: Store, keys: Sequence[str]) -> list[Snapshot]:

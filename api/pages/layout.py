@@ -70,7 +70,9 @@ class PageRoute(APIRoute):
                 return await handle(request)
             except TelemetryError as error:
                 sort = sort_of(error)
-                return error_page(request, sort.status, sort.title, detail_of(error, store), hint_of(error, store))
+                # The page of a lost run has a link to all runs, where a terminal names the command that lists them.
+                hint = None if sort.status == HTTPStatus.NOT_FOUND else hint_of(error, store)
+                return error_page(request, sort.status, sort.title, detail_of(error, store), hint)
             except RequestValidationError as error:
                 wrong = "; ".join(f"{entry['loc'][-1]}: {entry['msg']}" for entry in error.errors())
                 return error_page(request, 422, "The address is not valid", wrong, None)
@@ -93,14 +95,15 @@ async def show_lost(request: Request, error: Exception) -> Response:
 
 def error_page(request: Request, status: int, title: str, detail: str, hint: str | None) -> Response:
     """Return a page that describes an error."""
-    return render_page(request, "error.html", status=status, title=title, detail=detail, hint=hint)
+    sentence = detail[:1].upper() + detail[1:]
+    return render_page(request, "error.html", status=status, title=title, detail=sentence, hint=hint)
 
 
 def number(value: object) -> str:
     """Format a number for a table; a dash for None.
 
-    >>> number(0.123456789), number(12000), number(1205612.3), number(float("nan"))
-    ('0.12346', '12,000', '1,205,612', 'NaN')
+    >>> number(0.123456789), number(1234.567), number(1205612.3), number(float("nan"))
+    ('0.12346', '1,234.6', '1,205,612', 'NaN')
 
     """
     if value is None:
@@ -108,7 +111,7 @@ def number(value: object) -> str:
     if isinstance(value, float):
         if not isfinite(value):
             return str(value).replace("nan", "NaN").replace("inf", "Infinity")
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.5g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:,.5g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -22,6 +22,7 @@ from ...store.questions import parse_fields
 from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry, leading_metric
 from ...store.run_fields import Field, bound_field, texts_of
+from ...store.run_info import LIVE_STATUSES
 from .layout import number, time_taken
 from .sparkline import sparkline
 
@@ -64,7 +65,10 @@ _HEADINGS: Final[dict[str, tuple[str, str]]] = {
 }
 
 #: Fields that the table shows unasked, if any run has them, after those of metrics and configurations.
-_BEHIND: Final = ("fired", "steps", "steps_per_s", "eta", "age", "time", "started")
+_BEHIND: Final = ("fired", "steps", "age", "eta", "steps_per_s", "time", "started")
+
+#: Fields among these that say something of runs that go on.
+_OF_LIVE: Final = ("eta", "steps_per_s")
 
 
 class TableCell(NamedTuple):
@@ -161,8 +165,9 @@ def first_columns(entries: Sequence[Entry]) -> list[TableColumn]:
     fields += [] if metric is None else [Field("metric", metric), Field(best, metric), None]
     fields += [Field("config", key) for key in differing_keys(entries)[:_MOST_KEYS]]
     newest = heapq.nlargest(_NEWEST, entries, key=lambda entry: entry.summary.age_order)
+    live = [entry for entry in newest if entry.summary.status in LIVE_STATUSES]
     for name in _BEHIND:
-        if any(value is not None for value in Field("run", name).values(newest)):
+        if any(value is not None for value in Field("run", name).values(live if name in _OF_LIVE else newest)):
             fields.append(Field("run", name))
     return columns_of(fields, entries)
 
@@ -251,7 +256,11 @@ def _cell(named: Field, value: Any, entry: Entry) -> TableCell:
     if named == Field("run", "fired"):
         return TableCell("text", ", ".join(f"{name} {episodes}" for name, episodes, _ in _rules(entry)))
     if named == Field("run", "steps"):
-        return TableCell("number", number(run.steps), f" / {run.planned_steps:,}" if run.planned_steps else "")
+        return TableCell(
+            "number",
+            number(run.steps),
+            f" / {run.planned_steps:,}" if run.planned_steps not in (None, run.steps) else "",
+        )
     if named == Field("run", "time"):
         return TableCell("number", time_taken(run))
     if value is None:
@@ -288,7 +297,10 @@ def groups_of(by: Field, columns: Sequence[TableColumn], entries: Sequence[Entry
 
 
 def _mean_cell(column: TableColumn, entries: Sequence[Entry]) -> TableCell:
-    """Return what a column says of a group: mean and deviation of its finite numbers, or its texts if there are few."""
+    """Return what a column says of a group: mean and deviation of its finite numbers, or its texts if there are few.
+
+    Numbers of a configuration are settings, which have no mean: their range stands there.
+    """
     if column.field is None or column.field.type in ("age", "moment"):
         return TableCell("text")
     values = [value for value in column.field.values(entries) if value is not None]
@@ -297,9 +309,13 @@ def _mean_cell(column: TableColumn, entries: Sequence[Entry]) -> TableCell:
         texts = Counter(text for value in values for text in texts_of(value))
         many = f"{len(texts):,} values"
         return TableCell("text", many if len(texts) > _MOST_TEXTS else ", ".join(_counted(texts, len(entries))))
+    missing = f" ({len(numbers)} of {len(entries)})" if len(numbers) < len(entries) else ""
+    if column.field.kind == "config":
+        settings = sorted(set(numbers))
+        ends = [text_of(column.field, int(one) if one.is_integer() else one) for one in (settings[0], settings[-1])]
+        return TableCell("number", " to ".join(dict.fromkeys(ends)), missing)
     mean, deviation = mean_and_deviation(numbers)
     spread = "" if not deviation else f" ± {_rounded(column.field, deviation)}"
-    missing = f" ({len(numbers)} of {len(entries)})" if len(numbers) < len(entries) else ""
     return TableCell("number", text_of(column.field, mean), spread + missing)
 
 

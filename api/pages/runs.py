@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -96,8 +97,8 @@ def show_runs(request: Request, store: OpenStore) -> Response:
             return RedirectResponse(f"{request.app.state.root_path}/?{view.query(selected=chosen)}", 303)
         faults.append(f"selected: a selection holds {MOST_SELECTED:,} runs; got {len(found):,}. Narrow the question")
         view = replace(view, selected=())
-    columns = _columns(look, view, found, reading)
     by = reading.of(lambda: _group_field(look, view), None) if view.group else None
+    columns = [one for one in _columns(look, view, found, reading) if view.columns or by is None or one.field != by]
     groups = [] if by is None else _in_order(groups_of(by, columns, found), order)
     shown = groups if by else found
     last_page = max(1, -(-len(shown) // PAGE_SIZE))
@@ -145,11 +146,20 @@ def _group_field(look: Look, view: TableView) -> Field:
 
 
 def _in_order(groups: list[RunGroup], order: Ordering) -> list[RunGroup]:
-    """Return the groups by the mean of the field that orders the runs; if it is no number, by their first run."""
+    """Return the groups by the mean of the field that orders the runs; those without one follow, by their values."""
     means = [(mean_of(order.field, group.entries), group) for group in groups]
     having = [(mean, group) for mean, group in means if mean is not None]
     having.sort(key=lambda pair: pair[0], reverse=order.is_descending)
-    return [*(group for _, group in having), *(group for mean, group in means if mean is None)]
+    others = sorted((group for mean, group in means if mean is None), key=_by_value)
+    return [*(group for _, group in having), *others]
+
+
+def _by_value(group: RunGroup) -> tuple[bool, float, str]:
+    """Return the place of a group among others: numbers first, then texts, at the end the runs without a value."""
+    try:
+        return False, float(group.value.replace(",", "")), ""
+    except ValueError:
+        return not group.value, math.inf, group.value
 
 
 def _rows(columns: Sequence[TableColumn], entries: Sequence[Entry], view: TableView) -> list[TableRow]:

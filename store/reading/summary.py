@@ -36,7 +36,7 @@ from ..run_folder import (
     scan_folder,
     sealed_ends,
 )
-from ..run_info import LIVE_STATUSES, Attempt, RunInfo, flattened, run_info_of
+from ..run_info import Attempt, RunInfo, flattened, run_info_of
 from ..user_cache import CachedFiles
 from .following import Allowance, FollowedRun
 from .snapshot import FolderState, Snapshot, read_snapshot, read_state, shown_status
@@ -56,7 +56,7 @@ class RunSummary(NamedTuple):
         hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
         last_event: UTC time of the newest event, one that was rolled back included; None when unknown.
         steps_per_s: Updates per second over the newest 100 of the newest attempt; None when unknown.
-        eta_s: Seconds until a live run has made its planned updates at this speed; None when unknown, and at its end.
+        eta_s: Seconds until a running run has made its planned updates at this speed; else None, or if unknown.
         late: Whether some events have not been read yet, so that the row is of an earlier moment. A scan reads a
             bounded amount, and the next one reads on.
         policy_digest: Digest of the newest attempt's policy; None without one.
@@ -130,7 +130,7 @@ def row_of(
         hosts=None if is_pushed else tuple(map(_host_of, info.attempts)),
         last_event=_utc(progress.last_event_ns),
         steps_per_s=steps_per_s,
-        eta_s=max(0, planned - steps) / steps_per_s if status in LIVE_STATUSES and planned and steps_per_s else None,
+        eta_s=max(0, planned - steps) / steps_per_s if status == "running" and planned and steps_per_s else None,
         late=is_late,
         policy_digest=last.policy.digest if last.policy else None,
         source=info.source_path,

@@ -2,6 +2,7 @@
 import { chart, curveOf, distinct, gapsOf, outsideButton, placeOf, readBy, ringsOf, standing, tellIfMissing } from "./chart.js";
 import { PALETTE, colour, colourOf } from "./colours.js";
 import { address, ask, counted, element, gathered, pageData, percent, post, root, runPath, shown, table, toNumber } from "./dom.js";
+import { problems, read, write } from "./state.js";
 
 const data = pageData();
 const by = (id) => document.getElementById(id);
@@ -48,10 +49,32 @@ function valueOf(input) {
   return Number(text);
 }
 
-function params() {
-  const inputs = [...document.querySelectorAll("[data-param]")];
-  const changed = inputs.filter((input) => String(input.value).trim() !== String(data.params[input.name]));
-  return Object.fromEntries(changed.map((input) => [input.name, valueOf(input)]));
+const inputs = () => [...document.querySelectorAll("[data-param]")];
+const changed = () => inputs().filter((input) => input.value.trim() !== input.defaultValue);
+const params = () => Object.fromEntries(changed().map((input) => [input.name, valueOf(input)]));
+
+/** What the address says of the form: changed parameters as NAME=VALUE, no run where all are chosen, and its fields. */
+const FIRST = { policy: "", run: [], param: [], saves: "keep", objective: "", family: "", renames: "" };
+const FIELDS = ["saves", "objective", "family", "renames"];
+
+/** Fill the form as the address says, and name what in it is wrong. */
+function readAddress() {
+  const asked = read(FIRST);
+  const wrong = [...data.faults, ...problems()];
+  for (const id of FIELDS) if (by(id) && asked[id] !== FIRST[id]) by(id).value = asked[id];
+  for (const text of asked.param) {
+    const [name, ...value] = text.split("=");
+    const input = inputs().find((one) => one.name === name);
+    if (input) input.value = value.join("=");
+    else wrong.push(`param: the rule file has no such parameter; got ${text}`);
+  }
+  by("problems").replaceChildren(...wrong.map((sentence) => element("p", { class: "notice" }, sentence)));
+}
+
+function writeAddress() {
+  const fields = Object.fromEntries(FIELDS.map((id) => [id, by(id)?.value ?? FIRST[id]]));
+  const run = chosen();
+  write({ ...fields, run: run.length === boxes().length ? [] : run, param: changed().map((input) => `${input.name}=${input.value.trim()}`) });
 }
 
 /** The names in a field, separated by commas: a name may hold blanks. */
@@ -316,8 +339,9 @@ function renamed(values, metric) {
 // ---- Begin --------------------------------------------------------------------------------------------------------
 
 by("policy").addEventListener("change", () => {
-  const all = chosen().length === boxes().length;
-  location.assign(root + address("/backtest", { policy: by("policy").value, run: all ? [] : chosen() }));
+  const { param: _, ...kept } = read();
+  const given = Object.entries({ ...kept, policy: by("policy").value }).filter(([name, value]) => value !== FIRST[name]);
+  location.assign(root + address("/backtest", Object.fromEntries(given)));
 });
 by("job").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -329,6 +353,7 @@ by("report").addEventListener("click", (event) => event.target.id === "compare" 
 by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message, true)));
 const again = gathered(() => job && start(), 400);
 document.addEventListener("input", (event) => {
+  if (event.target.closest("#job") && event.target.id !== "search") writeAddress();
   if (event.target.matches("[data-param], #saves")) again();
   if (event.target.id === "search") {
     const wanted = event.target.value.toLocaleLowerCase();
@@ -339,8 +364,10 @@ document.addEventListener("change", (event) => event.target.name === "run" && sh
 for (const [id, value] of [["all", true], ["none", false]]) {
   by(id)?.addEventListener("click", () => {
     for (const box of boxes()) if (!box.parentElement.hidden) box.checked = value;
+    writeAddress();
     showCount();
   });
 }
 document.addEventListener("themechange", () => report?.runs.slice(0, PLOTTED).forEach(drawRun));
+readAddress();
 showCount();

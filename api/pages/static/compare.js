@@ -1,5 +1,5 @@
 // The page that lays runs over each other: a panel for each metric, one legend for all of them, and one table.
-import { GESTURES, curveOf, distinct, outsideButton, tellIfMissing } from "./chart.js";
+import { GESTURES, curveOf, distinct, gapsOf, outsideButton, tellIfMissing } from "./chart.js";
 import { PALETTE, TOLD_APART, stylesOf, swatchOf } from "./colours.js";
 import { showControls, takeControls } from "./controls.js";
 import { address, ask, element, pageData, shown, toNumber } from "./dom.js";
@@ -70,8 +70,14 @@ function show(plot) {
   const onDrawn = (view) => plot.note.replaceChildren(...said(), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
   const { axis, x, log, logx, from, to } = state;
   chartOf(plot, { onZoom: (low, high) => write({ from: low, to: high }) }).draw({
-    curves, axis, xName: x, isLog: log, isLogX: logx, zoom: [from, to], isWhole: plot.isWhole, onDrawn,
+    curves, axis, xName: x, marks: shownItems.flatMap((item) => lostAt(item, nameOf(item))), isLog: log, isLogX: logx, zoom: [from, to], isWhole: plot.isWhole, onDrawn,
   });
+}
+
+/** Where the values of a run stop being finite, in its colour; further ones of many runs would be a band of crosses. */
+function lostAt(item, name) {
+  const [first, ...more] = gapsOf(item, `${name}, `);
+  return first ? [{ ...first, ...styles.get(item.run_id), text: first.text + (more.length ? " and later" : "") }] : [];
 }
 
 /** On an axis of another metric, a curve runs along it and not along time. */

@@ -60,14 +60,16 @@ export const post = (path, body) =>
 /** A number of the API: those that are not finite come as text. */
 export const toNumber = (value) => (value === null || value === undefined ? NaN : Number(value));
 
+const GROUPED = new Intl.NumberFormat("en", { maximumFractionDigits: 12 });
+
 /** A number as text: five digits, or all before the point, thousands apart. */
 export function shown(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
   const size = Math.abs(value);
-  if (size < 1e15 && (Number.isInteger(value) || size >= 1e4)) return Math.round(value).toLocaleString("en");
+  if (size < 1e15 && (Number.isInteger(value) || size >= 1e4)) return GROUPED.format(Math.round(value));
   const text = value.toPrecision(5);
-  return text.includes("e") ? text : String(Number(text));
+  return text.includes("e") ? text : GROUPED.format(Number(text));
 }
 
 export const percent = (value, digits = 1) =>

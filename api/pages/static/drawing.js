@@ -143,9 +143,13 @@ export function traceCurve(path, xs, ys, frame, { isLog, isLogX }) {
 /** Values of a curve that has a dot at each. */
 const DOTTED = 60;
 
+/** Values of a panel from which on its lines are one pixel wide: 100 noisy curves then take 43 ms to fill, at 1.4 pixels 870 ms. */
+const DENSE = 2000;
+
 function paintCurve(pen, curve, frame, view) {
   const { colour, width = 1.4, opacity = 1, dash = [] } = curve;
-  const style = { colour, width: width * frame.scale, opacity, dash: dash.map((length) => length * frame.scale) };
+  const isDense = view.curves.reduce((sum, one) => sum + one.xs.length, 0) > DENSE;
+  const style = { colour, width: isDense ? Math.min(1, width) : width * frame.scale, opacity, dash: dash.map((length) => length * frame.scale) };
   if (curve.smoothed) {
     const raw = pen.path();
     traceCurve(raw, curve.xs, curve.ys, frame, view);
@@ -197,11 +201,15 @@ export function paint(pen, view, frame) {
     }
     for (const curve of view.curves) paintCurve(pen, curve, frame, view);
     const rings = pen.path();
+    let [before, above] = [-Infinity, -Infinity];
     for (const ring of view.rings) {
       const [x, place] = [frame.x(ring.x), frame.y(ring.y)];
       if (!Number.isFinite(place)) continue;
       // A ring of a value outside of the axis stands at its end.
       const y = Math.max(top + 4 * frame.scale, Math.min(bottom - 4 * frame.scale, place));
+      // Rings over each other are a blot: the first stands for its neighbours.
+      if (Math.hypot(x - before, y - above) < 7 * frame.scale) continue;
+      [before, above] = [x, y];
       rings.moveTo(x + 4 * frame.scale, y);
       rings.arc(x, y, 4 * frame.scale, 0, 2 * Math.PI);
     }

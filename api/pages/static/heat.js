@@ -320,7 +320,7 @@ function cellColour(scale, rows, first, last, column, colours) {
 function paintAxes(map, context) {
   const area = areaOf(map);
   const [from, to] = viewOf(map);
-  const [faint, rule, stop] = ["--faint", "--rule", "--stop"].map(colour);
+  const [faint, rule, ink] = ["--faint", "--rule", "--ink"].map(colour);
   context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   context.strokeStyle = rule;
   context.strokeRect(area.left - 0.5, area.top - 0.5, area.width + 1, area.height + 1);
@@ -351,7 +351,7 @@ function paintAxes(map, context) {
     context.fillText(map.picture.y.title, 0, 0, area.height);
     context.restore();
   }
-  context.fillStyle = stop;
+  context.fillStyle = ink;
   for (const mark of map.marks) {
     if (mark.x < from || mark.x > to) continue;
     const across = acrossAt(map, mark.x);

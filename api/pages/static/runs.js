@@ -41,7 +41,7 @@ function showSelection() {
   for (const box of boxes) box.checked = chosen.has(box.value);
   const whole = document.getElementById("whole");
   if (whole) {
-    whole.hidden = false; // Before this script runs it would do nothing.
+    whole.hidden = !boxes.length; // Before this script runs it would do nothing, and groups have no box.
     whole.checked = boxes.length > 0 && boxes.every((box) => box.checked);
     whole.indeterminate = !whole.checked && boxes.some((box) => box.checked);
   }
