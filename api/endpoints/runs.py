@@ -104,7 +104,7 @@ class RunFacts(Model):
     steps_per_s: Number | None
     """Updates per second over the newest 100 of the newest attempt; null if unknown."""
     eta_s: Number | None
-    """Seconds until a live run has made its planned updates at this speed; null if unknown, and once it has ended."""
+    """Seconds until a run has made its planned updates at this speed; null if unknown, stalled or ended."""
     late: bool
     """Whether some of its events have not been read yet, because its journal is huge: the next answers know more."""
     policy_digest: str | None
