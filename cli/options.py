@@ -234,7 +234,7 @@ class BacktestArguments(NamedTuple):
 
     policy: Annotated[
         str,
-        typer.Argument(metavar="RULES", help="A rule file, the name of a shipped one, or baseline:NAME."),
+        typer.Argument(metavar="RULES", help="A rule file, or the name of a shipped one."),
     ]
     chosen: RunsOptions = RunsOptions()
     replaying: ReplayingOptions = ReplayingOptions()

@@ -70,12 +70,12 @@ TRAININGS: Final = (
 #: The updates at which policies stop: the first evaluation without a new best; and the eleventh in a row that is more
 #: than 5 % above the best, or the first loss that is NaN.
 STOPS: Final = {
-    "baseline:hf_early_stopping": {"overfit-0": 600, "overfit-1": 700, "overfit-2": 900, "nan": 1000, "spike": 1200},
+    "hf_early_stopping": {"overfit-0": 600, "overfit-1": 700, "overfit-2": 900, "nan": 1000, "spike": 1200},
     "overfitting": {"overfit-0": 1600, "overfit-1": 1700, "overfit-2": 1900, "nan": 910},
 }
 
 #: What the reports conclude: one family proves nothing, though the baseline loses the training with a spike.
-ARM: Final = {"baseline:hf_early_stopping": "not_enough", "overfitting": "not_enough"}
+ARM: Final = {"hf_early_stopping": "not_enough", "overfitting": "not_enough"}
 
 
 def verdict(history: Path, policy: str) -> dict[str, Any]:

@@ -164,16 +164,13 @@ def test_the_answer_is_first_and_the_table_of_many_runs_is_bounded(
 
 
 def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> None:
-    """It targets the declared objective, with default or overridden params; one without a policy file is refused."""
-    whole = ("--json", "--objective", "eval_loss")
-    strict = json.loads(backtest(*whole, "--set", "alpha=1", policy="baseline:prechelt_gl"))
-    upwards = ("--json", "--objective", "eval_loss:max")
-    backwards = json.loads(backtest(*upwards, policy="baseline:hf_early_stopping"))
+    """It is a shipped rule file, whose params name the metric and its direction; one that is no file is refused."""
+    strict = json.loads(backtest("--json", "--set", "alpha=1", policy="prechelt_gl"))
+    backwards = json.loads(backtest("--json", "--set", "mode=max", policy="hf_early_stopping"))
 
-    assert strict["policy"]["params"] == {"alpha": 1}
+    assert strict["policy"]["params"] == {"metric": "eval_loss", "alpha": 1}
     assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
-    assert "not a rule file" in backtest(policy="baseline:oracle", status=2)
-    assert "no such baseline" in backtest(policy="baseline:hugging", status=2)
+    assert "steptape ships no policy of that name" in backtest(policy="oracle", status=2)
 
 
 def test_several_objectives_and_renames_are_options_of_each_command_that_judges(

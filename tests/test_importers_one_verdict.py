@@ -96,7 +96,7 @@ def as_wandb(folder: Path) -> None:
 TOOLS: Final = (as_wandb, as_csv, as_lightning, as_stdout, as_mlflow, as_tensorboard, as_tensorboard_by_epoch)
 
 
-@pytest.mark.parametrize("policy", ["baseline:hf_early_stopping", "overfitting"])
+@pytest.mark.parametrize("policy", ["hf_early_stopping", "overfitting"])
 @pytest.mark.parametrize("write", TOOLS, ids=[write.__name__ for write in TOOLS])
 def test_the_tool_that_logged_them_changes_nothing(write: Callable[[Path], None], policy: str, tmp_path: Path) -> None:
     """Stops, shares that are cut off, evaluations, families and what to do about the policy are the same."""

@@ -13,7 +13,7 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape import backtest, open_run
+from steptape import backtest, load_policy, open_run
 from steptape.replay.backtests.baselines import BASELINES, baseline_policy
 from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.json_report import report_json
@@ -154,9 +154,7 @@ def test_a_baseline_on_training_losses_stops_where_the_tool_would(
 
 def test_lightning_stops_at_a_loss_that_is_not_finite() -> None:
     """Its finite check is on by default; the divergence threshold is off and can be set."""
-    policy = parse_policy(
-        baseline_policy(BASELINES["lightning_early_stopping"], EVAL_LOSS).text, params={"divergence_threshold": 3.0}
-    )
+    policy = load_policy("lightning_early_stopping", params={"divergence_threshold": 3.0})
     events = [Event("evaluate", step=i, metrics={"eval_loss": v}) for i, v in enumerate([1.0, 4.0])]
 
     assert stop_of("lightning_early_stopping", "evaluate", "eval_loss", [1.0, math.nan]) == 1

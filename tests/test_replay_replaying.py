@@ -225,7 +225,7 @@ def test_nothing_after_an_event_changes_a_decision_up_to_it(
 
 @pytest.mark.parametrize("name", sorted(shipped_policies()))
 def test_live_equals_replay(name: str, tmp_path: Path) -> None:
-    """A run's recorded decisions equal those of its replay, value for value. One process has no stragglers."""
+    """A run's recorded decisions equal those of its replay, value for value. Three have nothing to say."""
     policy = load_policy(shipped_policies()[name])
     values = [2 / (1 + i / 10) + (5 if i % 37 == 36 else 0) for i in range(150)] + [math.nan, 1.0, math.inf, 1.0]
     with Recorder(tmp_path, rules=policy, log_every=1) as rec:
@@ -242,7 +242,7 @@ def test_live_equals_replay(name: str, tmp_path: Path) -> None:
 
     verdict = verify(open_run(rec.folder))
 
-    assert verdict.outcomes > 0 or name == "stragglers"
+    assert verdict.outcomes > 0 or name in ("stragglers", "time_budget", "kill_loss_spike")
     assert verdict.identical
 
 

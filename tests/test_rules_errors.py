@@ -266,7 +266,7 @@ def test_each_mistake_in_a_file_is_told_at_its_place(text: str, expected: str) -
         ),
         (
             '"series(loss) > 1"',
-            "4:12: series takes a string literal as its name; got 'series(loss)'. "
+            "4:12: series takes a text, or a param that is one, as its name; got 'series(loss)'. "
             'Write series("eval/loss") or add kind="evaluate".',
         ),
         (

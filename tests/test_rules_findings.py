@@ -324,7 +324,10 @@ controllers:
         parse_policy(text.replace("{name: c", "{name: c, x-name: d"))
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped_policies()) - {"trac_fig3", "surogate"}))
+AS_PUBLISHED = {"trac_fig3", "surogate", "prechelt_gl", "prechelt_pq", "kill_loss_spike", "wandb_zscore"}
+
+
+@pytest.mark.parametrize("name", sorted(set(shipped_policies()) - AS_PUBLISHED))
 def test_shipped_policies_are_fine(name: str) -> None:
-    """The exceptions are kept as they were published."""
+    """The exceptions look past NaN, and the paper's figure and Surogate have faults, as they were published."""
     assert findings_of(load_policy(shipped_policies()[name])) == []

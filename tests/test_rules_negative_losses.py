@@ -1,4 +1,4 @@
-"""Shipped rules and baselines judge a loss below zero by its magnitude, and a positive one by the multiple."""
+"""Shipped rules judge a loss below zero by its magnitude, and a positive one by the multiple."""
 
 from __future__ import annotations
 
@@ -11,33 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped_rules import shipped
 
-from steptape.replay.backtests.baselines import BASELINES, baseline_policy
-from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.replaying import replay_events
 from steptape.rules.policy_file.policy import Policy, parse_policy, shipped_policies
 from steptape.store.events import Event
 from steptape.store.plan import Plan
 
-EVAL_LOSS = declared_objective("eval_loss", "min")
-NAMES = [*sorted(shipped_policies()), *(f"baseline:{name}" for name, one in BASELINES.items() if one.path is not None)]
+NAMES = sorted(shipped_policies())
 
 #: What a policy says of a loss today, and the plain multiple that it was.
 MULTIPLES = {
     "loss_spike": ("spike * usual if usual > 0 else (2 - spike) * usual", "spike * usual"),
+    "divergence": ("times * lowest if lowest > 0 else (2 - times) * lowest", "times * lowest"),
     "overfitting": ("tolerance * best if best > 0 else (2 - tolerance) * best", "tolerance * best"),
-    "baseline:kill_loss_spike": (
+    "kill_loss_spike": (
         "multiplier * usual if usual > 0 else (2 - multiplier) * usual",
         "multiplier * usual",
     ),
-    "baseline:prechelt_gl": ("abs(", "("),
-    "baseline:prechelt_pq": ("abs(", "("),
+    "prechelt_gl": ("abs(", "("),
+    "prechelt_pq": ("abs(", "("),
 }
-
-
-def policy_of(name: str) -> Policy:
-    """Return a shipped policy, or a baseline that reads the evaluation loss."""
-    kind, _, rest = name.rpartition(":")
-    return baseline_policy(BASELINES[rest], EVAL_LOSS) if kind else shipped(name)
 
 
 def training(losses: Sequence[float]) -> list[Event]:
@@ -62,7 +54,7 @@ def decisions(policy: Policy, losses: Sequence[float]) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_that_falls_below_zero_is_good(name: str) -> None:
     """It falls from 0 to -3, as Dice losses and likelihoods do; checkpoints of it may be asked for."""
-    falling = replay_events(policy_of(name), training([-0.01 * step for step in range(1, 301)]), Plan())
+    falling = replay_events(shipped(name), training([-0.01 * step for step in range(1, 301)]), Plan())
 
     assert falling.stop is None
     assert not re.findall("spike|probe_loss", " ".join(one.outcome.controller for one in falling.decisions))
@@ -73,14 +65,14 @@ def test_a_loss_that_falls_below_zero_is_good(name: str) -> None:
     [
         ("loss_spike", [-2.0] * 60 + [1.0] * 10, 65),
         ("overfitting", [-2.0] * 50 + [-1.8] * 60, 105),
-        ("baseline:kill_loss_spike", [-2.0] * 110 + [1.0] * 10, 115),
-        ("baseline:prechelt_gl", [-2.0] * 10 + [-1.8] * 10, 15),
-        ("baseline:prechelt_pq", [-2.0] * 10 + [-1.8] * 10, 15),
+        ("kill_loss_spike", [-2.0] * 110 + [1.0] * 10, 115),
+        ("prechelt_gl", [-2.0] * 10 + [-1.8] * 10, 15),
+        ("prechelt_pq", [-2.0] * 10 + [-1.8] * 10, 15),
     ],
 )
 def test_a_negative_loss_that_rises_by_the_share_is_bad(name: str, losses: list[float], step: int) -> None:
     """As far above its mean or its best as a positive loss that is worse by the same share."""
-    stop = replay_events(policy_of(name), training(losses), Plan()).stop
+    stop = replay_events(shipped(name), training(losses), Plan()).stop
 
     assert stop is not None
     assert stop.outcome.step == step
@@ -98,8 +90,8 @@ def test_a_positive_loss_is_judged_by_the_multiple_alone(
 ) -> None:
     """Decision for decision, so that nothing changes for positive losses."""
     today, plain = MULTIPLES[name]
-    text = policy_of(name).text
+    text = shipped(name).text
     losses = [level + index % 4 / 8 for index in range(quiet)] + losses
 
     assert today in text
-    assert decisions(policy_of(name), losses) == decisions(parse_policy(text.replace(today, plain)), losses)
+    assert decisions(shipped(name), losses) == decisions(parse_policy(text.replace(today, plain)), losses)

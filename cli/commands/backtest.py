@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -12,14 +11,13 @@ from typing import Final
 import typer
 
 from ...replay.backtests.backtesting import backtest as backtest_runs
-from ...replay.backtests.baselines import BASELINES, baseline_policy, baselines_named
+from ...replay.backtests.baselines import BASELINES, baselines_named
 from ...replay.choosing.population import certified_risk, outside_of
 from ...replay.reports.json_report import report_json_but_runs, runs_json
 from ...replay.reports.result import BacktestResult, HowChosen
 from ...replay.reports.summary import summarize
 from ...replay.reports.terminal import certificate_lines, terminal_report
 from ...replay.runs.incidents import IncidentLabels, read_labels
-from ...replay.runs.objective import Objective, declared_objective
 from ...rules.certificate import Certificate, read_certificate
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
@@ -27,12 +25,9 @@ from ...store.run import Run
 from ..lookup import open_store_named, runs_asked
 from ..options import BacktestArguments
 from ..output import check_output, output_file, print_blocks, print_json_with_list, reading_runs, say
-from ..policy_lookup import params_of, policy_named
+from ..policy_lookup import policy_named
 from ..policy_options import confidence_asked, renames_over, replaying_of, risk_asked
 from ..streams import complain
-
-#: Prefix of a baseline's name in place of a policy.
-_BASELINE: Final = "baseline"
 
 #: Maximum number of strange names in a file of labels to list.
 _STRANGE: Final = 5
@@ -43,7 +38,7 @@ def backtest(asked: BacktestArguments) -> None:
     replaying = replaying_of(asked.replaying)
     if asked.html is not None:
         check_output(asked.html)
-    loaded = _policy(asked.policy, asked.settings, replaying["objective"])
+    loaded = policy_named(asked.policy, asked.settings)
     if asked.certificate is not None and any(asked.risk):
         raise typer.BadParameter(
             "a certificate's own risk judges its rule: give --certificate, or --risk, --at-most and --confidence"
@@ -79,7 +74,7 @@ def backtest(asked: BacktestArguments) -> None:
     _report(summarize(found, HowChosen(certified, outside)), asked.html, asked.as_json)
     is_explained = found.mute_rules or found.lacking
     is_silent = found.results and not is_explained and not any(one.fired for one in found.results)
-    if is_silent and not asked.as_json and not asked.policy.startswith(f"{_BASELINE}:"):
+    if is_silent and not asked.as_json:
         say(_how_to_check(asked))
 
 
@@ -162,23 +157,6 @@ def _how_to_check(asked: BacktestArguments) -> str:
     command = f"'steptape check {asked.policy} {where}'"
     first = "" if asked.chosen.history is None else "import the logs; then "
     return f"No rule fired: {first}{command} says whether the runs have what the rules read."
-
-
-def _policy(name: str, settings: list[str] | None, declared: Sequence[Objective]) -> Policy:
-    """Load a rule file, a shipped rule file, or a baseline.
-
-    A baseline watches the preferred objective, or ``eval_loss`` if none is declared.
-    """
-    prefix, _, baseline = name.partition(":")
-    if prefix != _BASELINE or not baseline:
-        return policy_named(name, settings)
-    if baseline not in BASELINES:
-        raise _no_such_baseline(baseline)
-    try:
-        objective = declared[0] if declared else declared_objective("eval_loss", "min")
-        return baseline_policy(BASELINES[baseline], objective, params_of(settings))
-    except ValueError as error:
-        raise typer.BadParameter(f"baseline {baseline}: {error}") from None
 
 
 def _no_such_baseline(name: str) -> typer.BadParameter:

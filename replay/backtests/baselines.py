@@ -1,6 +1,6 @@
 """Baselines: the usual alternatives to a policy, scored on the same runs.
 
-Most are policy files in ``baseline_policies/``, with the defaults of the tool that they imitate. Five are not: never
+Most are shipped rule files, with the defaults of the tool that they imitate. Five are not: never
 stopping, stopping at the best evaluation (unknowable in time), stopping at random as often per step as the policy does,
 and two pruners, which compare a run with earlier runs, as hyper-parameter tuners do.
 
@@ -17,14 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, repeat
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from ...rules.policy_file.policy import Policy, parse_policy
-from ...rules.readings.reading import Param
+from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
 from ...store.metric_words import Mode
 from ...store.run import Run
 from ..run_pool import RunPool
@@ -35,9 +33,7 @@ from ..runs.risk import Risk
 from ..runs.run_result import BacktestSettings, RunResult
 from ..sweeps.losses import losses_at, losses_of_results
 from ..sweeps.outcomes import NO_STEP
-from .judged_runs import MERIT, Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
-
-_FOLDER: Final = Path(__file__).parent / "baseline_policies"
+from .judged_runs import Baseline, BaselineOutcome, BaselineScore, Earlier, Pruner, standing_of
 
 #: Files whose rule is defined only for errors and losses, which are better low.
 _ONLY_LOSSES: Final = frozenset(("prechelt_gl", "prechelt_pq"))
@@ -155,7 +151,7 @@ _TITLES: Final = {
 #: Every baseline by name.
 BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
     {one.name: one for one in (NEVER, ORACLE, RANDOM)}
-    | {name: Baseline(name, title, _FOLDER / f"{name}.yaml") for name, title in _TITLES.items()}
+    | {name: Baseline(name, title, shipped_policies()[name]) for name, title in _TITLES.items()}
     | {one.name: one for one in (MEDIAN, ASHA)}
 )
 
@@ -170,30 +166,27 @@ def baselines_named(names: Iterable[str]) -> list[Baseline]:
     return list(BASELINES.values()) if "all" in chosen else [BASELINES[name] for name in chosen]
 
 
-def baseline_policy(
-    baseline: Baseline, objective: Objective | None, params: Mapping[str, Param] | None = None
-) -> Policy:
-    """Return a baseline's rule file that reads the objective: its value if lower is better, else its negative.
+def baseline_policy(baseline: Baseline, objective: Objective | None) -> Policy:
+    """Return a baseline's rule file that watches the objective.
 
     Args:
         baseline: The baseline.
         objective: The objective.
-        params: Params that differ from the tool's defaults.
 
     Raises:
-        PolicyError: It has no such param.
-        ValueError: It is not a rule file, or is not defined for such an objective.
+        ValueError: It is no rule file, or is not defined for such an objective.
     """
     if baseline.path is None:
-        raise ValueError("it is not a rule file")
-    text = baseline.path.read_text(encoding="utf-8")
-    if objective is None and baseline.reads_merit:
+        raise ValueError("it is no rule file")
+    if not baseline.reads_merit:
+        return load_policy(baseline.path)
+    if objective is None:
         raise ValueError(NO_MERIT)
-    if objective is not None and baseline.reads_merit:
-        if objective.mode is Mode.MAX and baseline.name in _ONLY_LOSSES:
-            raise ValueError("it is defined for losses only, and higher values of the objective are better")
-        text = MERIT.sub(lambda _: _merit_of(objective), text)
-    return parse_policy(text, source=str(baseline.path), params=params)
+    if baseline.name not in _ONLY_LOSSES:
+        return load_policy(baseline.path, params={"metric": objective.metric, "mode": str(objective.mode)})
+    if objective.mode is Mode.MAX:
+        raise ValueError("it is defined for losses only, and higher values of the objective are better")
+    return load_policy(baseline.path, params={"metric": objective.metric})
 
 
 def reads_runs(baselines: Sequence[Baseline]) -> bool:
@@ -329,11 +322,6 @@ class _BaselineScores:
             for result, regret, is_unknown in zip(results, found.regrets, found.is_unknown, strict=True)
         )
         return tuple(None if policy is None else next(scores) for policy in own), facts[0].replayed.event_count
-
-
-def _merit_of(objective: Objective) -> str:
-    series = f'series({objective.metric!r}, kind="evaluate")'
-    return series if objective.mode is Mode.MIN else f"(-{series})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,8 @@ class Earlier(NamedTuple):
 Pruner = Callable[[Sequence[float], Sequence[Earlier], int], bool]
 
 
-#: Name under which baseline files read the objective.
-MERIT: Final = re.compile(r"\beval_loss\b")
+#: The param by which a rule file names the metric that it watches.
+_METRIC_PARAM: Final = re.compile(r"^  metric: ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Baseline:
     Attributes:
         name: Unique among baselines.
         title: Display name.
-        path: Its policy file; None if it is not a policy.
+        path: Its rule file; None if it is no rule file.
         pruner: How it compares runs with each other; None if it looks at each run alone.
     """
 
@@ -97,7 +97,7 @@ class Baseline:
     @property
     def reads_merit(self) -> bool:
         """Whether it reads the objective."""
-        return self.path is not None and MERIT.search(self.path.read_text(encoding="utf-8")) is not None
+        return self.path is not None and _METRIC_PARAM.search(self.path.read_text(encoding="utf-8")) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class BaselineOutcome:
 
     Attributes:
         baseline: The baseline.
-        digest: Digest of its policy with the objective substituted; None if it is not a policy, or if runs are judged
+        digest: Digest of its policy that watches the objective; None if it is not a policy, or if runs are judged
             by several objectives and it reads them.
         standings: One score per result of the backtest, in order; None where it has none.
         reason: Why it has no scores at all; empty if it has.

@@ -69,6 +69,7 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
             was refused.
     """
     expand(expression, scope.definitions)
+    _read_params_as_names(expression, scope)
     _read_texts_as_series(expression, scope)
     if scope.each:
         scope = replace(scope, members=Members(SeriesKey(scope.each, is_of_member=True)))
@@ -92,7 +93,16 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
     )
 
 
-# Texts in place of numbers: a metric whose name is no identifier is written in quotes.
+# Names of metrics: in params, and in quotes in place of numbers where they are no identifiers.
+
+
+def _read_params_as_names(expression: Expression, scope: NameScope) -> None:
+    """Put the text of a param in its place where ``series(metric)`` names it."""
+    for node in ast.walk(expression.tree):
+        if isinstance(node, ast.Call) and _called(node) == "series" and len(node.args) == 1:
+            value = constant(node.args[0], scope)
+            if isinstance(value, str):
+                expression.put_name(node, value)
 
 
 def _read_texts_as_series(expression: Expression, scope: NameScope) -> None:
@@ -423,7 +433,7 @@ def _bind_series_by_name(node: ast.Call, scope: NameScope, found: _Meanings) -> 
     key = _literal_series(node)
     if key is None:
         fix = 'Write series("eval/loss") or add kind="evaluate".'
-        found.refuse(node, "series takes a string literal as its name", fix)
+        found.refuse(node, "series takes a text, or a param that is one, as its name", fix)
     elif key.kind is not None and not is_kind(key.kind, LOOP_KINDS):
         found.refuse(node, "unknown kind of event", kind_suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
     elif not scope.lists(key.name):

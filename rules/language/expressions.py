@@ -145,6 +145,12 @@ class Expression:
                 return None
         return self.offset(anchor), self.end(anchor)
 
+    def put_name(self, call: ast.Call, metric: str) -> None:
+        """Put the name of a metric in place of the param that a call of ``series`` names."""
+        name = ast.copy_location(ast.Constant(metric), call.args[0])
+        self._anchors[name] = self.anchor(call.args[0])
+        call.args[0] = name
+
     def segment(self, node: ast.expr) -> str:
         """Return the node's own text, every run of blanks as one space, or the name that stands for it."""
         if node in self.defined:

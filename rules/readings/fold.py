@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 #: The function of a series that also takes a controller's name.
 STREAK: Final = "streak"
+#: Functions whose value improves as the metric does, and the name of no value.
+_OF_ONE_METRIC: Final = frozenset({"finite", "mean", "median", "min", "max", "ema", "lag"})
+_NONE: Final = "undefined"
+
 #: The functions that fold a whole series.
 FUNCTIONS: Final = (
     Function(
@@ -59,7 +63,8 @@ FUNCTIONS: Final = (
         IMPROVED,
         "improved(s, by=0)",
         "Whether the newest value is better than the best one before it by more than `by`; the first one is. Greater is"
-        " better where the name of the metric says so, as `accuracy` does; `improved(-s)` says so for another one.",
+        " better where the name of the metric says so, as `accuracy` does, also of its `mean`; `improved(-s)` says so"
+        " for another one.",
     ),
     Function(
         STREAK,
@@ -98,7 +103,7 @@ class SeriesFold(SeriesReading):
         if amount is None:
             return None
         skipped = 0 if skip is None else call.whole(skip, 0, "skip")
-        is_up = call.function.name == IMPROVED and not call.key.is_derived and mode_of(call.key.name) is Mode.MAX
+        is_up = call.function.name == IMPROVED and _mode_of(call.node.args[0]) is Mode.MAX
         function = IMPROVED_UP if is_up else call.function.name
         return None if skipped is None else cls(function, call.key, amount, skipped)
 
@@ -139,6 +144,20 @@ class SeriesFold(SeriesReading):
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return when the series has a value that is not skipped."""
         return seen.values(self.key, 1 + self.skip)
+
+
+def _mode_of(node: ast.expr) -> Mode | None:
+    """Return the direction in which a metric improves, also where some of its values are left out or smoothed."""
+    match node:
+        case ast.Name(metric) | ast.Call(ast.Name("series"), [ast.Constant(str(metric))]):
+            return mode_of(metric)
+        case ast.Call(ast.Name(function), [first, *_]) if function in _OF_ONE_METRIC:
+            return _mode_of(first)
+        case ast.IfExp():
+            chosen = [each for each in (node.body, node.orelse) if not isinstance(each, ast.Name) or each.id != _NONE]
+            modes = set(map(_mode_of, chosen))
+            return modes.pop() if len(modes) == 1 else None
+    return None
 
 
 def _margin_of(call: Call) -> float | None:

@@ -73,7 +73,7 @@ OF_WHOLE: Final = (
     Function(
         "series",
         'series("name"), series("name", kind="log")',
-        "A series whose name is not an identifier, or that of one kind of event. Arguments are literals.",
+        "A series whose name is not an identifier or is in a param, or that of one kind of event.",
     ),
 )
 

@@ -103,5 +103,5 @@ def test_the_tool_that_logged_them_changes_nothing(
     folder.mkdir()
     write(folder)
 
-    for policy in ("baseline:hf_early_stopping", "overfitting"):
+    for policy in ("hf_early_stopping", "overfitting"):
         assert verdict(folder, policy) == expected_verdict(policy), policy
