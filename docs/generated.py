@@ -1,8 +1,8 @@
 """Generates the reference pages of the command line, of the HTTP API and of metrics while mkdocs builds the site.
 
-The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue. The
-tables of functions in LANGUAGE.md and LANGUAGE-REFERENCE.md, which people also read without the site, come from the
-rows of the readings: ``python docs/generated.py`` writes them.
+The command line comes from the app itself, the HTTP API from ``api/openapi.json``, metrics from their catalogue. What
+people also read without the site is written by ``python docs/generated.py``: the tables of functions in LANGUAGE.md and
+LANGUAGE-REFERENCE.md, from the rows of the readings, and SHIPPED.md, from the shipped rule files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 from steptape.cli.app import app
+from steptape.cli.commands.rules import shipped_rules
 from steptape.rules.metric_catalogue import CATALOGUE, CatalogueEntry, MetricSource
 from steptape.rules.readings.table import CORE, FUNCTIONS
 
@@ -28,6 +29,9 @@ _OPENAPI: Final = Path(__file__).parents[1] / "api" / "openapi.json"
 #: The page of the rule language, with its core, and the reference, with everything else.
 LANGUAGE: Final = Path(__file__).parent / "reference" / "LANGUAGE.md"
 REFERENCE: Final = LANGUAGE.with_stem("LANGUAGE-REFERENCE")
+
+#: The page of shipped rules.
+SHIPPED: Final = Path(__file__).parent / "reference" / "SHIPPED.md"
 
 _FUNCTION_TABLE: Final = re.compile(r"(?<=\n\| function \| meaning \|\n\| --- \| --- \|\n)(\|.*\n)+")
 
@@ -78,6 +82,21 @@ file `nano_train` defines.
 
 A level includes those before it: minimal, standard, debug. *Sentinel* blocks are the first, the middle and the last
 one; sentinel tensors are embeddings, the final normalisation, the head, and the main weights of sentinel blocks.
+"""
+
+_SHIPPED_HEAD: Final = """# Shipped rules
+
+These rule files come with steptape. A name arms one: `Recorder("runs", rules="early_stopping")`. Every command that
+takes a rule file takes the name, too: `steptape backtest early_stopping --history logs`.
+
+- `--set patience=5` sets a param of a backtest, and `--set patience=3,5,10` tries several in a sweep.
+  `load_policy("early_stopping", params={"metric": "eval/accuracy"})` sets it for a recorder.
+- `metric` is the name under which the loop records the metric.
+- `steptape rules --show NAME` prints a file, with the source of each number in it. `steptape test NAME` runs its tests.
+- `steptape rules` prints this list.
+
+| rules | what they do | what they read | params |
+| --- | --- | --- | --- |
 """
 
 #: The groups of endpoints in the page's order, each with the beginnings of its paths.
@@ -134,6 +153,12 @@ def with_functions(page: str, is_core: bool) -> str:
     shown = [row for name, row in FUNCTIONS.items() if (name in CORE) is is_core]
     rows = "".join(f"| `{row.signature.replace('), ', ')`, `')}` | {row.meaning} |\n" for row in shown)
     return _FUNCTION_TABLE.sub(lambda _: rows, page, count=1)
+
+
+def shipped() -> str:
+    """Describe each shipped rule file in a row."""
+    rows = ((f"`{each.name}`", each.summary, each.line_of_reads(), each.line_of_params()) for each in shipped_rules())
+    return _SHIPPED_HEAD + "".join(f"| {' | '.join(row)} |\n".replace("*", "\\*") for row in rows)
 
 
 def metrics() -> str:
@@ -271,3 +296,4 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 if __name__ == "__main__":
     for path in (LANGUAGE, REFERENCE):
         path.write_text(with_functions(path.read_text(encoding="utf-8"), path is LANGUAGE), encoding="utf-8")
+    SHIPPED.write_text(shipped(), encoding="utf-8")

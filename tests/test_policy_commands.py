@@ -148,12 +148,13 @@ def test_a_sentence_is_checked_in_place_of_a_file() -> None:
 
 
 def test_shipped_rule_files_are_listed_and_shown() -> None:
-    """Each has a summary; one is shown as it is."""
+    """Each has a summary, what it reads and its params; one is shown as it is."""
     listed = [json.loads(line) for line in call(DATA, "rules", "--json").stdout.splitlines()]
     shown = call(DATA, "rules", "--show", "nan_guard")
 
     assert [each["name"] for each in listed] == list(shipped_policies())
-    assert all(each["summary"] for each in listed)
+    assert all(each["summary"] and each["reads"] for each in listed)
+    assert listed[[*shipped_policies()].index("plateau")]["params"]["patience"] == 10
     assert shown.stdout == shipped_policies()["nan_guard"].read_text(encoding="utf-8")
 
 

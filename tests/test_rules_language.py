@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from steptape.cli.commands.rules import shipped_rules
 from steptape.rules.checks.finding_codes import FindingCode
 from steptape.rules.engine.engine import Engine
 from steptape.rules.functions import operators
@@ -18,7 +19,7 @@ from steptape.rules.policy_file import controllers, document, operations, policy
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.metrics import METRICS, TrainingState
 from steptape.rules.policy_file.operations import OPERATIONS
-from steptape.rules.policy_file.policy import load_policy, parse_policy, shipped_policies
+from steptape.rules.policy_file.policy import load_policy, parse_policy
 from steptape.rules.policy_file.sentences import is_sentence
 from steptape.rules.readings.fact import CONTEXT
 from steptape.rules.readings.reading import MAX_WINDOW
@@ -70,11 +71,16 @@ def test_every_documented_method_is_there_and_no_other() -> None:
     assert sorted(listed) == sorted(METHODS)
 
 
-def test_the_table_of_shipped_rules_names_them_all() -> None:
-    """In order of their names."""
-    names = [name for cells in rows("Shipped rules") for name in re.findall(r"`(\w+)`", cells[0])]
+def test_the_page_of_shipped_rules_is_their_list() -> None:
+    """``python docs/generated.py`` writes it."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "SHIPPED.md").read_text(encoding="utf-8")
+    documented = [
+        line.replace("\\*", "*").strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")
+    ]
 
-    assert names == list(shipped_policies())
+    assert [tuple(cells[:3]) for cells in documented] == [
+        (f"`{each.name}`", each.summary, each.line_of_reads()) for each in shipped_rules()
+    ]
 
 
 def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:

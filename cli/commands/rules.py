@@ -1,18 +1,68 @@
-"""``steptape rules``: lists the shipped rule files, prints one, or prints the full form of rules."""
+"""``steptape rules``: lists the shipped rule files, prints one, or prints the full form of rules.
+
+``docs/generated.py`` makes the page of shipped rules from the same list.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from ...rules.policy_file.policy import expanded_text, policy_path, require_file, shipped_policies
+from ...rules.policy_file.policy import (
+    Policy,
+    expanded_text,
+    load_policy,
+    policy_path,
+    require_file,
+    shipped_policies,
+)
+from ...rules.readings.fact import ContextValue
+from ...rules.readings.reading import Param
 from ..options import RulesArguments
-from ..output import print_json_lines, print_table, say
+from ..output import print_json_lines, say
 from ..policy_lookup import rules_named
 
 #: The first sentence of a file's first comment, up to a full stop or a colon. ``Fig. 3`` goes on.
 _SUMMARY: Final = re.compile(r".*?(?=[.:](?:\s+[A-Za-z]|\s*$))")
+
+
+#: Most series and params of a rule file that its line names.
+_NAMED: Final = 6
+
+
+class ShippedRules(NamedTuple):
+    """What is said of a rule file in a line.
+
+    Attributes:
+        name: The name by which it is armed.
+        summary: What it does.
+        reads: The series, controller metrics and facts that its rules read.
+        params: Its params with their values.
+    """
+
+    name: str
+    summary: str
+    reads: Sequence[str]
+    params: Mapping[str, Param]
+
+    def line_of_reads(self) -> str:
+        """Return the first names of what it reads."""
+        return _first(self.reads)
+
+    def line_of_params(self) -> str:
+        """Return the first params, as ``--set`` takes them."""
+        return _first([f"{name}={value}" for name, value in self.params.items()])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {**self._asdict(), "reads": list(self.reads), "params": dict(self.params)}
+
+
+def shipped_rules() -> list[ShippedRules]:
+    """Return the shipped rule files, in order of their names."""
+    return [_described(name, path) for name, path in shipped_policies().items()]
 
 
 def rules(asked: RulesArguments) -> None:
@@ -24,11 +74,38 @@ def rules(asked: RulesArguments) -> None:
         path = require_file(policy_path(asked.show) if shown is None else shown)
         say(path.read_text(encoding="utf-8").removesuffix("\n"))
     if asked.expand is None and asked.show is None:
-        listed = [(name, _summary(path)) for name, path in shipped_policies().items()]
         if asked.as_json:
-            print_json_lines({"name": name, "summary": summary} for name, summary in listed)
-        else:
-            print_table(("name", "what it does"), listed)
+            print_json_lines(each.to_json() for each in shipped_rules())
+            return
+        for each in shipped_rules():
+            parts = {"reads": each.line_of_reads(), "params": each.line_of_params()}
+            say(
+                "\n".join(
+                    [each.name, f"  {each.summary}.", *(f"  {key}: {text}" for key, text in parts.items() if text)]
+                )
+            )
+
+
+def _described(name: str, path: Path) -> ShippedRules:
+    policy = load_policy(path)
+    return ShippedRules(name, _summary(path), _reads(policy), policy.params)
+
+
+def _reads(policy: Policy) -> list[str]:
+    """Return the names of what the rules of a policy read, series first."""
+    bound = [rule.bound for controller in policy.controllers for rule in controller.conditions]
+    series = {key.name for controller in policy.controllers for key in controller.series_read if not key.is_derived}
+    facts = {each.name for rule in bound for each in rule.references.values() if isinstance(each, ContextValue)}
+    return [
+        *sorted(series | policy.reads_ranks),
+        *(metric.class_name for metric in policy.metrics),
+        *sorted(facts - {"undefined"}),
+    ]
+
+
+def _first(parts: Sequence[str]) -> str:
+    more = len(parts) - _NAMED
+    return ", ".join([*parts[:_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 def _summary(path: Path) -> str:
