@@ -95,6 +95,8 @@ takes a rule file takes the name, too: `steptape backtest early_stopping --histo
 - `steptape rules --show NAME` prints a file, with the source of each number in it. `steptape test NAME` runs its tests.
 - `steptape rules` prints this list.
 
+The [cookbook](../how-to/cookbook.md) has rules of one sentence.
+
 | rules | what they do | what they read | params |
 | --- | --- | --- | --- |
 """

@@ -170,7 +170,7 @@ def test_a_baseline_is_backtested_by_its_name(backtest: Callable[..., str]) -> N
 
     assert strict["policy"]["params"] == {"metric": "eval_loss", "alpha": 1}
     assert [run["stop"]["step"] for run in backwards["runs"]] == [2, 2]
-    assert "steptape ships no policy of that name" in backtest(policy="oracle", status=2)
+    assert "steptape ships no rules of that name" in backtest(policy="oracle", status=2)
 
 
 def test_several_objectives_and_renames_are_options_of_each_command_that_judges(

@@ -120,7 +120,7 @@ def test_a_param_names_a_series() -> None:
     text = """
 params: {metric: "train/loss", limit: 3}
 controllers:
-  - {name: a, triggers: [on_log], rule: series(metric) > limit and lag(series(metric), 1) > limit, operations: []}
+  - {name: a, triggers: [on_log], rule: "series(metric) > lag(series(metric), limit)", operations: []}
 """
     read = parse_policy(text, params={"metric": "eval/loss"}).controllers[0].rule.bound.series
 

@@ -10,15 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ...rules.policy_file.policy import (
-    Policy,
-    expanded_text,
-    load_policy,
-    policy_path,
-    require_file,
-    shipped_policies,
-)
-from ...rules.readings.fact import ContextValue
+from ...rules.policy_file.policy import expanded_text, load_policy, policy_path, require_file, shipped_policies
 from ...rules.readings.reading import Param
 from ..options import RulesArguments
 from ..output import print_json_lines, say
@@ -88,19 +80,7 @@ def rules(asked: RulesArguments) -> None:
 
 def _described(name: str, path: Path) -> ShippedRules:
     policy = load_policy(path)
-    return ShippedRules(name, _summary(path), _reads(policy), policy.params)
-
-
-def _reads(policy: Policy) -> list[str]:
-    """Return the names of what the rules of a policy read, series first."""
-    bound = [rule.bound for controller in policy.controllers for rule in controller.conditions]
-    series = {key.name for controller in policy.controllers for key in controller.series_read if not key.is_derived}
-    facts = {each.name for rule in bound for each in rule.references.values() if isinstance(each, ContextValue)}
-    return [
-        *sorted(series | policy.reads_ranks),
-        *(metric.class_name for metric in policy.metrics),
-        *sorted(facts - {"undefined"}),
-    ]
+    return ShippedRules(name, _summary(path), policy.reads, policy.params)
 
 
 def _first(parts: Sequence[str]) -> str:

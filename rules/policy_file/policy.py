@@ -23,6 +23,7 @@ from ..effects import CALLS, Effect, call_name, is_call
 from ..errors import PolicyError, phrase, suggestion
 from ..language.bound_rule import NameScope
 from ..language.clock import Span
+from ..readings.fact import ContextValue
 from ..readings.reading import Param
 from .blueprint import Blueprint, draw_blueprint
 from .classes import ArgumentValue, Registry
@@ -111,6 +112,20 @@ class Policy:
     def reads_ranks(self) -> frozenset[str]:
         """The metrics whose newest values on all ranks rules read: those that an agreement of the ranks gathers."""
         return frozenset[str]().union(*(controller.ranks for controller in self.controllers))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the series, the classes of controller metrics and the facts that its rules read."""
+        series = {key.name for controller in self.controllers for key in controller.series_read if not key.is_derived}
+        references = (
+            reading
+            for controller in self.controllers
+            for rule in controller.conditions
+            for reading in rule.bound.references.values()
+        )
+        facts = {each.name for each in references if isinstance(each, ContextValue)} - {"undefined"}
+        classes = (metric.class_name for metric in self.metrics)
+        return (*sorted(series | self.reads_ranks), *classes, *sorted(facts))
 
     @property
     def calls(self) -> tuple[str, ...]:
