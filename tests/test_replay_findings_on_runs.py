@@ -261,3 +261,46 @@ def test_a_state_without_a_class_keeps_the_rules_that_read_it_from_firing(runs: 
     compared = compared_with(parse_policy(text), runs)
 
     assert compared.reach.reasons == {"no 'acc'": 2}
+
+
+@pytest.fixture(scope="module")
+def negative(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """A run whose loss falls from 2 to -7, and whose evaluations are positive."""
+    with Recorder(tmp_path_factory.mktemp("negative")) as rec:
+        for step in range(1, 11):
+            rec.step(loss=3.0 - step, grad_norm=1.0)
+            rec.evaluate(eval_loss=1.0)
+    rec.close(seal=True)
+    return [open_run(rec.folder)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mend"),
+    [
+        ("loss > 2 * mean(loss, 5)", "mean(loss, 5) + (2 - 1) * abs(mean(loss, 5))"),
+        ("mean(loss, 5, skip=1) * 1.5 < loss", "mean(loss, 5, skip=1) + (1.5 - 1) * abs(mean(loss, 5, skip=1))"),
+        ("loss > 3 * trough(loss)", "trough(loss) + (3 - 1) * abs(trough(loss))"),
+        ("loss > factor * lag(loss, 1)", "lag(loss, 1) + (factor - 1) * abs(lag(loss, 1))"),
+    ],
+)
+def test_a_multiple_of_a_series_that_is_negative_is_told(rule: str, mend: str, negative: list[Run]) -> None:
+    """Twice -3 lies below -3; the mend is as far above the value as it is from 0."""
+    assert told(rule, negative, "params: {factor: 2.0}\n") == [
+        f"a multiple of 'loss' is below it where it is negative, as in 1 of 1 run, down to -7. Write {mend}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "eval_loss > 2 * mean(eval_loss, 5)",
+        "grad_norm > 2 * mean(loss, 5)",
+        "loss > mean(loss, 5) + 3 * std(loss, 5)",
+        "loss > 2 * mean(loss, 5) and mean(loss, 5) > 0",
+        "loss > mean(loss, 5) + 1.0 * abs(mean(loss, 5))",
+        "loss > (2 * mean(loss, 5) if mean(loss, 5) > 0 else 0)",
+    ],
+)
+def test_a_multiple_that_is_no_wrong_limit_is_not_told(rule: str, negative: list[Run]) -> None:
+    """Of a positive series, of another one, of a deviation, or where the rule asks for the sign."""
+    assert told(rule, negative) == []

@@ -34,6 +34,7 @@ from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.first_events import Never
 from ...rules.readings.reading import ALSO_CALLED, SeriesKey, SeriesReading
+from ...store.errors import counted
 from ...store.events import NO_METRICS, RANKS, Event, awaited_names, is_loop_kind
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
@@ -45,6 +46,7 @@ from ..runs.metric_names import Renames
 from ..runs.mute_rules import MuteRule, mute_rules
 from ..runs.replaying import replay_stream, stream_for
 from ..runs.run_result import LabelledOutcome
+from .negative_multiples import multiples_in
 
 _INIT: Final = "on_init_end"
 
@@ -70,11 +72,17 @@ class Recorded:
         kinds: Number of events of each kind.
         values: Number of values of each metric at each kind of event; a constant has one.
         first_kinds: The kind that first carried each metric; a bare name in a rule reads it.
+        least: The least value of each metric at each kind of event, where one is below 0.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
     values: Counter[SeriesKey] = field(default_factory=Counter)
     first_kinds: dict[str, str] = field(default_factory=dict)
+    least: dict[SeriesKey, float] = field(default_factory=dict)
+
+    def least_of(self, key: SeriesKey) -> float:
+        """Return the least value of a series, or 0 if none is below."""
+        return self.least.get(SeriesKey(key.name, key.kind or self.first_kinds.get(key.name)), 0.0)
 
     def count(self, key: SeriesKey) -> int:
         """Return the number of values of a series."""
@@ -96,8 +104,11 @@ def recorded(events: Sequence[Event], constants: Collection[str] = ()) -> Record
     for event in events:
         if is_loop_kind(event.kind):
             found.kinds[event.kind] += not event.is_late
-            for name in event.metrics:
-                found.values[SeriesKey(name, event.kind)] += 1
+            for name, value in event.metrics.items():
+                key = SeriesKey(name, event.kind)
+                found.values[key] += 1
+                if value < found.least.get(key, 0.0):
+                    found.least[key] = value
             # A late value belongs to the event that awaited it, and so does the kind that a bare name reads.
             for name in (*event.metrics, *(awaited_names(event.attrs) - NO_METRICS)):
                 found.first_kinds.setdefault(name, event.kind)
@@ -187,6 +198,7 @@ def compared_with(
     found = {
         *_series(policy, places, facts),
         *_required(policy, places, facts),
+        *_negative(policy, places, facts),
         *_triggers(policy, places, facts),
         *contradictions.values(),
     }
@@ -270,6 +282,24 @@ def _stale(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> I
         return kinds == {"evaluate"}
 
     return stale_findings(policy, places, is_evaluated)
+
+
+def _negative(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -> Iterator[Finding]:
+    """Yield findings for rules that compare a series with a multiple of itself, where it was negative in a run."""
+    for controller in policy.controllers:
+        bound = controller.rule.bound
+        for key, node, factor, level in multiples_in(bound):
+            below = [fact.least_of(key) for fact in facts if fact.least_of(key) < 0]
+            if not below:
+                continue
+            usual, times = bound.expression.segment(level), bound.expression.segment(factor)
+            what = (
+                f"a multiple of {_shown(key)} is below it where it is negative, as in {len(below):,} of "
+                f"{counted(len(facts), 'run', ',')}, down to {min(below):.4g}. "
+                f"Write {usual} + ({times} - 1) * abs({usual})"
+            )
+            place = controller.rule.place_at(bound.expression.offset(node))
+            yield places.finding(place, FindingCode.NEGATIVE, controller, what)
 
 
 def _lacked(policy: Policy, facts: Sequence[Recorded]) -> Iterator[LackedSeries]:

@@ -23,3 +23,4 @@ class FindingCode(StrEnum):
     NEAR_FACT = "near-fact"
     WILDCARD = "wildcard"
     DUPLICATE = "duplicate"
+    NEGATIVE = "negative"
