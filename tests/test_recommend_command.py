@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from command_line import call
+from early_stoppings import decided
 
 from steptape import Recorder, backtest, load_policy, open_run, open_store
 from steptape.replay.choosing.certification_report import certification_lines
@@ -400,6 +401,15 @@ def test_families_that_choose_are_not_those_that_are_reported_on(make_runs: Make
     assert len(reported) == 32
     assert reported.isdisjoint(one.run_id for one in advice.certificate.population.runs)
     assert "On 32 families that did not choose it, it would save " in said(advice)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_patience_counts_evaluations_as_early_stopping_does(patience: int) -> None:
+    """The n-th in a row without a gain stops, as the sentence of the rule file says."""
+    params = {"min_gain": 0.01, "patience": patience}
+    rule = FORMS[0].policy(Objective("eval_loss", Mode.MIN), "loss", params)
+
+    assert decided(rule, [2.0, 1.0] + [1.0] * 9, "patience")[:1] == [2 + patience]
 
 
 @pytest.mark.parametrize(

@@ -240,10 +240,10 @@ def test_the_verdict_comes_first_and_every_decision_with_its_clause(report: Back
     ("patience", "said"),
     [
         ("", "loss &gt; high * 2</code>; <b>keep"),
-        ("patience: {patience_threshold: 4},", "</code>, true more than 4 times in a row; <b>keep"),
+        ("patience: {patience_threshold: 4},", "</code>, true 5 times in a row; <b>keep"),
         (
             "patience: {patience_threshold: 4, mode: no_reset_on_failure},",
-            "</code>, true more than 4 times; <b>keep",
+            "</code>, true 5 times; <b>keep",
         ),
     ],
 )

@@ -78,7 +78,7 @@ class RuleForm:
         share: The share of the error that its tests use.
         about: What it does, for the comment of the file.
         trigger: The event at which it is asked.
-        patience: The param that counts evaluations in a row, or their number; empty for none.
+        row: At how many true results in a row it stops, or the param that says so; empty for the first.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RuleForm:
     share: float
     about: str
     trigger: str = "on_evaluate"
-    patience: str = ""
+    row: str = ""
 
     def text(
         self, objective: Objective, loss: str, params: Mapping[str, Param] | None = None, *, is_shadow: bool = False
@@ -116,8 +116,8 @@ class RuleForm:
             f"  - name: {self.name}",
             f"    triggers: [{self.trigger}]",
             f"    rule: {rule if _PLAIN.fullmatch(rule) else json.dumps(rule)}",
-            *([f"    patience: {{patience_threshold: {self.patience}}}"] if self.patience else []),
-            "    operations: [hfcontrols.should_save, hfcontrols.should_training_stop]",
+            *([f"    for: {self.row}"] if self.row else []),
+            "    operations: [save, stop]",
             *(["    mode: shadow  # It records what it would do, and stops nothing."] if is_shadow else []),
         ]
         return "\n".join(lines) + "\n"
@@ -137,8 +137,8 @@ FORMS: Final = (
         "not (VALUE GAIN abs(BEST))",
         {"min_gain": (0.001, 0.01), "patience": _PATIENCES},
         0.85,
-        "Stops when more evaluations in a row than 'patience' bring no gain of 'min_gain' over the best before.",
-        patience="patience",
+        "Stops when 'patience' evaluations in a row bring no gain of 'min_gain' over the best before.",
+        row="patience",
     ),
     RuleForm(
         "overfitting",
@@ -146,7 +146,7 @@ FORMS: Final = (
         {"factor": (2.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)},
         0.1,
         "Stops at the third evaluation in a row that is worse than the best before by 'factor' of it (Prechelt's GL).",
-        patience="2",
+        row="3",
     ),
     RuleForm(
         "spike",

@@ -181,7 +181,7 @@ def _patience(controller: Controller) -> str:
     if controller.patience is None:
         return ""
     in_a_row = " in a row" if controller.patience.mode == RESET_ON_FAILURE else ""
-    return f", true more than {controller.patience.threshold} times{in_a_row}"
+    return f", true {counted(controller.patience.threshold + 1, 'time', ',')}{in_a_row}"
 
 
 def _judged_by(backtest: Backtest, totals: BacktestTotals) -> Iterator[str]:
