@@ -127,6 +127,14 @@ controllers:
     assert {key.name for key in read} == {"eval/loss"}
 
 
+@pytest.mark.parametrize("metric", ["eval_loss", "val_loss"])
+def test_a_rename_reaches_a_metric_that_a_param_names(metric: str) -> None:
+    """The param has the name under which runs record it."""
+    policy = load_policy("early_stopping", params={"metric": metric}, rename={"eval/acc": metric})
+
+    assert (policy.params["metric"], policy.reads) == ("eval/acc", ("eval/acc",))
+
+
 def test_a_number_names_no_series() -> None:
     """The refusal says what does."""
     text = "params: {m: 1}\ncontrollers: [{name: a, triggers: [on_log], rule: series(m) > 1, operations: []}]"

@@ -84,6 +84,7 @@ class Expression:
         self._anchors: dict[ast.AST, ast.expr] = {}
         self._origins: dict[ast.AST, tuple[Expression, ast.expr]] = {}
         self.defined: dict[ast.AST, str] = {}
+        self._in_params: set[ast.AST] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 for inner in ast.walk(node):
@@ -135,9 +136,12 @@ class Expression:
             self._anchors[part] = self.anchor(text)
 
     def place_of_name(self, node: ast.expr) -> tuple[int, int] | None:
-        """Return where the name of a series begins and ends in the text; None within a definition or an f-string."""
+        """Return where the name of a series begins and ends in the text.
+
+        None within a definition or an f-string, and for a name in a param.
+        """
         anchor = self.anchor(node)
-        if node in self._origins or isinstance(anchor, ast.JoinedStr):
+        if node in self._origins or node in self._in_params or isinstance(anchor, ast.JoinedStr):
             return None
         if isinstance(node, ast.Call):
             anchor = node.args[0] if anchor is node else anchor
@@ -150,6 +154,7 @@ class Expression:
         name = ast.copy_location(ast.Constant(metric), call.args[0])
         self._anchors[name] = self.anchor(call.args[0])
         call.args[0] = name
+        self._in_params.add(call)
 
     def segment(self, node: ast.expr) -> str:
         """Return the node's own text, every run of blanks as one space, or the name that stands for it."""

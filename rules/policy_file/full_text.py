@@ -280,6 +280,7 @@ def check_renames(renames: Renames, declared: Declarations, reader: FieldReader,
         TelemetryError: One is refused. The error suggests a name.
     """
     read = {place.name for place in reader.series_places} | {series for *_, series in reader.series_defaults}
+    read |= names_left(declared).intersection(value for value in declared.params.values() if isinstance(value, str))
     taken: dict[str, str] = {}
     for old, new in renames.items():
         got = f"{old}={new}"
@@ -365,6 +366,8 @@ def full_text(
         ]
     for name, _ in kept["ranges"].value if "ranges" in kept else ():
         name.value = given.get(name.value, name.value)
+    for _, value in kept["params"].value if "params" in kept else ():
+        value.value = given.get(value.value, value.value)
     pairs = [(_text(key, root.start_mark), node) for key, node in kept.items()]
     top = yaml.MappingNode(_MAP, pairs, root.start_mark, root.end_mark, flow_style=False)
     return str(yaml.serialize(top, Dumper=yaml.SafeDumper, allow_unicode=True, width=math.inf))

@@ -274,7 +274,7 @@ def renamed(policy: Policy, renames: Mapping[str, str]) -> Policy:
     document = expanded(Document(policy.text, policy.source))
     reader = FieldReader(document, takes_last=True)
     text = _renamed_text(document, read_with(reader, policy.params), reader, renames, policy.source)
-    return _loaded(text, policy.source, policy.params)
+    return _loaded(text, policy.source, _renamed_params(policy.params, renames))
 
 
 def given_policy(rules: str | Path | Sequence[str] | Policy) -> Policy:
@@ -521,7 +521,7 @@ def _renamed_text(
     """Return the full text of a rule file that reads metrics by other names; see ``renamed``."""
     check_renames(renames, declared, reader, where)
     text = full_text(document, declared, reader, renames)
-    left = names_left(read_declarations(Document(text, document.source), declared.params))
+    left = names_left(read_declarations(Document(text, document.source), _renamed_params(declared.params, renames)))
     for old, new in renames.items():
         if new in left and new not in renames:
             fix = f'Name it as series("{new}"), outside of texts'
@@ -529,6 +529,12 @@ def _renamed_text(
                 f"'{new}' is read where a rename does not reach", where=where, got=f"{old}={new}", fix=fix
             )
     return text
+
+
+def _renamed_params(params: Mapping[str, Param], renames: Mapping[str, str]) -> dict[str, Param]:
+    """Return params of which those that name a metric have its other name."""
+    given: dict[Param, str] = {new: old for old, new in renames.items()}
+    return {name: given.get(value, value) if isinstance(value, str) else value for name, value in params.items()}
 
 
 def _as_read(_node: yaml.Node, _where: str, declared: Declarations, _reader: FieldReader) -> Declarations:
