@@ -137,7 +137,7 @@ FORMS: Final = (
         "not (VALUE GAIN abs(BEST))",
         {"min_gain": (0.001, 0.01), "patience": _PATIENCES},
         0.85,
-        "Stops when 'patience' evaluations in a row bring no gain of 'min_gain' over the best before.",
+        "Stops when evaluations bring no gain of 'min_gain' over the best before, 'patience' in a row.",
         row="patience",
     ),
     RuleForm(

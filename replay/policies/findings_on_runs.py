@@ -288,7 +288,7 @@ def _negative(policy: Policy, places: PolicyPlaces, facts: Sequence[Recorded]) -
     """Yield findings for rules that compare a series with a multiple of itself, where it was negative in a run."""
     for controller in policy.controllers:
         bound = controller.rule.bound
-        for key, node, factor, level in multiples_in(bound):
+        for key, node, factor, level in multiples_in(bound, policy.params):
             below = [fact.least_of(key) for fact in facts if fact.least_of(key) < 0]
             if not below:
                 continue

@@ -7,13 +7,12 @@ the series and the multiples. A rule that asks for the sign of what it multiplie
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.expressions import links_of
-from ...rules.readings.param import ParamValue
-from ...rules.readings.reading import Reading, SeriesKey, SeriesReading
+from ...rules.readings.reading import Param, SeriesKey, SeriesReading
 
 #: Functions whose value lies among the values of their series. A deviation of negative values is not negative.
 _LEVELS: Final = frozenset(
@@ -37,8 +36,8 @@ class Multiple(NamedTuple):
     level: ast.expr
 
 
-def multiples_in(bound: BoundRule) -> Iterator[Multiple]:
-    """Yield the multiples of a series that a rule compares with the series itself."""
+def multiples_in(bound: BoundRule, params: Mapping[str, Param]) -> Iterator[Multiple]:
+    """Yield the multiples of a series that a rule, with these params, compares with the series itself."""
     links = [
         link
         for node in ast.walk(bound.expression.tree)
@@ -54,19 +53,19 @@ def multiples_in(bound: BoundRule) -> Iterator[Multiple]:
     }
     for left, _, right in links:
         for product, other in ((left, right), (right, left)):
-            found = _multiple(bound, product)
+            found = _multiple(bound, product, params)
             if found and found.key.name in _names(bound, other) and bound.references[found.level] not in signed:
                 yield found
 
 
-def _multiple(bound: BoundRule, node: ast.expr) -> Multiple | None:
+def _multiple(bound: BoundRule, node: ast.expr, params: Mapping[str, Param]) -> Multiple | None:
     """Return the multiple that a node is; None for anything else."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Mult, ast.Div)):
         return None
     sides = [(node.right, node.left)] + [(node.left, node.right)] * isinstance(node.op, ast.Mult)
     for factor, level in sides:
         reading = bound.references.get(level)
-        if isinstance(reading, SeriesReading) and _is_level(reading) and _is_factor(bound, factor):
+        if isinstance(reading, SeriesReading) and _is_level(reading) and _is_factor(factor, params):
             return Multiple(reading.key, node, factor, level)
     return None
 
@@ -77,10 +76,11 @@ def _is_level(reading: SeriesReading) -> bool:
     return not reading.key.is_derived and (reading.is_shown_by_name or name in _LEVELS)
 
 
-def _is_factor(bound: BoundRule, node: ast.expr) -> bool:
+def _is_factor(node: ast.expr, params: Mapping[str, Param]) -> bool:
     """Whether a node is a number above 0 other than 1, or a param that is one."""
-    reading: Reading | None = bound.references.get(node)
-    value = reading.value if isinstance(reading, ParamValue) else node.value if isinstance(node, ast.Constant) else None
+    value = (
+        params.get(node.id) if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
+    )
     return isinstance(value, (int, float)) and value > 0 and value != 1
 
 
