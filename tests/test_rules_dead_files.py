@@ -63,6 +63,13 @@ def test_a_file_that_cannot_act_as_written_is_warned_of(file: DeadFile) -> None:
     assert said == [(file.kind, file.line, file.column)], "\n".join(map(str, found))
 
 
+def test_names_of_an_extended_file_may_be_left_without_a_use() -> None:
+    """Its rules that used them are left out."""
+    policy = parse_policy("extends: surogate\nwithout: [stop_convergence]\n", source="p.yaml")
+
+    assert [each for each in findings_of(policy) if each.code is FindingCode.UNUSED] == []
+
+
 SENTENCES = [
     ("stop if loss > 4 and ¶loss < 2", FindingCode.DEAD),
     ("stop if loss > 9\nsave if lr > 5 and ¶lr < 3", FindingCode.DEAD),

@@ -83,6 +83,7 @@ class Policy:
         controllers: Controllers, in file order.
         blueprint: The parts that its engines share.
         sentences: The sentences that it was given as, whose full form the text is; empty for a file.
+        is_merged: Whether the text is that of a file and of another one that it extends, or renames.
     """
 
     source: str
@@ -101,6 +102,7 @@ class Policy:
     controllers: tuple[Controller, ...]
     blueprint: Blueprint = field(repr=False)
     sentences: tuple[str, ...] = ()
+    is_merged: bool = False
 
     @property
     def reads_samples(self) -> bool:
@@ -332,7 +334,8 @@ def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | 
         folder: Where files are that it may extend; None for shipped ones alone.
     """
     document = Document(text, source)
-    if not is_resolved(document):
+    is_merged = not is_resolved(document)
+    if is_merged:
         text = resolved_text(document, lambda name: _base(name, folder, source), params)
         document = Document(text, source)
     declared = read_declarations(document, params)
@@ -353,6 +356,7 @@ def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | 
         operations=declared.operations,
         controllers=declared.controllers,
         blueprint=draw_blueprint(declared.controllers, states, admitted, declared.names),
+        is_merged=is_merged,
     )
 
 
