@@ -285,3 +285,17 @@ def test_the_page_fits_a_phone(open_page: Callable[..., Any], run: str) -> None:
     show(page, "loss")
 
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_visit_without_a_heat_map_loads_none(open_page: Callable[..., Any]) -> None:
+    """Its script is loaded when the reader wants one."""
+    page = open_page("blocks")
+    when(page, f"{plot(FAMILY)}.chart.view")
+    loaded = "performance.getEntriesByType('resource').some((one) => one.name.endsWith('/heat.js'))"
+    plain = open_page("plain")
+    when(plain, "document.querySelector('figure .plot').chart.view")
+    before = plain.evaluate(loaded)
+    when(page, "document.querySelector('.map canvas')", lambda: page.check("#look input[value=heat]"))
+
+    assert not before
+    assert page.evaluate(loaded)

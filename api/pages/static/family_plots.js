@@ -2,7 +2,6 @@
 import { curveOf, distinct } from "./chart.js";
 import { colour } from "./colours.js";
 import { element, shown, toNumber } from "./dom.js";
-import { drawHeat, legendOf, placeInWords } from "./heat.js";
 
 /** Columns of a heat map: more are narrower than a pixel or two. */
 const COLUMNS = 240;
@@ -53,7 +52,8 @@ export function depthBar(members) {
 }
 
 /** Draw a family as a heat map: the axis of the plots to the right, members upwards. Return what the caption says. */
-export function drawFamilyHeat(div, members, options) {
+export async function drawFamilyHeat(div, members, options) {
+  const { drawHeat, legendOf, placeInWords } = await import("./heat.js"); // Most visits show none.
   const { x, rows, isBinned } = cellsOf(members.map((member) => member.item));
   const say = (row, column) => {
     const cell = rows[row][column];

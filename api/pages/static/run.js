@@ -8,7 +8,6 @@ import { offerSteps, showAnnotations, takeAnnotations, takeRequests } from "./no
 import { chartOf, layOut, onSeen, plots, visible } from "./panels.js";
 import { phaseMarks, showPhases } from "./phases.js";
 import { onChange, problems, read as readState, write } from "./state.js";
-import { takeVectors } from "./vectors.js";
 
 const run = pageData();
 const by = (id) => document.getElementById(id);
@@ -295,8 +294,9 @@ function showFamily(plot) {
   if (!plot.map) plot.div.after((plot.map = element("div", { class: "plot map" })));
   const marks = facts.decisions.filter(withinOf(longest)).map((mark) => ({ x: placeOf(longest, mark.step), text: mark.text }));
   const { axis, xName, zoom } = shared(plot);
-  const said = drawFamilyHeat(plot.map, members, { axis, xName, zoom, marks, label: `of ${plot.metric}`, ...events });
-  plot.note.replaceChildren(...[...said, ...also].map((parts) => element("span", {}, parts)));
+  drawFamilyHeat(plot.map, members, { axis, xName, zoom, marks, label: `of ${plot.metric}`, ...events }).then((said) => {
+    if (isHeat()) plot.note.replaceChildren(...[...said, ...also].map((parts) => element("span", {}, parts)));
+  });
   plot.figure.dataset.points = String(longest.n_raw);
 }
 
@@ -583,7 +583,7 @@ showLook();
 tellIfMissing(by("plots").parentElement);
 document.addEventListener("themechange", () => visible().filter((plot) => plot.items.length).forEach(show));
 onSeen(read);
-takeVectors(run.id);
+if (by("vectors")) import("./vectors.js").then(({ takeVectors }) => takeVectors(run.id));
 showPhases();
 const connected = run.live ? followLive() : null;
 await Promise.race([connected, new Promise((resolve) => setTimeout(resolve, 1000))]).catch(() => null);
