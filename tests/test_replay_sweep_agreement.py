@@ -106,8 +106,32 @@ TRUTHS = st.sampled_from(
         "batch.is_bad",
         "batch.spiking <= factor * batch.samples and batch.is_bad",
         "held",
+        'mode == "fast"',
+        'mode != "slow" and loss > 1',
     ]
 )
+#: Truth values of states.
+OF_STATES = st.sampled_from(
+    [
+        'phase == "high"',
+        'phase != previous("phase")',
+        'changed("phase")',
+        'age("phase") > 1',
+        'calm == "yes" and loss < factor',
+    ]
+)
+STATES = """
+states:
+  phase:
+    - high: loss > threshold
+    - low: norm < 1
+    - late: step > 6
+  calm:
+    triggers: CALM
+    classes:
+      - "yes": phase == "low" or eval_loss < 1
+      - "no": 'age("phase") > 1 or CALM_RULE'
+"""
 #: What may be asked of a controller above.
 OF_ABOVE = st.sampled_from(['fired_now("a")', 'true_now("a")', 'true_now("a") and loss > threshold'])
 METRICS = """
@@ -170,7 +194,10 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
     A plain one mostly has a columnar form.
     """
     span = st.sampled_from(["3", "{steps: 2}", "{evaluations: 1}", "{seconds: 2.5}"])
-    triggers = draw(st.sampled_from([TRIGGERS[0], *TRIGGERS]))
+    rule = draw(conditions(1) if is_plain else rules(name))
+    # Changes of a state count no milestones.
+    others = [] if is_plain or "milestone" in rule else ["['on_state:phase']"]
+    triggers = draw(st.sampled_from([TRIGGERS[0], *TRIGGERS, *others]))
     operations = draw(st.sampled_from(OPERATIONS))
     keys = {
         "patience": st.sampled_from(
@@ -188,45 +215,59 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
         "requires": st.sampled_from(["[eval_loss]", "[lr, norm]"]),
         "every": st.just("value"),
         "message": st.just("'step {step}: {loss:.2f}, mean {mean(loss, window)}, {lr} of {len(norm)}'"),
-        "clear": st.sampled_from(["loss < threshold", "step % 4 == 3"]),
+        "clear": st.sampled_from(
+            ["loss < threshold", "step % 4 == 3", 'changed("phase")', "norm > 1 or times_fired('a') > 1"]
+        ),
+        "escalate": st.sampled_from(ESCALATIONS),
     }
-    # One key in four; most controllers with ``clear`` go to the event engine, and those that ask about them.
-    chances = {key: 9 if key == "clear" else 3 for key in keys}
+    # One key in four.
+    chances = dict.fromkeys(keys, 3)
     if is_plain:
-        del chances["clear"]
+        del chances["clear"], chances["escalate"]
     chosen = {key: draw(keys[key]) for key, most in chances.items() if draw(st.integers(0, most)) == most}
     if "patience" in chosen and "for" in chosen:
         chosen["for"] = "{seconds: 2.5}"
-    rule = draw(conditions(1) if is_plain else rules(name))
     # A series has to drive the rule.
     rule = f"loss > -5 and ({rule})" if "every" in chosen else rule
-    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{rule}'", f"    operations: {operations}"]
+    lines = [f"  - name: {name}", f"    triggers: {triggers}", f"    rule: '{rule}'"]
+    lines += [] if "escalate" in chosen else [f"    operations: {operations}"]
     lines += [f"    {key}: {value}" for key, value in chosen.items()]
     return "\n".join(lines)
 
 
-MILESTONES = ("milestone(every=0.25)", 'loss > 1 and milestone(at=[0.1, 0.6], of="epochs")')
+ESCALATIONS = [
+    "{stages: [{operations: [hfcontrols.should_save], times: 2}, {operations: [hfcontrols.should_training_stop]}]}",
+    "{stages: [{operations: []}, {operations: [lr.reduce(0.5)]}], cycle: true, cap: 3}",
+    "{stages: [{operations: []}, {operations: [hfcontrols.should_evaluate]}], forget_after: {seconds: 3}}",
+]
+#: Milestones, and a rule that waits for the values of an expression where its controller has ``every``.
+OTHERS = (
+    "milestone(every=0.25)",
+    'loss > 1 and milestone(at=[0.1, 0.6], of="epochs")',
+    'milestone(every=0.1, of="epochs") or loss > 2',
+    "mean(abs(delta(loss)), 2) > 0.5",
+)
 
 
 def rules(name: str = "a") -> st.SearchStrategy[str]:
-    """Draw rules, mostly ones with a columnar form, sometimes others."""
-    only_engine = st.sampled_from(
-        [
-            "mean(abs(delta(loss)), 2) > 0.5",
-            *MILESTONES,
-        ]
-    )
+    """Draw rules."""
     of_above = conditions() if name == "a" else OF_ABOVE
-    return st.one_of(conditions(), conditions(), conditions(), of_above, only_engine)
+    of_states = _formed(["{0}", "({0}) and ({1})", "({1}) or ({0})", "not ({0})"], OF_STATES, conditions(0))
+    return st.one_of(conditions(), conditions(), of_states, of_above, st.sampled_from(OTHERS))
 
 
 @st.composite
 def policies(draw: st.DrawFn, *, is_plain: bool = False) -> str:
     """Draw the text of a policy."""
     names = ("a", "b", "c")[: 2 if is_plain else draw(st.integers(2, 3))]
-    head = "params: {threshold: 1.5, factor: 2, window: 3, tolerated: 1, flag: true}\ncooldowns: {shared: {steps: 3}}\n"
+    head = "params: {threshold: 1.5, factor: 2, window: 3, tolerated: 1, flag: true, mode: fast}\n"
+    head += "cooldowns: {shared: {steps: 3}}\n"
     bodies = [draw(controllers(name, is_plain=is_plain)) for name in names]
     head += METRICS.replace("WINDOW", draw(st.sampled_from(["window", "2", "0", "-1"])))
+    if not is_plain:
+        calm = draw(st.sampled_from(["[on_step_end]", "[on_evaluate, on_step_end]", "[on_log]"]))
+        rule = draw(st.sampled_from(["loss > threshold", 'fired("a")', 'holding("b")', "milestone(every=0.2)"]))
+        head += STATES.replace("CALM_RULE", rule).replace("CALM", calm)
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
 
 

@@ -17,37 +17,41 @@ from steptape.store.run import Run
 from steptape.store.store import open_run
 
 TOP = """\
-params: {at: 1}
+params: {at: 1, word: "on"}
 define:
   is_high: loss > at
   kept: {value: loss, admit: not fired_now("plain")}
 states:
   phase: [{high: is_high}, {low: 'True'}]
+  lasting: [{long: 'age("lasting") > 1'}, {short: loss > at}]
 controllers:
 - {name: plain, triggers: [on_step_end], rule: loss > at, operations: []}
 """
 
 #: By key, function or word: a rule, the other lines of its controller, and the reason.
 BY_EVENTS = {
-    "clear": ("loss > at", "clear: loss < 2", "it has the key 'clear'"),
     "raised": ('raised("clear") and at > 0', "", "it asks raised of 'clear'"),
     "for_each": ('series("loss*") > at', "for_each: loss*", "it has the key 'for_each'"),
     "family": ('any(series("loss*") > at)', "", 'it calls any(series("loss*") > at) (a family of series)'),
     "admit": ("loss > at * mean(kept, 3)", "", "it reads the admitted values 'kept'"),
-    "escalate": (
-        "loss > at",
-        "escalate: {stages: [{operations: []}, {operations: []}], cap: 3}",
-        "it has the key 'escalate'",
+    "state of itself": (
+        'lasting == "long" and at > 0',
+        "",
+        "it reads the state 'lasting', where it reads the state 'lasting' as it was",
     ),
-    "states": ('phase == "high" and at > 0', "", "it reads the state 'phase'"),
-    "on_state": ("at > 0", "triggers: ['on_state:phase']", "it reads the state 'phase'"),
-    "changed": ('changed("phase") and at > 0', "", "it reads the state 'phase'"),
-    "previous": ('previous("phase") == "high"', "", "it reads the state 'phase'"),
-    "milestone": ("milestone(every=0.5) and loss > at", "", "it calls milestone(every=0.5)"),
 }
 
 #: What columns decide: a rule, and the other lines of its controller.
 BY_COLUMNS = {
+    "clear": ("loss > at", "clear: loss < 2"),
+    "escalate": ("loss > at", "escalate: {stages: [{operations: []}, {operations: []}], cap: 3}"),
+    "states": ('phase == "high" and at > 0', ""),
+    "on_state": ("at > 0", "triggers: ['on_state:phase']"),
+    "changed": ('changed("phase") and at > 0', ""),
+    "previous": ('previous("phase") == "high"', ""),
+    "milestone": ("milestone(every=0.5) and loss > at", ""),
+    "text": ('word == "on" and loss > at', ""),
+    "every value of an expression": ("mean(abs(delta(loss)), 2) > at", "every: value"),
     "define": ("is_high and loss < 9", ""),
     "series of define": ("mean(is_high, 3) > 0", ""),
     "streak": ("streak(loss > at) > 2", ""),
@@ -126,7 +130,7 @@ def test_the_sweep_names_what_sends_a_controller_to_the_event_engine(name: str, 
 def test_the_decisions_of_each_variant_are_those_of_a_backtest(name: str, run: Run) -> None:
     """Variants differ in a param that the rule, a name or a state reads."""
     rule, lines = BY_EVENTS[name][:2] if name in BY_EVENTS else BY_COLUMNS[name]
-    others = controller("clear", *BY_EVENTS["clear"][:2]) if name == "raised" else ""
+    others = controller("clear", *BY_COLUMNS["clear"]) if name == "raised" else ""
     swept = sweep(parse_policy(TOP + others + controller(name, rule, lines)), {"at": [1, 2, 9]}, [run])
     singles = [backtest(variant.policy(), [run]).results[0].decisions for variant in swept.variants]
 
@@ -137,7 +141,7 @@ def test_columns_decide_the_rest_without_a_word(reasons: dict[str, str]) -> None
     """But for a controller that another one asks about."""
     word = "a controller that needs the event engine asks about it or shares its cooldown"
 
-    assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word}
+    assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word, "clear": word}
 
 
 def test_each_key_and_function_but_the_plainest_is_among_these() -> None:

@@ -119,6 +119,8 @@ def _form_of(policy: Policy) -> _Form | None:
     """Return the columnar form of a policy; None if it has none."""
     if policy.states or policy.admitted or policy.reads_ranks or not policy.is_self_contained:
         return None
+    if any(each.clear is not None or each.escalation is not None for each in policy.controllers):
+        return None
     log_messages = LogMessages(policy.operations, policy.params)
     if not log_messages.names.isdisjoint(metric.name for metric in policy.metrics):
         return None
@@ -259,8 +261,8 @@ class _ByColumns:
         if self._policy.series is not None:
             return None
         questions: dict[int, tuple[Controller, list[SharedRule]]] = {}
-        for watcher, _, question in (each for group in self._form.variant.asked for each in group):
-            questions.setdefault(id(watcher), (watcher.declaration, []))[1].append(question)
+        for each in (each for group in self._form.variant.asked for each in group):
+            questions.setdefault(id(each.watcher), (each.watcher.declaration, []))[1].append(each.question)
         found = [self._warning(*asked) for asked in questions.values()]
         return max((index for index in found if index is not None), default=None)
 
@@ -297,9 +299,9 @@ class _ByColumns:
     def _fired(self) -> Iterator[tuple[Ints, Controller, str]]:
         """Yield the events at which each controller fires at each of its triggers, where it does."""
         asked = (each for group in self._form.variant.asked for each in group)
-        for (watcher, trigger, _), firing in zip(asked, self._firings, strict=True):
+        for each, firing in zip(asked, self._firings, strict=True):
             if len(firing.events):
-                yield firing.events, watcher.declaration, trigger
+                yield firing.events, each.watcher.declaration, each.trigger
 
     def _made(self, controller: Controller, number: int, at: Ints, trigger: str) -> Iterator[Decision]:
         """Yield the decisions of a controller at one trigger."""

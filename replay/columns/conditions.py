@@ -7,21 +7,34 @@ it does there. Results are cached, so that variants share them.
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ...rules.functions.operators import power
-from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, exact_float
+from ...rules.readings.milestone import MilestoneTracker, Reached
+from ...rules.readings.reading import MAX_EXACT, Extent, NotColumnar, Param, exact_float
 from ...rules.readings.table import FUNCTIONS
-from ...rules.readings.vectors import Ints, Truths, Vector, both
+from ...rules.readings.vectors import Ints, Truths, Vector, both, taken
+from ...store.events import Event
 from .metric_values import MetricValues
 from .rule_firings import AskedPast
 from .series_readings import SeriesReadings
 from .stream import Stream, Values
-from .terms import OF_NUMBERS, ComputedReading, SeriesOfTerm, Term
+from .terms import (
+    OF_NUMBERS,
+    ColumnarState,
+    ComputedReading,
+    CountedMilestone,
+    Driver,
+    SeriesOfTerm,
+    StateQuestion,
+    Term,
+)
 
 #: Size limit in bytes of the cached intermediate results of one run. Beyond it the cache is cleared.
 _KEPT_BYTES: Final = 1 << 28
@@ -81,6 +94,8 @@ class Conditions:
         self._kept: dict[tuple[object, ...], Vector] = {}
         self._kept_bytes = 0
         self._is_computed: dict[SeriesOfTerm, bool] = {}
+        self._histories: dict[tuple[object, ...], _History] = {}
+        self._reached: dict[CountedMilestone, Vector] = {}
 
     def rows(self, kind: str) -> Ints:
         """Return the indices of the events at which a trigger asks."""
@@ -116,12 +131,14 @@ class Conditions:
                 return self._series_read(kind, term.payload)
             case "past":
                 return self._past(term.payload, kind, params)
+            case "state":
+                return self._of_state(term.payload, kind, params)
+            case "milestone":
+                return self._of_milestone(term.payload, kind)
             case "metric":
                 return self.metrics.read(term.payload, self.rows(kind))
-            case "param":
-                return Vector(exact_float(params[term.payload]), None)
-            case "constant":
-                return Vector(exact_float(term.payload), None)
+            case "param" | "constant":
+                return Vector(_scalar(params[term.payload] if term.params else term.payload), None)
             case "and" | "or":
                 return _joined(term.operation, *vectors)
             case "if":
@@ -133,12 +150,25 @@ class Conditions:
 
     # --- what rules read ----------------------------------------------------------------------------------------
 
-    def _series_read(self, kind: str, reading: ComputedReading) -> Vector:
-        for source in reading.sources:
+    def is_new(self, kind: str, driver: Driver) -> Truths:
+        """Return whether a series has had a value since the row before.
+
+        Raises:
+            NotColumnar: It is the series of an expression that fails.
+        """
+        self._need(driver.sources)
+        return self.series.is_new(kind, driver.key)
+
+    def _need(self, sources: Iterable[SeriesOfTerm]) -> None:
+        """Compute series of expressions, once."""
+        for source in sources:
             if source not in self._is_computed:
                 self._is_computed[source] = self._compute(source)
             if not self._is_computed[source]:
                 raise NotColumnar(f"the expression of {source.key.name!r} fails, or reads a constant")
+
+    def _series_read(self, kind: str, reading: ComputedReading) -> Vector:
+        self._need(reading.sources)
         found = reading.reference.column(self.series, kind)
         if not reading.is_full:
             return found
@@ -162,6 +192,94 @@ class Conditions:
         numbers = np.broadcast_to(values, at.shape).astype(np.float64)
         self.series.add_values(source.key, Values(at[known], numbers[known]))
         return True
+
+    # --- states and milestones ----------------------------------------------------------------------------------
+
+    def _of_state(self, asked: StateQuestion, kind: str, params: Mapping[str, Param]) -> Vector:
+        state = asked.state
+        key = (state, *map(params.__getitem__, state.params))
+        if key not in self._histories:
+            self._histories[key] = self._history(state, params)
+        history, rows = self._histories[key], self.rows(kind)
+        place = np.searchsorted(history.at, rows, side="right") - 1
+        match asked.question:
+            case "changed":
+                return Vector(np.isin(rows, history.at), None)
+            case "age":
+                since = taken(self._stream.steps[history.at], place)
+                return Vector((self._stream.steps[rows] - since.values).astype(np.float64), since.defined)
+            case "previous":
+                place = place - 1
+        return taken(np.array([name for name, _ in state.classes])[history.classes], place)
+
+    def _history(self, state: ColumnarState, params: Mapping[str, Param]) -> _History:
+        """Classify the run at each event of the state's kinds."""
+        rows = [self.rows(kind) for kind in state.kinds]
+        found = [
+            _first_true([self._vector(condition, kind, params) for _, condition in state.classes], len(own))
+            for kind, own in zip(state.kinds, rows, strict=True)
+        ]
+        at, classes = np.concatenate(rows), np.concatenate(found)
+        order = np.argsort(at[classes >= 0], kind="stable")
+        at, classes = at[classes >= 0][order], classes[classes >= 0][order]
+        changes = np.diff(classes, prepend=-1) != 0
+        return _History(at[changes], classes[changes])
+
+    def _of_milestone(self, counted: CountedMilestone, kind: str) -> Vector:
+        if counted not in self._reached:
+            self._reached[counted] = self._counted(counted)
+        reached, rows = self._reached[counted], self.rows(kind)
+        assert reached.defined is not None
+        return Vector(reached.values[rows], reached.defined[rows])
+
+    def _counted(self, counted: CountedMilestone) -> Vector:
+        """Return at each event that counts whether it reaches a milestone, by the engine's own tracker."""
+        stream, extent = self._stream, counted.milestone.extent
+        tracker, reached, plans = MilestoneTracker(*counted), Reached(), stream.recorded.plans
+        found, known = np.zeros(len(stream), np.bool_), np.zeros(len(stream), np.bool_)
+        positions = self.series.positions(extent)
+        rows = np.flatnonzero(stream.is_any(counted.kinds))
+        has_epoch, logged = stream.has_epoch.copy(), stream.metrics.get("epoch")
+        if logged is not None:
+            has_epoch[logged.at] = True
+        epochs = np.where(stream.has_epoch, stream.epochs, stream.whole("epoch"))
+        columns = (rows, stream.steps[rows], epochs[rows], has_epoch[rows], stream.attempts[rows], stream.codes[rows])
+        for row, step, epoch, has_it, attempt, code in zip(*(column.tolist() for column in columns), strict=True):
+            event = Event(stream.names[code], step=step, epoch=epoch if has_it else None)
+            position = functools.partial(_position, float(positions[row]))
+            reached = tracker.after(reached, event, plans.get(attempt, stream.plan), position)
+            found[row], known[row] = reached.now > reached.before, reached.is_known
+        return Vector(found, known)
+
+
+class _History(NamedTuple):
+    """The changes of a state.
+
+    Attributes:
+        at: The event of each.
+        classes: The index of the class that it took.
+    """
+
+    at: Ints
+    classes: Ints
+
+
+def _first_true(conditions: Sequence[Vector], rows: int) -> Ints:
+    """Return the first true condition at each row; -1 where one before it is undefined, or none is true."""
+    found = np.full(rows, -1)
+    for index, condition in reversed([*enumerate(conditions)]):
+        found = np.where(condition.values, index, found)
+        if condition.defined is not None:
+            found = np.where(condition.defined, found, -1)
+    return found
+
+
+def _position(number: float, _: Extent) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def _scalar(value: Param) -> Any:
+    return np.str_(value) if isinstance(value, str) else exact_float(value)
 
 
 def _whole(values: _Numbers) -> _Numbers:

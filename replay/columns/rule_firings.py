@@ -1,10 +1,11 @@
 """Controllers over columns: the questions that they ask, their answers, and the events at which they fire.
 
 Firings need only the few true answers. Patience is arithmetic on streaks of true answers: here for one controller, in
-``variant_firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``once`` at
-several triggers) goes through the engine's own gates, which receive the true answers and the end of each streak. What
-rules ask of past decisions (``fired``, ``steps_since``, ``holding``) is a vector over the rows of the rule that asks:
-they see what happened at earlier events, and of controllers above them also what happens at the same event.
+``variant_firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``clear``,
+``escalate``, ``once`` at several triggers) goes through the engine's own gates, which receive the true answers and the
+end of each streak. What rules ask of past decisions (``fired``, ``steps_since``, ``holding``) is a vector over the rows
+of the rule that asks: they see what happened at earlier events, and of controllers above them also what happens at the
+same event.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ...rules.effects import Effect
-from ...rules.engine.gates import FiringGate, FiringLimits, SpanTimer
+from ...rules.engine.gates import FiringGate, FiringLimits, Ladder, RaisedState, SpanTimer
 from ...rules.language.clock import RESET_ON_FAILURE, Clock, StepWindow
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
@@ -26,7 +27,7 @@ from ...rules.readings.vectors import Ints, Truths, Vector
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ..runs.run_result import DIVERTING
 from .stream import Stream
-from .terms import Term
+from .terms import Driver, Term
 
 _FIRST: Final[Ints] = np.zeros(1, np.int64)
 
@@ -72,15 +73,24 @@ class Watcher:
 
     Attributes:
         declaration: The controller.
-        condition: Its rule; None if it has no exact columnar form.
+        columnar: Its columnar form; None if it has no exact one.
         reason: Why it has none.
-        orders: What its decisions order.
+        orders: What its decisions order, by stage.
     """
 
     declaration: Controller
-    condition: Term | None
+    columnar: ColumnarRule | None
     reason: str
-    orders: Orders
+    orders: tuple[Orders, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its decisions depend only on its answers, patience, and ``once`` at a single trigger."""
+        declared = self.declaration
+        if declared.clear is not None or declared.escalation is not None:
+            return False
+        is_simple = declared.hold is None and declared.cooldown is None
+        return is_simple and not (declared.is_once and len(declared.triggers) > 1)
 
 
 class Asking(NamedTuple):
@@ -90,11 +100,37 @@ class Asking(NamedTuple):
         between: The steps.
         requires: The series that must have had a value.
         driver: The series that must have a new value since the last event of the trigger; None without this condition.
+        changing: Whether the state has changed at which it is asked; None if it is asked always.
     """
 
-    between: StepWindow
-    requires: tuple[SeriesKey, ...]
-    driver: SeriesKey | None
+    between: StepWindow = StepWindow()
+    requires: tuple[SeriesKey, ...] = ()
+    driver: Driver | None = None
+    changing: Term | None = None
+
+
+class ColumnarRule(NamedTuple):
+    """The columnar form of a controller.
+
+    Attributes:
+        condition: Its rule.
+        asking: When it is asked.
+        clear: The condition of its ``clear``; None without one.
+    """
+
+    condition: Term
+    asking: Asking
+    clear: Term | None = None
+
+    @property
+    def terms(self) -> Iterator[Term]:
+        """All conditions."""
+        return (term for term in (self.condition, self.clear, self.asking.changing) if term is not None)
+
+    @property
+    def params(self) -> frozenset[str]:
+        """The params that they look up."""
+        return frozenset(name for term in self.terms for name in term.params)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +153,17 @@ class SharedRule:
 
 
 class VariantController(NamedTuple):
-    """One controller at one of its triggers, in one variant."""
+    """One controller at one of its triggers, in one variant: its rule, and its ``clear`` if it has one."""
 
     watcher: Watcher
     trigger: str
     question: SharedRule
+    clear: SharedRule | None = None
+
+    @property
+    def questions(self) -> tuple[SharedRule, ...]:
+        """The rule and the ``clear``."""
+        return (self.question,) if self.clear is None else (self.question, self.clear)
 
 
 class SharedRules:
@@ -133,22 +175,23 @@ class SharedRules:
     def asked(self, group: Sequence[Watcher], params: Mapping[str, Param]) -> Iterator[VariantController]:
         """Yield each controller at each of its triggers, in file order."""
         for watcher in group:
-            condition, asking = watcher.condition, asking_of(watcher.declaration)
-            assert condition is not None
-            told = [params[name] for name in condition.params]
+            columnar = watcher.columnar
+            assert columnar is not None
             for trigger in watcher.declaration.triggers:
                 kind = trigger.removeprefix("on_")
-                # The params of one policy keep their types, so 1 and True cannot be confused.
-                key = (id(condition), kind, asking, *told)
-                if key not in self._made:
-                    self._made[key] = SharedRule(condition, kind, asking, params, key)
-                yield VariantController(watcher, trigger, self._made[key])
+                question = self._question(columnar.condition, kind, columnar.asking, params)
+                clear = None
+                if columnar.clear is not None:
+                    clear = self._question(columnar.clear, kind, Asking(changing=columnar.asking.changing), params)
+                yield VariantController(watcher, trigger, question, clear)
 
-
-def asking_of(controller: Controller) -> Asking:
-    """Return at which events of its triggers a controller asks its rule."""
-    driver = controller.rule.bound.driver if controller.awaits_value else None
-    return Asking(controller.between, controller.requires, driver)
+    def _question(self, condition: Term, kind: str, asking: Asking, params: Mapping[str, Param]) -> SharedRule:
+        read = condition.params if asking.changing is None else (*condition.params, *asking.changing.params)
+        # The params of one policy keep their types, so 1 and True cannot be confused.
+        key = (id(condition), kind, asking, *(params[name] for name in read))
+        if key not in self._made:
+            self._made[key] = SharedRule(condition, kind, asking, params, key)
+        return self._made[key]
 
 
 def kinds_fed(controller: Controller, policy: Policy, stream: Stream) -> Iterator[tuple[int, str]]:
@@ -211,14 +254,8 @@ def answers_of(events: Ints, truths: Truths) -> Answers:
     return Answers(events, starts, edges[1::2] - starts)
 
 
-def is_plain(controller: Controller) -> bool:
-    """Whether its decisions depend only on its answers, patience, and ``once`` at a single trigger."""
-    is_simple = controller.hold is None and controller.cooldown is None
-    return is_simple and not (controller.is_once and len(controller.triggers) > 1)
-
-
 def answers_needed(controller: Controller) -> int:
-    """Return the number of true answers that make one decision of a controller for which ``is_plain`` is true."""
+    """Return the number of true answers that make one decision of a controller that is plain."""
     return 1 if controller.patience is None else max(controller.patience.threshold, 0) + 1
 
 
@@ -229,7 +266,7 @@ def starts_anew(controller: Controller) -> bool:
 
 
 def plain_firings(controller: Controller, answers: Answers) -> Ints:
-    """Return the events at which a controller fires for which ``is_plain`` is true, ascending."""
+    """Return the events at which a plain controller fires, ascending."""
     needed = answers_needed(controller)
     if starts_anew(controller):
         return firings_in_a_row(answers, needed, is_once=controller.is_once)
@@ -261,35 +298,59 @@ class _ClockAt(Clock):
         return self.stands_at_ns
 
 
-def gated_firings(stream: Stream, watches: Sequence[tuple[Controller, str, Answers]]) -> list[Ints]:
-    """Return the events at which each controller fires, at each of its triggers.
+class AnsweredController(NamedTuple):
+    """A controller at one of its triggers, with the answers of its rule, and of its ``clear`` if it has one."""
+
+    controller: Controller
+    trigger: str
+    answers: Answers
+    clear: Answers | None
+
+
+def gated_firings(stream: Stream, watches: Sequence[AnsweredController]) -> list[list[Ints]]:
+    """Return the events at which each controller fires, at each of its triggers, for each stage of its decisions.
 
     Args:
         stream: The run.
-        watches: Controllers that share a cooldown, or a single one: the controller, the kind of event, and the answers,
-            in the order in which they are asked.
+        watches: Controllers that share a cooldown, or a single one, in the order in which they are asked.
     """
     clock = _ClockAt()
     shared: dict[str, SpanTimer] = {}
     restraints: dict[int, FiringLimits] = {}
     gates: list[FiringGate] = []
-    for controller, _, _ in watches:
+    for controller, *_ in watches:
         if id(controller) not in restraints:
             restraints[id(controller)] = FiringLimits(
-                Past(), is_once=controller.is_once, cooldown=_timer(controller, shared)
+                Past(),
+                is_once=controller.is_once,
+                cooldown=_timer(controller, shared),
+                raised=None if controller.clear is None else RaisedState(),
+                ladder=None if controller.escalation is None else Ladder(controller.escalation),
             )
         gates.append(FiringGate(restraints[id(controller)], clock, controller.patience, controller.hold))
-    fired: list[list[int]] = [[] for _ in watches]
-    for index, number, is_true in _merged([answers for _, _, answers in watches]):
+    fired = [[list[int]() for _ in range(stages_of(each.controller))] for each in watches]
+    newest, event = BEFORE_STREAM, Event("")
+    for index, number, answer in _merged(watches):
         gate = gates[number]
-        if not is_true:
+        if answer == _FALSE:
             gate.on_false()
             continue
-        clock.stands_at_ns = int(stream.clock_ns[index])
-        clock.evaluations = int(stream.evaluation_counts[index])
-        if gate.on_true(Event(watches[number][1], step=int(stream.steps[index]))):
-            fired[number].append(index)
-    return [np.array(indices, np.int64) for indices in fired]
+        if index != newest:
+            # Gates tell events apart by their identity.
+            newest, event = index, Event(watches[number].trigger, step=int(stream.steps[index]))
+            clock.stands_at_ns = int(stream.clock_ns[index])
+            clock.evaluations = int(stream.evaluation_counts[index])
+        if answer == _CLEAR:
+            if gate.asks_clear(event):
+                gate.clear(event)
+        elif gate.on_true(event):
+            fired[number][gate.stage].append(index)
+    return [[np.array(indices, np.int64) for indices in stages] for stages in fired]
+
+
+def stages_of(controller: Controller) -> int:
+    """Return the number of stages of a controller's decisions."""
+    return 1 if controller.escalation is None else len(controller.escalation.stages)
 
 
 def _timer(controller: Controller, shared: dict[str, SpanTimer]) -> SpanTimer | None:
@@ -299,13 +360,29 @@ def _timer(controller: Controller, shared: dict[str, SpanTimer]) -> SpanTimer | 
     return shared.setdefault(cooldown.name, SpanTimer(cooldown.span)) if cooldown.name else SpanTimer(cooldown.span)
 
 
-def _merged(every: Sequence[Answers]) -> list[tuple[int, int, bool]]:
-    """Return the true answers, and the first false one after each streak, in the order in which they were given."""
-    merged: list[tuple[int, int, bool]] = []
-    for number, answers in enumerate(every):
+#: The answers that gates take, in the order in which one event gives them.
+_CLEAR: Final = 0
+_FALSE: Final = 1
+_TRUE: Final = 2
+
+
+def _merged(watches: Sequence[AnsweredController]) -> list[tuple[int, int, int]]:
+    """Return the answers that gates take, with event and watch, in the order in which they were given.
+
+    These are the true ones, the first false one after each streak, and of each ``clear`` the first true one after each
+    true answer of its controller: it is asked from a decision until it is true.
+    """
+    merged: list[tuple[int, int, int]] = []
+    for number, (controller, _, answers, clear) in enumerate(watches):
         ends = answers.starts + answers.lengths
-        merged += [(index, number, True) for index in answers.events[answers.true_at].tolist()]
-        merged += [(index, number, False) for index in answers.events[ends[ends < len(answers.events)]].tolist()]
+        merged += [(index, number, _TRUE) for index in answers.events[answers.true_at].tolist()]
+        merged += [(index, number, _FALSE) for index in answers.events[ends[ends < len(answers.events)]].tolist()]
+        if clear is not None:
+            own = [each.answers for each in watches if each.controller is controller]
+            cleared = clear.events[clear.true_at]
+            true_at = np.concatenate([each.events[each.true_at] for each in own])
+            places = np.unique(cleared.searchsorted(true_at, side="right"))
+            merged += [(index, number, _CLEAR) for index in cleared[places[places < len(cleared)]].tolist()]
     return sorted(merged)
 
 

@@ -9,15 +9,26 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...rules.language.bound_rule import BoundRule
 from ...rules.language.rule_parts import gives_float
 from ...rules.policy_file.declarations import MetricDeclaration
+from ...rules.readings.milestone import Milestone
 from ...rules.readings.reading import MAX_EXACT, NotColumnar, Param, Reading, SeriesKey, SeriesReading, ValueType
 from ...rules.readings.table import FUNCTIONS
 from .metric_readings import ListReading, MetricReadings, is_list
-from .terms import OF_ONE, OF_SEVERAL, ComputedReading, SeriesOfTerm, Term, Terms
+from .terms import (
+    OF_ONE,
+    OF_SEVERAL,
+    ColumnarState,
+    ComputedReading,
+    CountedMilestone,
+    Driver,
+    SeriesOfTerm,
+    Term,
+    Terms,
+)
 
 _ARITHMETIC: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
@@ -46,17 +57,31 @@ class PolicyReadings:
     Attributes:
         metrics: The controller metrics by name, without those that share a name.
         readings: Makes what columns can compute of the metrics.
+        counting: The kinds of events that count for each milestone.
     """
 
     metrics: Mapping[str, MetricDeclaration]
     readings: MetricReadings
+    counting: Mapping[Milestone, frozenset[str]]
+
+
+class Asked(NamedTuple):
+    """What answers the questions that a rule asks of other rules. Each raises ``NotColumnar`` where nothing does.
+
+    Attributes:
+        past: Returns how columns answer a question about past decisions of a controller.
+        state: Returns a state.
+    """
+
+    past: Callable[[str, str], PastAnswer]
+    state: Callable[[str], ColumnarState]
 
 
 def condition_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[str, str], PastAnswer],
+    asked: Asked,
 ) -> Term:
     """Return the term of a rule.
 
@@ -64,12 +89,18 @@ def condition_of(
         rule: The rule.
         terms: Makes the terms.
         read: What it reads besides series.
-        past: Returns how columns answer a question about past decisions, or raises ``NotColumnar``.
+        asked: Answers what it asks of other rules.
 
     Raises:
         NotColumnar: It has no exact columnar form.
     """
-    return _Compiler(rule, terms, read, past).condition()
+    return _Compiler(rule, terms, read, asked).condition()
+
+
+def driver_of(key: SeriesKey, rule: BoundRule, terms: Terms, read: PolicyReadings, asked: Asked) -> Driver:
+    """Return a series that a rule reads, as what its answers wait for; otherwise as ``condition_of``."""
+    sources = _Compiler(rule, terms, read, asked).sources(key)
+    return Driver(sources[-1].key if sources else key, sources)
 
 
 def reading_of(
@@ -77,20 +108,20 @@ def reading_of(
     rule: BoundRule,
     terms: Terms,
     read: PolicyReadings,
-    past: Callable[[str, str], PastAnswer],
+    asked: Asked,
 ) -> Term | None:
     """Return the term of a part of a rule; None for a list, which no decision records.
 
     Args:
         node: The part.
-        rule, terms, read, past: As for ``condition_of``.
+        rule, terms, read, asked: As for ``condition_of``.
 
     Raises:
         NotColumnar: It has no exact columnar form.
     """
     if is_list(node, rule, read.metrics):
         return None
-    return _Compiler(rule, terms, read, past).reading(node)
+    return _Compiler(rule, terms, read, asked).reading(node)
 
 
 class _Compiler:
@@ -101,14 +132,14 @@ class _Compiler:
         rule: BoundRule,
         terms: Terms,
         read: PolicyReadings,
-        past: Callable[[str, str], PastAnswer],
+        asked: Asked,
         *,
         is_of_series: bool = False,
     ) -> None:
         self._rule = rule
         self._terms = terms
         self._read = read
-        self._past = past
+        self._asked = asked
         # Within the expression of a series, windows have to be full, and params are those of the policy.
         self._is_of_series = is_of_series
 
@@ -165,9 +196,15 @@ class _Compiler:
 
     def _number(self, node: ast.expr) -> Term:
         term = self._term(node)
-        if term.is_truth:
-            raise NotColumnar(f"a truth value in the place of a number: {self._rule.expression.segment(node)}")
+        if term.is_truth or term.is_text:
+            what = "truth value" if term.is_truth else "text"
+            raise NotColumnar(f"a {what} in the place of a number: {self._rule.expression.segment(node)}")
         return term
+
+    def _side(self, node: ast.expr) -> Term:
+        """Return the term of a side of a comparison: a text or a number."""
+        term = self._term(node)
+        return term if term.is_text else self._number(node)
 
     def _metric(self, node: ast.expr, *, is_truth: bool) -> Term | None:
         """Return the term of what a node reads of a controller metric; None if it is no such reading."""
@@ -180,6 +217,8 @@ class _Compiler:
     def _constant(self, value: object) -> Term:
         if isinstance(value, bool):
             return self._terms.make("constant", payload=value, is_truth=True)
+        if isinstance(value, str):
+            return self._terms.make("constant", payload=value, is_text=True)
         if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_EXACT):
             return self._terms.make("constant", payload=value, is_float=isinstance(value, float))
         raise NotColumnar(f"a constant that is not a plain number: {value!r}")
@@ -191,10 +230,11 @@ class _Compiler:
         return joined
 
     def _compared(self, node: ast.Compare) -> Term:
-        terms = [self._number(side) for side in (node.left, *node.comparators)]
+        terms = [self._side(side) for side in (node.left, *node.comparators)]
         links = []
         for operator, left, right in zip(node.ops, terms, terms[1:], strict=False):
-            if not isinstance(operator, _COMPARISONS):
+            known = (ast.Eq, ast.NotEq) if left.is_text else _COMPARISONS
+            if not isinstance(operator, known) or left.is_text is not right.is_text:
                 raise NotColumnar(f"the column engine cannot evaluate {self._rule.expression.segment(node)}")
             links.append(self._terms.make(type(operator).__name__, left, right, is_truth=True))
         return self._joined("and", links)
@@ -208,7 +248,7 @@ class _Compiler:
 
     def _chosen(self, node: ast.IfExp) -> Term:
         test, body, otherwise = self._truth(node.test), self._term(node.body), self._term(node.orelse)
-        if body.is_truth is not otherwise.is_truth:
+        if body.is_truth is not otherwise.is_truth or body.is_text or otherwise.is_text:
             raise NotColumnar(f"a number or a truth value: {self._rule.expression.segment(node)}")
         is_float = body.is_float and otherwise.is_float
         return self._terms.make("if", test, body, otherwise, is_truth=body.is_truth, is_float=is_float)
@@ -231,14 +271,24 @@ class _Compiler:
 
     def of_past(self, question: str, controller: str) -> Term:
         """Return the term of a question about past decisions."""
-        past = self._past(question, controller)
+        past = self._asked.past(question, controller)
         return self._terms.make("past", payload=past.question, is_truth=past.is_truth, params=past.params)
+
+    def of_state(self, question: str, state: str) -> Term:
+        """Return the term of the class of a state, or of a question about its newest change."""
+        return self._terms.of_state(question, self._asked.state(state))
+
+    def of_milestone(self, milestone: Reading) -> Term:
+        """Return the term of a milestone."""
+        assert isinstance(milestone, Milestone)
+        counted = CountedMilestone(milestone, self._read.counting[milestone])
+        return self._terms.make("milestone", payload=counted, is_truth=True)
 
     def of_series(self, reading: SeriesReading) -> Term:
         """Return the term of a reading of a series."""
         is_truth, is_float = reading.value_type is ValueType.TRUTH, reading.value_type is ValueType.FLOAT
         is_full = self._is_of_series and reading.waits_until_full
-        sources = self._sources(reading.key)
+        sources = self.sources(reading.key)
         if sources:
             reading = reading.of_series(sources[-1].key)
         elif not is_full:
@@ -248,22 +298,22 @@ class _Compiler:
 
     def of_param(self, param: str, value: Param) -> Term:
         """Return the term of a param, whose value may differ between variants."""
-        if isinstance(value, str):
-            raise NotColumnar(f"a text: {param}")
         if self._is_of_series:
             return self._constant(value)
+        if isinstance(value, str):
+            return self._terms.make("param", payload=param, is_text=True, params=(param,))
         # Not marked as float: another value of the param may be a whole number.
         return self._terms.make("param", payload=param, is_truth=isinstance(value, bool), params=(param,))
 
-    def _sources(self, key: SeriesKey) -> tuple[SeriesOfTerm, ...]:
+    def sources(self, key: SeriesKey) -> tuple[SeriesOfTerm, ...]:
         """Return the series of expressions on which a series depends, itself the last; empty for a recorded one."""
         if not key.is_derived:
             return ()
         derived = self._rule.derived.get(key)
         if derived is None or key.is_of_member:
             raise NotColumnar(f"it reads the series {key.name!r}")
-        inner = _Compiler(self._rule, self._terms, self._read, self._past, is_of_series=True)
-        driven, term = self._sources(derived.driver), inner.reading(derived.node)
+        inner = _Compiler(self._rule, self._terms, self._read, self._asked, is_of_series=True)
+        driven, term = self.sources(derived.driver), inner.reading(derived.node)
         driver = driven[-1].key if driven else derived.driver
         within = (reading.sources for reading in term.leaves("series"))
         before = dict.fromkeys(source for sources in (driven, *within) for source in sources)

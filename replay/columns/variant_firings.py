@@ -29,17 +29,18 @@ from .conditions import Conditions
 from .metric_values import MetricValues
 from .rule_firings import (
     OF_ANSWERS,
+    AnsweredController,
     Answers,
     AskedPast,
     Orders,
     SharedRule,
     SharedRules,
     VariantController,
+    Watcher,
     answers_needed,
     answers_of,
     firings_in_a_row,
     gated_firings,
-    is_plain,
     of_answers,
     of_firings,
     plain_firings,
@@ -58,20 +59,27 @@ _MOST_NEEDED: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class SweptController:
-    """One controller at one trigger, shared by all variants that ask the same.
+    """One controller at one trigger, and one stage of its decisions, shared by all variants that ask the same.
 
     Attributes:
         group: The controllers decided together: this one alone, or all that share its cooldown.
         place: Index of this controller in the group.
+        stage: Index of the stage of the decisions.
     """
 
     group: tuple[VariantController, ...]
     place: int
+    stage: int = 0
 
     @property
-    def asked(self) -> VariantController:
-        """The controller, the trigger and the question."""
-        return self.group[self.place]
+    def watcher(self) -> Watcher:
+        """The controller."""
+        return self.group[self.place].watcher
+
+    @property
+    def orders(self) -> Orders:
+        """What its decisions order."""
+        return self.watcher.orders[self.stage]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +179,10 @@ def batch_of(variants: Sequence[Variant]) -> VariantBatch:
     watch_of: list[int] = []
     for number, variant in enumerate(variants):
         for watch in _watches(variant):
-            for _, _, question in watch.group:
+            for question in (question for each in watch.group for question in each.questions):
                 questions.setdefault(question, len(questions))
-            key = (watch.place, *[(id(watcher), trigger, id(question)) for watcher, trigger, question in watch.group])
+            asked = [(id(each.watcher), each.trigger, *map(id, each.questions)) for each in watch.group]
+            key = (watch.place, watch.stage, *asked)
             if key not in watches:
                 watches[key] = len(listed)
                 listed.append(watch)
@@ -191,26 +200,27 @@ def batch_of(variants: Sequence[Variant]) -> VariantBatch:
 
 def _watches(variant: Variant) -> Iterator[SweptController]:
     for group in variant.asked:
-        if all(is_plain(watcher.declaration) for watcher, _, _ in group):
-            yield from (SweptController((asked,), 0) for asked in group)
-        else:
-            yield from (SweptController(group, place) for place in range(len(group)))
+        if all(each.watcher.is_plain for each in group):
+            yield from (SweptController((each,), 0) for each in group)
+            continue
+        for place, each in enumerate(group):
+            yield from (SweptController(group, place, stage) for stage in range(len(each.watcher.orders)))
 
 
 def _columns(watches: Sequence[SweptController], questions: dict[SharedRule, int]) -> Watches:
     source, needed = np.full(len(watches), LISTED), np.ones(len(watches), np.int64)
     is_once = np.zeros(len(watches), np.bool_)
     for number, watch in enumerate(watches):
-        declaration = watch.asked.watcher.declaration
-        if is_plain(declaration) and len(watch.group) == 1 and starts_anew(declaration):
-            source[number] = questions[watch.asked.question]
+        declaration = watch.watcher.declaration
+        if watch.watcher.is_plain and len(watch.group) == 1 and starts_anew(declaration):
+            source[number] = questions[watch.group[0].question]
             needed[number] = min(answers_needed(declaration), _MOST_NEEDED)
             is_once[number] = declaration.is_once
     return Watches(
         source,
         needed,
         is_once,
-        np.array([watch.asked.watcher.orders for watch in watches], np.bool_).reshape(-1, len(Orders._fields)),
+        np.array([watch.orders for watch in watches], np.bool_).reshape(-1, len(Orders._fields)),
     )
 
 
@@ -396,7 +406,7 @@ class RunFirings:
         self._asked_about = SharedRules()
         self._asked: dict[tuple[str, bytes], Ints] = {}
         self._answers: dict[tuple[object, ...], Answers] = {}
-        self._gated: dict[tuple[tuple[object, ...], ...], list[Ints]] = {}
+        self._gated: dict[tuple[tuple[object, ...], ...], list[list[Ints]]] = {}
         self._engine: dict[tuple[object, ...], list[Firings]] = {}
         self.reasons: set[str] = set()
 
@@ -416,7 +426,7 @@ class RunFirings:
         """Return the firings of each controller of a variant at each of its triggers."""
         structure = variant.structure
         try:
-            listed = [each for group in variant.asked for each in self._group(group)]
+            listed = [each for group in variant.asked for stages in self._group(group) for each in stages]
         except NotColumnar as error:
             self.reasons.add(str(error))
             return self._by_engine(variant, None)
@@ -436,32 +446,38 @@ class RunFirings:
                 answers = answers_of(_NOTHING, np.zeros(0, np.bool_))
             sources.answers.append(answers)
         for number in np.flatnonzero(batch.columns.source == LISTED).tolist():
-            group, place = batch.watches[number].group, batch.watches[number].place
-            is_known = refused.isdisjoint(question for _, _, question in group)
-            sources.list_watch(number, self._group(group)[place].events if is_known else _NOTHING)
+            watch = batch.watches[number]
+            is_known = refused.isdisjoint(question for each in watch.group for question in each.questions)
+            firings = self._group(watch.group)[watch.place][watch.stage].events if is_known else _NOTHING
+            sources.list_watch(number, firings)
         needs_engine = bool(refused) or any(structure.engine_names for structure in batch.structures)
         for number, variant in enumerate(batch.variants if needs_engine else ()):
-            is_refused = not refused.isdisjoint(each.question for g in variant.asked for each in g)
+            is_refused = not refused.isdisjoint(own for g in variant.asked for each in g for own in each.questions)
             names = variant.structure.engine_names
             if is_refused or names:
                 sources.add_engine(number, self._by_engine(variant, None if is_refused else names), is_refused)
         return sources.firings(len(self._stream))
 
-    def _group(self, group: Sequence[VariantController]) -> list[Firings]:
-        if all(is_plain(watcher.declaration) for watcher, _, _ in group):
-            listed = [plain_firings(watcher.declaration, self._answered(question)) for watcher, _, question in group]
+    def _group(self, group: Sequence[VariantController]) -> list[list[Firings]]:
+        """Return the firings of controllers that are decided together, by stage of their decisions."""
+        if all(each.watcher.is_plain for each in group):
+            listed = [[plain_firings(each.watcher.declaration, self._answered(each.question))] for each in group]
         else:
-            key = tuple((id(watcher), *question.key) for watcher, _, question in group)
+            key = tuple((id(each.watcher), *(question.key for question in each.questions)) for each in group)
             if key not in self._gated:
-                watches = [
-                    (watcher.declaration, trigger, self._answered(question)) for watcher, trigger, question in group
-                ]
-                self._gated[key] = gated_firings(self._stream, watches)
+                self._gated[key] = gated_firings(self._stream, [self._answered_controller(each) for each in group])
             listed = self._gated[key]
         return [
-            Firings(watcher.declaration.name, trigger, watcher.orders, events)
-            for (watcher, trigger, _), events in zip(group, listed, strict=True)
+            [
+                Firings(each.watcher.declaration.name, each.trigger, orders, events)
+                for orders, events in zip(each.watcher.orders, stages, strict=True)
+            ]
+            for each, stages in zip(group, listed, strict=True)
         ]
+
+    def _answered_controller(self, each: VariantController) -> AnsweredController:
+        clear = None if each.clear is None else self._answered(each.clear)
+        return AnsweredController(each.watcher.declaration, each.trigger, self._answered(each.question), clear)
 
     def _answered(self, question: SharedRule) -> Answers:
         found = self._answers.get(question.key)
@@ -485,7 +501,9 @@ class RunFirings:
         steps = self._stream.steps[self._conditions.rows(kind)]
         series = self._conditions.series
         parts = [series.has_value(kind, key) for key in asking.requires]
-        parts += [] if asking.driver is None else [series.is_new(kind, asking.driver)]
+        parts += [] if asking.driver is None else [self._conditions.is_new(kind, asking.driver)]
+        changing = asking.changing
+        parts += [] if changing is None else [self._conditions.vector(changing, kind, question.params).values]
         parts += [] if first is None else [steps >= first]
         parts += [] if last is None else [steps <= last]
         return both(parts)
@@ -498,7 +516,7 @@ class RunFirings:
             return of_answers(asked, [self._answered(each.question) for each in questions], rows)
         group = list(self._asked_about.asked(asked.group, params))
         listed = zip(group, self._group(group), strict=True)
-        events = [fired.events for each, fired in listed if each.watcher is asked.watcher]
+        events = [fired.events for each, stages in listed if each.watcher is asked.watcher for fired in stages]
         return of_firings(asked, events, rows, self._stream.steps)
 
     def _rows_where(self, kind: str, rows: Ints, defined: Truths) -> Ints:
@@ -514,9 +532,9 @@ class RunFirings:
         told = sorted(variant.params) if names is None else structure.engine_params
         key = (id(structure), names, *[(name, variant.params[name]) for name in told])
         if key not in self._engine:
-            policy = variant.policy()
+            policy = variant.policy() if names is None else variant.engine_policy()
             found: dict[tuple[str, str, Orders], list[int]] = {}
-            for index, outcome in self._outcomes(policy if names is None else policy.part(names)):
+            for index, outcome in self._outcomes(policy):
                 if isinstance(outcome, Decision):
                     place = (outcome.controller, outcome.trigger, Orders.of(effects_of(policy, outcome)))
                     found.setdefault(place, []).append(index)

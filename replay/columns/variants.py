@@ -13,14 +13,15 @@ import dataclasses
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ...rules.effects import Effect
 from ...rules.language.bound_rule import BoundRule
-from ...rules.policy_file.declarations import Controller
+from ...rules.policy_file.declarations import Controller, StateDeclaration
 from ...rules.policy_file.policy import Policy, parse_policy
+from ...rules.readings.past_decisions import OF_NOW
 from ...rules.readings.reading import ALSO_CALLED, NotColumnar, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
@@ -30,16 +31,19 @@ from .rule_firings import (
     OF_FIRINGS,
     OF_TRUTH,
     AskedPast,
+    Asking,
+    ColumnarRule,
     Orders,
     SharedRules,
     VariantController,
     Watcher,
-    asking_of,
 )
-from .rule_terms import PastAnswer, PolicyReadings, condition_of, reading_of
+from .rule_terms import Asked, PastAnswer, PolicyReadings, condition_of, driver_of, reading_of
 from .series_readings import COUNTED_BY
-from .terms import Term, Terms
+from .terms import ColumnarState, Term, Terms
 
+#: Stands for the index of a controller where a state asks: it is asked before all of them.
+_OF_STATE: Final = -1
 #: Maximum number of variants in a sweep.
 MAX_VARIANTS: Final = 100_000
 
@@ -66,6 +70,16 @@ class Variant:
         if self.params == base.params:
             return base
         return parse_policy(base.text, source=base.source, params=self.params)
+
+    def engine_policy(self) -> Policy:
+        """Return what the event engine decides of it."""
+        return _engine_policy(self.structure, tuple(self.params.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _engine_policy(structure: Structure, params: tuple[tuple[str, Param], ...]) -> Policy:
+    # Parsing a policy of 25 controllers takes as long as folding them over 1,000 events.
+    return Variant({}, dict(params), structure, ()).policy().part(structure.engine_names)
 
 
 def variants_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Variant]:
@@ -142,8 +156,6 @@ def _inner_names(policy: Policy) -> set[str]:
 
 #: Keys of a controller that columns do not evaluate, each with whether a controller has it.
 _ENGINE_KEYS: Final[Mapping[str, Callable[[Controller], bool]]] = {
-    "clear": lambda controller: controller.clear is not None,
-    "escalate": lambda controller: controller.escalation is not None,
     "for_each": lambda controller: controller.each is not None,
     "operations (computed)": lambda controller: bool(controller.computed),
 }
@@ -204,7 +216,8 @@ class StructureCompiler:
     def _watchers_of(self, policy: Policy) -> _Watchers:
         names = Counter(metric.name for metric in policy.metrics)
         metrics = {metric.name: metric for metric in policy.metrics if names[metric.name] == 1}
-        return _Watchers(policy, self._terms, PolicyReadings(metrics, self._readings), self._watchers)
+        read = PolicyReadings(metrics, self._readings, policy.blueprint.counting)
+        return _Watchers(policy, self._terms, read, self._watchers)
 
 
 class _Watchers:
@@ -225,6 +238,7 @@ class _Watchers:
         self._read = read
         self._known = known
         self._made: dict[int, Watcher | None] = {}
+        self._states: dict[str, ColumnarState | str] = {}
 
     def all(self) -> tuple[Watcher, ...]:
         """Return the watchers, in file order."""
@@ -233,42 +247,82 @@ class _Watchers:
 
     def reading(self, index: int, node: ast.expr, rule: BoundRule) -> Term | None:
         """Return the term of a part of a rule of a controller; see ``reading_of``."""
-        return reading_of(node, rule, self._terms, self._read, functools.partial(self._past, index))
+        return reading_of(node, rule, self._terms, self._read, self._asked(index))
 
     def _watcher(self, index: int) -> Watcher | None:
         """Return the watcher of a controller; None while it is being made."""
         if index not in self._made:
             self._made[index] = None
-            controller, condition, reason = self._policy.controllers[index], None, ""
+            controller, columnar, reason = self._policy.controllers[index], None, ""
             try:
-                condition = self._condition(index, controller)
+                columnar = self._columnar(controller, self._asked(index))
             except NotColumnar as error:
                 reason = str(error)
-            self._made[index] = self._shared(index, controller, condition, reason)
+            self._made[index] = self._shared(index, controller, columnar, reason)
         return self._made[index]
 
-    def _condition(self, index: int, controller: Controller) -> Term:
+    def _asked(self, index: int) -> Asked:
+        """Return what answers the questions of a controller."""
+        return Asked(functools.partial(self._past, index), functools.partial(self._state, len(self._policy.states)))
+
+    def _columnar(self, controller: Controller, asked: Asked) -> ColumnarRule:
         if f"on_{INIT_END}" in controller.triggers:
             raise NotColumnar(f"its trigger is {INIT_END}, which is not an event of a run")
-        if controller.changing:
-            raise NotColumnar(f"it reads the state {controller.changing!r}")
         for key, has_it in _ENGINE_KEYS.items():
             if has_it(controller):
                 raise NotColumnar(f"it has the key '{key}'")
-        asking = asking_of(controller)
-        for awaited in (*asking.requires, *([] if asking.driver is None else [asking.driver])):
+        for awaited in controller.requires:
             if awaited.is_of_member or awaited.is_derived:
                 raise NotColumnar(f"it waits for values of '{awaited.name}'")
         for series in controller.admitted:
             raise NotColumnar(f"it reads the admitted values '{series.name}'")
-        past = functools.partial(self._past, index)
-        return condition_of(controller.rule.bound, self._terms, self._read, past)
+        every = (condition_of(each.bound, self._terms, self._read, asked) for each in controller.conditions)
+        condition, *clears = every
+        return ColumnarRule(condition, self._asking(controller, asked), clears[0] if clears else None)
+
+    def _asking(self, controller: Controller, asked: Asked) -> Asking:
+        rule, driver, changing = controller.rule.bound, None, None
+        if controller.awaits_value and rule.driver is not None:
+            if rule.driver.is_of_member:
+                raise NotColumnar(f"it waits for values of '{rule.driver.name}'")
+            driver = driver_of(rule.driver, rule, self._terms, self._read, asked)
+        if controller.changing:
+            changing = self._terms.of_state("changed", asked.state(controller.changing))
+            if driver is not None:
+                raise NotColumnar(f"it waits for values where the state {controller.changing!r} changes")
+        return Asking(controller.between, controller.requires, driver, changing)
+
+    def _state(self, above: int, name: str) -> ColumnarState:
+        """Return a state, one of some first ones of the file: at an event, a state reads those above it alone."""
+        states = self._policy.states
+        index = next(index for index, state in enumerate(states) if state.name == name)
+        what = f"it reads the state {name!r}"
+        if index >= above:
+            raise NotColumnar(f"{what} as it was")
+        if name not in self._states:
+            self._states[name] = "it depends on decisions that depend on it"
+            asked = Asked(functools.partial(self._past, _OF_STATE), functools.partial(self._state, index))
+            try:
+                self._states[name] = self._made_state(states[index], asked)
+            except NotColumnar as error:
+                self._states[name] = str(error)
+        found = self._states[name]
+        if isinstance(found, str):
+            raise NotColumnar(f"{what}, where {found}")
+        return found
+
+    def _made_state(self, state: StateDeclaration, asked: Asked) -> ColumnarState:
+        if f"on_{INIT_END}" in state.triggers:
+            raise NotColumnar(f"a trigger is {INIT_END}, which is not an event of a run")
+        kinds = dict.fromkeys(trigger.removeprefix("on_") for trigger in state.triggers)
+        classes = ((name, condition_of(rule.bound, self._terms, self._read, asked)) for name, rule in state.classes)
+        return ColumnarState(tuple(kinds), tuple(classes))
 
     def _past(self, asking: int, question: str, name: str) -> PastAnswer:
         """Return how columns answer what a controller asks about another."""
         asks = f"it asks {question} of {name!r}"
         places = [index for index, each in enumerate(self._policy.controllers) if each.name == name]
-        if question not in OF_ANSWERS | OF_FIRINGS:
+        if question not in OF_ANSWERS | OF_FIRINGS or (asking == _OF_STATE and question in OF_NOW):
             raise NotColumnar(asks)
         if len(places) > 1:
             raise NotColumnar(f"{asks}, a name of several controllers")
@@ -278,10 +332,10 @@ class _Watchers:
             watcher = self._watcher(index)
             if watcher is None:
                 raise NotColumnar(f"{asks}, whose decisions depend on its own")
-            if watcher.condition is None:
+            if watcher.columnar is None:
                 raise NotColumnar(f"{asks}, which the event engine decides")
             group.append(watcher)
-        params = {param for each in group if each.condition for param in each.condition.params}
+        params = {param for each in group if each.columnar for param in each.columnar.params}
         asked = AskedPast(question, tuple(group), members.index(places[0]), places[0] < asking)
         return PastAnswer(asked, question in OF_TRUTH, tuple(sorted(params)))
 
@@ -293,18 +347,27 @@ class _Watchers:
         every = enumerate(self._policy.controllers)
         return [other for other, each in every if each.cooldown is not None and each.cooldown.name == cooldown.name]
 
-    def _shared(self, index: int, controller: Controller, condition: Term | None, reason: str) -> Watcher:
+    def _shared(self, index: int, controller: Controller, columnar: ColumnarRule | None, reason: str) -> Watcher:
         """Return the watcher of an equal controller at this place of another structure, or else a new one."""
-        effects = effects_of_controller(self._policy, controller)
-        made = Watcher(controller, condition, reason, Orders.of(effects))
+        made = Watcher(controller, columnar, reason, tuple(_orders(self._policy, controller)))
         # The text of a message does not affect when it is sent. A rule with other windows has another condition.
-        key = (index, dataclasses.replace(controller, message=None), condition)
-        return made if condition is None else self._known.setdefault(key, made)
+        key = (index, dataclasses.replace(controller, message=None), columnar)
+        return made if columnar is None else self._known.setdefault(key, made)
 
 
 def effects_of_controller(policy: Policy, controller: Controller) -> set[Effect]:
-    """Return what a decision of a controller would do to the loop; empty for a shadow."""
-    return set() if controller.is_shadow else {policy.effects(name) for name in controller.operations}
+    """Return what decisions of a controller would do to the loop; empty for a shadow."""
+    return _effects(policy, controller, controller.operations)
+
+
+def _effects(policy: Policy, controller: Controller, operations: Iterable[str]) -> set[Effect]:
+    return set() if controller.is_shadow else set(map(policy.effects, operations))
+
+
+def _orders(policy: Policy, controller: Controller) -> Iterator[Orders]:
+    """Yield what decisions of a controller order, by stage."""
+    stages = [controller] if controller.escalation is None else controller.escalation.stages
+    yield from (Orders.of(_effects(policy, controller, stage.operations)) for stage in stages)
 
 
 def _groups(watchers: Sequence[Watcher]) -> tuple[tuple[Watcher, ...], ...]:
@@ -317,7 +380,7 @@ def _groups(watchers: Sequence[Watcher]) -> tuple[tuple[Watcher, ...], ...]:
 
 
 def _engine_names(watchers: Sequence[Watcher]) -> frozenset[str]:
-    names = {watcher.declaration.name for watcher in watchers if watcher.condition is None}
+    names = {watcher.declaration.name for watcher in watchers if watcher.columnar is None}
     while True:
         inside = [watcher for watcher in watchers if watcher.declaration.name in names]
         held = [watcher.declaration.cooldown for watcher in inside]
@@ -351,8 +414,8 @@ def metrics_read(structures: Iterable[Structure]) -> set[str]:
             bound = watcher.declaration.rule.bound
             for key in (*bound.series, *watcher.declaration.requires):
                 names |= {key.name, ALSO_CALLED.get(key.name, key.name)}
-            if watcher.condition is not None:
-                names |= metrics_of(watcher.condition)
+            for term in () if watcher.columnar is None else watcher.columnar.terms:
+                names |= metrics_of(term)
     return names
 
 
@@ -364,6 +427,8 @@ def metrics_of(term: Term) -> set[str]:
             names |= {reference.key.name, ALSO_CALLED.get(reference.key.name, reference.key.name)}
         if _counts(reference):
             names |= _COUNTED
+    if any(counted.milestone.extent in COUNTED_BY for counted in term.leaves("milestone")):
+        names |= _COUNTED
     for reading in term.leaves("metric"):
         names |= {"loss"} | _named(reading)
     return names

@@ -7,7 +7,7 @@ millisecond of its 16; arrays over all variants, which this replaced, took as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from ...rules.readings.first_events import Never
 from ...rules.readings.reading import Appearances
 from ...rules.readings.vectors import Ints, Truths
 from ...store.events import INIT_END, PLAN
-from ..columns.rule_firings import kinds_fed
+from ..columns.rule_firings import Orders, kinds_fed
 from ..columns.stream import Stream
 from ..columns.variant_firings import FiringsOfVariants, RunFirings, VariantBatch
 from ..columns.variants import Structure
@@ -89,7 +89,7 @@ def sweep_stream(
     swept, places = RunFirings(columns, read), StreamAppearances(stream, background.plan, background.nan_filtered)
     if any(structure.engine_names or structure.policy.reads_samples for structure in structures):
         places = StreamAppearances(swept.events, background.plan, background.nan_filtered)
-    asks = any(watcher.orders.saves for structure in structures for watcher in structure.watchers)
+    asks = any(each.saves for each in _orders_in(structures))
     scores = _Scores(
         columns,
         objective,
@@ -279,13 +279,18 @@ def _reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> 
         return "its import could not place some of its evaluations"
     if PLAN in stream.coded_kinds[1]:
         return "its loop declared some of its plan late"
-    acting = (watcher for each in structures for watcher in each.watchers if any(watcher.orders))
+    acting = (watcher for each in structures for watcher in each.watchers if any(map(any, watcher.orders)))
     if any(f"on_{INIT_END}" in watcher.declaration.triggers for watcher in acting):
         return "rules act before its first event"
-    asks = any(watcher.orders.evaluates for each in structures for watcher in each.watchers)
+    asks = any(each.evaluates for each in _orders_in(structures))
     if asks and any(_reads_families(structure.policy) for structure in structures):
         return "rules order an evaluation and read a family of series"
     return ""
+
+
+def _orders_in(structures: Sequence[Structure]) -> Iterator[Orders]:
+    """Yield what the decisions of all controllers order."""
+    return (orders for structure in structures for watcher in structure.watchers for orders in watcher.orders)
 
 
 def _reads_families(policy: Policy) -> bool:

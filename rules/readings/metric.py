@@ -13,7 +13,19 @@ from ..functions.undefined import Undefined
 from .call import Call
 from .first_events import START, First
 from .generated import EVENT, attribute, call, name
-from .reading import AnyTerm, Code, Names, NotColumnar, Reading, RunSeries, Sightings, TermMaker, ValueLimits, ValueType
+from .reading import (
+    CLASS,
+    AnyTerm,
+    Code,
+    Names,
+    NotColumnar,
+    Reading,
+    RunSeries,
+    Sightings,
+    TermMaker,
+    ValueLimits,
+    ValueType,
+)
 
 if TYPE_CHECKING:
     from .vectors import Vector
@@ -33,7 +45,6 @@ class MetricValue(Reading):
     name: str
 
     examples: ClassVar[tuple[str, ...]] = ("newest",)
-    _kind: ClassVar[str] = "controller metric"
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
     value_type: ClassVar[ValueType] = ValueType.UNKNOWN
@@ -47,7 +58,7 @@ class MetricValue(Reading):
         return attribute(name(code.names.cell_of(self.name)), "value")
 
     def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
-        raise NotColumnar(f"it reads the {self._kind} {self.name!r}")
+        raise NotColumnar(f"it reads the controller metric {self.name!r}")
 
     def column(self, columns: RunSeries, kind: str) -> Vector:
         raise NotColumnar("columns read metrics by their keys")
@@ -66,8 +77,10 @@ class StateClass(MetricValue):
     examples: ClassVar[tuple[str, ...]] = ("mood",)
     __slots__ = ()
 
-    _kind: ClassVar[str] = "state"
     is_shown_by_name: ClassVar[bool] = True
+
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        return terms.of_state(CLASS, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,7 @@ class StateChange(Reading):
         return asked_of_state(code.names, self.state, self.question)
 
     def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
-        raise NotColumnar(f"it reads the state {self.state!r}")
+        return terms.of_state(self.question, self.state)
 
     def column(self, columns: RunSeries, kind: str) -> Vector:
         raise NotColumnar("columns hold no states")

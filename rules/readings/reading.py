@@ -30,6 +30,9 @@ AnyTerm = TypeVar("AnyTerm", covariant=True)
 #: A param's value.
 Param = bool | int | float | str
 
+#: Asks for the class of a state; the other questions are functions of its newest change.
+CLASS: Final = "class"
+
 #: Largest whole number that is exact as a float; every number in a column is a float.
 MAX_EXACT: Final = 2**53
 
@@ -285,6 +288,12 @@ class TermMaker(Protocol[AnyTerm]):
 
     def of_past(self, question: str, controller: str) -> AnyTerm:
         """Return the term of a question about past decisions."""
+
+    def of_state(self, question: str, state: str) -> AnyTerm:
+        """Return the term of the class of a state, or of a question about its newest change."""
+
+    def of_milestone(self, milestone: Reading) -> AnyTerm:
+        """Return the term of a milestone."""
 
     def of_series(self, reading: SeriesReading) -> AnyTerm:
         """Return the term of a reading of a series."""
