@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -94,7 +94,7 @@ def trained(folder: Path, curves: Mapping[str, Curve], rules: list[str] | None) 
     """Train until a rule stops the loop: before each update, after it, and at each tenth an evaluation."""
     with Recorder(folder, rules=rules, total_steps=STEPS, quiet=True) as rec:
         for step in range(1, STEPS + 1):
-            values = {name: curve(step) for name, curve in curves.items()}
+            values: dict[str, Any] = {name: curve(step) for name, curve in curves.items()}
             evaluated = {name: values.pop(name) for name in [*values] if name.startswith("eval")}
             rec.event("pre_optimizer_step", **values)
             control = rec.step(values)

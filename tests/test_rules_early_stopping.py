@@ -48,7 +48,7 @@ def test_early_stopping_stops_where_keras_does(patience: int, min_gain: float, w
 @pytest.mark.parametrize(("metric", "mode"), [("eval/accuracy", "auto"), ("val_score", "max"), ("eval_loss", "max")])
 def test_a_metric_where_greater_is_better_stops_where_its_negative_does(metric: str, mode: str) -> None:
     """Its name says so, or the mode; the file is the same."""
-    params = {"metric": metric, "mode": mode, "warmup": 2, "min_gain": 0.25}
+    params: dict[str, str | float] = {"metric": metric, "mode": mode, "warmup": 2, "min_gain": 0.25}
     upwards, downwards = (
         load_policy("early_stopping", params=params),
         load_policy("early_stopping", params=params | {"metric": "eval_loss", "mode": "auto"}),
