@@ -135,8 +135,8 @@ class TrainingProgress:
     def get_progress_fraction(self) -> float:
         """Return the share of all updates that is finished.
 
-        Until the first epoch has ended, the number of updates is unknown: the current epoch counts as finished then. NaN
-        where the number of epochs is unknown, too.
+        Until the first epoch has ended, the number of updates is unknown: the current epoch counts as finished then.
+        NaN where the number of epochs is unknown, too.
         """
         if self.expected_total_steps:
             return min(1.0, self.global_step / self.expected_total_steps)
