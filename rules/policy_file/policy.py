@@ -7,6 +7,7 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -625,6 +626,9 @@ def _override(params: dict[str, Param], name: str, given: object, place: Place, 
     if value is None or _type_name(value) != _type_name(params[name]):
         what = f"an override must be {_type_name(params[name])}, as in the file"
         reader.refuse_at(place, f"param '{name}'", what, repr(given), "")
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        reader.refuse_at(place, f"param '{name}'", "a param must be finite", repr(given), "Give 1e300 for no limit.")
         return
     params[name] = value
 
